@@ -1,0 +1,62 @@
+"""Every error that disttest raises on purpose, and the exit code that each one ends in.
+
+DisttestError
+├── UsageError           4   the request can not be understood or makes no sense
+├── NotEnoughDevices     6   fewer GPUs than were asked for
+├── InfrastructureError  7   the machine is broken, not a test
+│   └── ProtocolError    7   a child process spoke nonsense
+└── EngineError          8   the container engine refused
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the ``disttest`` command; 0 to 5 mean what they mean in pytest, 128+n is signal n."""
+
+    PASSED = 0
+    FAILED = 1
+    INTERRUPTED = 2
+    INTERNAL = 3
+    USAGE = 4
+    NOTHING_COLLECTED = 5
+    NOT_ENOUGH_DEVICES = 6
+    INFRASTRUCTURE = 7
+    ENGINE = 8
+    DEADLINE = 124
+
+
+class DisttestError(Exception):
+    """Base of all; the message says what happened, where, and what to do next."""
+
+    exit_code = ExitCode.INTERNAL
+
+
+class UsageError(DisttestError):
+    """The request can not be carried out as it stands."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotEnoughDevices(DisttestError):
+    """Fewer devices than were asked for by name."""
+
+    exit_code = ExitCode.NOT_ENOUGH_DEVICES
+
+
+class InfrastructureError(DisttestError):
+    """Something other than a test is broken."""
+
+    exit_code = ExitCode.INFRASTRUCTURE
+
+
+class ProtocolError(InfrastructureError):
+    """A message between two of our processes was cut, unknown or malformed."""
+
+
+class EngineError(DisttestError):
+    """The container engine is missing or refused."""
+
+    exit_code = ExitCode.ENGINE

@@ -1,0 +1,189 @@
+"""The words of the product as frozen data: what a test is, what a rank did, what a run came to.
+
+Everything that crosses a process border or reaches a report is one of these. Times named ``at_s`` are
+seconds since the Unix epoch, derived from the monotonic clock (a run's clock never jumps); ``*_s``
+otherwise are durations in seconds.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+SCHEMA_VERSION = 1
+"""Version of the journal and of ``results.json``. Raised when a reader of the old one would misread the new."""
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all data types."""
+
+
+class Isolation(StrEnum):
+    """Whether a test gets new processes or may follow another test in living ones."""
+
+    FRESH = "fresh"
+    WARM = "warm"
+
+
+class Outcome(StrEnum):
+    """What a test (or one rank's part of it) came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it makes the run red."""
+        return self in (Outcome.FAILED, Outcome.ERROR)
+
+
+class Cause(StrEnum):
+    """Whom a bad outcome accuses."""
+
+    TEST = "test"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class WorldShape(Frozen):
+    """What kind of world a test runs in."""
+
+    size: int
+    backend: str
+    device: str = "cpu"
+    """Device type of the ranks: ``cpu`` or ``cuda``."""
+
+    def __str__(self) -> str:
+        return f"{self.size}x{self.backend}"
+
+
+class TestCase(Frozen):
+    """One test as it is reported: a pytest item at one world size and backend."""
+
+    __test__ = False  # pytest, this is not a test class
+
+    nodeid: str
+    slug: str
+    """Name of its log folder: unique in the run, safe in any file system."""
+    classname: str
+    name: str
+    file: str
+    """Path relative to the root directory of the run."""
+    line: int
+    """Counted from 1."""
+    suite: str
+    world: WorldShape | None = None
+    """None for an ordinary test, which runs in the controller."""
+    isolation: Isolation = Isolation.FRESH
+    timeout_s: float = 300.0
+
+
+class RankEnd(StrEnum):
+    """How a rank's part of a test ended."""
+
+    REPORTED = "reported"
+    """It ran the whole protocol and said so."""
+    EXITED = "exited"
+    """Its process left in the middle, with an exit code."""
+    SIGNALLED = "signalled"
+    """Its process was ended by a signal that we did not send."""
+    KILLED = "killed"
+    """We ended it: another rank had failed, or the deadline had passed."""
+    LOST = "lost"
+    """It closed its control channel, or spoke nonsense."""
+
+
+class RankRecord(Frozen):
+    """What one rank did in one attempt of a test."""
+
+    rank: int
+    end: RankEnd
+    outcome: Outcome | None = None
+    """None unless the rank reported."""
+    phase: str = "setup"
+    """The phase it was in last, or the phase that failed: setup, call or teardown."""
+    message: str = ""
+    """One line: the exception, the skip reason, or what ended the process."""
+    details: str = ""
+    """Traceback and captured sections of a failure."""
+    stacks: str = ""
+    """Python stacks of all its threads, where they were taken."""
+    failed_after_s: float | None = None
+    """Seconds from the start of the test to this rank's failure or death."""
+    exit_code: int | None = None
+    signal: int | None = None
+    hung: bool = False
+    """It was still running when the test's deadline passed."""
+    pid: int = 0
+    log: str = ""
+    """Its log file, relative to the results directory."""
+    leaks: tuple[str, ...] = ()
+    """What the test left behind in this rank, by name."""
+    durations_s: dict[str, float] = {}
+    """Phase -> seconds."""
+
+
+class TestResult(Frozen):
+    """What one attempt of a test came to."""
+
+    __test__ = False
+
+    nodeid: str
+    outcome: Outcome
+    cause: Cause | None = None
+    attempt: int = 1
+    started_at_s: float = 0.0
+    duration_s: float = 0.0
+    phase: str = "call"
+    """The phase that decided."""
+    message: str = ""
+    """One line that names the culprit rank and says what it did."""
+    details: str = ""
+    culprit: int | None = None
+    victims: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Things worth knowing that do not change the outcome: ranks that skipped, leaks."""
+    ranks: tuple[RankRecord, ...] = ()
+    world_id: str = ""
+    """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
+
+
+class Hardware(Frozen):
+    """The machine as far as a report needs it."""
+
+    cpus: int
+    gpus: tuple[str, ...] = ()
+    """Model names by index."""
+    python: str = ""
+    torch: str = ""
+    platform: str = ""
+
+
+class Slot(Frozen):
+    """Something a rank can sit on: a GPU, a MIG slice, or a share of the CPU."""
+
+    name: str
+    """``cpu:0``, ``gpu:3``; unique on the machine."""
+    device: str = "cpu"
+    """Device type: ``cpu`` or ``cuda``."""
+    index: int = 0
+    uuid: str = ""
+    """The GPU's UUID, which is what its world gets to see; empty for the CPU."""
+
+
+class Gang(Frozen):
+    """Tests that run one after another in worlds of one shape, on one set of slots."""
+
+    gang_id: str
+    nodeids: tuple[str, ...]
+    """In the order in which they run."""
+    shape: WorldShape
+    isolation: Isolation
+    expected_s: float = 0.0
+    """How long it is expected to take, world start included; 0 when nothing is known."""
+    exclusive: bool = False
+    """Nothing else may run meanwhile."""

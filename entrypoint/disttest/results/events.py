@@ -1,0 +1,105 @@
+"""What a run can say. Each event is one line of ``events.jsonl``, tagged with its type."""
+
+from __future__ import annotations
+
+import msgspec
+
+from disttest.model import SCHEMA_VERSION, Hardware, TestCase, TestResult, WorldShape
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
+    """Base of all events."""
+
+    at_s: float
+    """Seconds since the epoch, on a clock that never jumps within a run."""
+
+
+class RunStarted(Event, tag="run_started"):
+    """The controller is up."""
+
+    run_id: str
+    argv: tuple[str, ...]
+    root: str
+    """Directory that node ids and files are relative to."""
+    hardware: Hardware
+    slots: int
+    disttest: str
+    schema_version: int = SCHEMA_VERSION
+
+
+class TestCollected(Event, tag="test_collected"):
+    """A test that this run owes a result."""
+
+    __test__ = False
+
+    test: TestCase
+
+
+class CollectionFailed(Event, tag="collection_failed"):
+    """A file could not be collected."""
+
+    nodeid: str
+    message: str
+
+
+class WorldStarted(Event, tag="world_started"):
+    """A world was forked onto its slots."""
+
+    world_id: str
+    shape: WorldShape
+    slots: tuple[str, ...]
+    """Names of the slots it holds: ``cpu:0``, ``gpu:3``."""
+    pid: int
+
+
+class WorldEnded(Event, tag="world_ended"):
+    """All processes of a world are gone and its slots are free (or quarantined)."""
+
+    world_id: str
+    reason: str = ""
+
+
+class TestStarted(Event, tag="test_started"):
+    """An attempt of a test began."""
+
+    __test__ = False
+
+    nodeid: str
+    attempt: int = 1
+    world_id: str = ""
+
+
+class TestFinished(Event, tag="test_finished"):
+    """An attempt of a test has its verdict."""
+
+    __test__ = False
+
+    result: TestResult
+
+
+class Noted(Event, tag="noted"):
+    """Something about the run that a reader should know: a fallback, a warning."""
+
+    message: str
+    nodeid: str = ""
+
+
+class RunFinished(Event, tag="run_finished"):
+    """The last event. A journal without it is of a run that died."""
+
+    exit_code: int
+    reason: str = ""
+    """Why the run ended early; empty when it ran to its end."""
+
+
+AnyEvent = (
+    RunStarted
+    | TestCollected
+    | CollectionFailed
+    | WorldStarted
+    | WorldEnded
+    | TestStarted
+    | TestFinished
+    | Noted
+    | RunFinished
+)

@@ -1,0 +1,202 @@
+"""The one aggregate: folds events into what a run came to. Reporters read it and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from disttest.model import SCHEMA_VERSION, Cause, Frozen, Hardware, Outcome, TestCase, TestResult, WorldShape
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+    TestStarted,
+    WorldEnded,
+    WorldStarted,
+)
+
+DIED_EARLY = "the run died without a last word"
+
+
+class TestOutcome(Frozen):
+    """A test with all its attempts; the last attempt decides."""
+
+    __test__ = False
+
+    test: TestCase
+    attempts: tuple[TestResult, ...]
+
+    @property
+    def final(self) -> TestResult:
+        """The attempt that counts."""
+        return self.attempts[-1]
+
+    @property
+    def flaky(self) -> bool:
+        """Passed in the end, but not at first."""
+        return not self.final.outcome.is_bad and any(a.outcome.is_bad for a in self.attempts[:-1])
+
+
+class WorldSpan(Frozen):
+    """The life of a world, for timelines and cost."""
+
+    world_id: str
+    shape: WorldShape
+    slots: tuple[str, ...]
+    started_at_s: float
+    ended_at_s: float | None = None
+    reason: str = ""
+
+
+class CollectionError(Frozen):
+    """A file that could not be collected."""
+
+    nodeid: str
+    message: str
+
+
+class RunResult(Frozen):
+    """What a run came to; the content of ``results.json``."""
+
+    run_id: str
+    argv: tuple[str, ...]
+    root: str
+    hardware: Hardware
+    slots: int
+    disttest: str
+    started_at_s: float
+    ended_at_s: float
+    exit_code: int
+    reason: str
+    """Why the run ended early; empty when it ran to its end."""
+    tests: tuple[TestOutcome, ...]
+    collection_errors: tuple[CollectionError, ...]
+    worlds: tuple[WorldSpan, ...]
+    notes: tuple[str, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def duration_s(self) -> float:
+        """Wall time of the run."""
+        return max(0.0, self.ended_at_s - self.started_at_s)
+
+    def counts(self) -> dict[Outcome, int]:
+        """Number of tests by final outcome; every outcome is a key."""
+        counts = dict.fromkeys(Outcome, 0)
+        for test in self.tests:
+            counts[test.final.outcome] += 1
+        return counts
+
+    @property
+    def bad(self) -> tuple[TestOutcome, ...]:
+        """The tests that make the run red, in order."""
+        return tuple(test for test in self.tests if test.final.outcome.is_bad)
+
+
+class _Fold:
+    """Mutable state of the fold; lives only inside :func:`fold`."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.finished: RunFinished | None = None
+        self.tests: dict[str, TestCase] = {}
+        self.running: dict[str, TestStarted] = {}
+        self.attempts: dict[str, list[TestResult]] = {}
+        self.errors: list[CollectionError] = []
+        self.worlds: dict[str, WorldSpan] = {}
+        self.notes: list[str] = []
+        self.last_at_s = 0.0
+
+    def take(self, event: AnyEvent) -> None:
+        self.last_at_s = max(self.last_at_s, event.at_s)
+        match event:
+            case RunStarted():
+                self.started = event
+            case TestCollected(test=test):
+                self.tests[test.nodeid] = test
+            case CollectionFailed(nodeid=nodeid, message=message):
+                self.errors.append(CollectionError(nodeid=nodeid, message=message))
+            case TestStarted(nodeid=nodeid):
+                self.running[nodeid] = event
+            case TestFinished(result=result):
+                self.finish_test(result)
+            case WorldStarted():
+                self.worlds[event.world_id] = WorldSpan(
+                    world_id=event.world_id, shape=event.shape, slots=event.slots, started_at_s=event.at_s
+                )
+            case WorldEnded():
+                self.end_world(event)
+            case Noted(message=message, nodeid=nodeid):
+                self.notes.append(f"{nodeid}: {message}" if nodeid else message)
+            case RunFinished():
+                self.finished = event
+
+    def finish_test(self, result: TestResult) -> None:
+        self.running.pop(result.nodeid, None)
+        attempts = self.attempts.setdefault(result.nodeid, [])
+        # A rank that dies after its test was judged turns that attempt red: the later word counts.
+        if attempts and attempts[-1].attempt == result.attempt:
+            attempts.pop()
+        attempts.append(result)
+
+    def end_world(self, event: WorldEnded) -> None:
+        span = self.worlds.get(event.world_id)
+        if span is not None:
+            ended = {"ended_at_s": event.at_s, "reason": event.reason}
+            self.worlds[event.world_id] = WorldSpan(**{**_fields(span), **ended})
+
+    def unfinished(self, nodeid: str, reason: str) -> TestResult:
+        started = self.running.get(nodeid)
+        what = "was running" if started else "had not started"
+        return TestResult(
+            nodeid=nodeid,
+            outcome=Outcome.ERROR,
+            cause=Cause.INFRASTRUCTURE,
+            attempt=started.attempt if started else len(self.attempts.get(nodeid, ())) + 1,
+            started_at_s=started.at_s if started else self.last_at_s,
+            duration_s=self.last_at_s - started.at_s if started else 0.0,
+            message=f"did not finish: it {what} when {reason}",
+            world_id=started.world_id if started else "",
+        )
+
+    def outcome(self, test: TestCase, reason: str) -> TestOutcome:
+        attempts = self.attempts.get(test.nodeid, [])
+        if test.nodeid in self.running or not attempts:
+            attempts = [*attempts, self.unfinished(test.nodeid, reason)]
+        return TestOutcome(test=test, attempts=tuple(attempts))
+
+
+def _fields(struct: Frozen) -> dict[str, object]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def fold(events: Iterable[AnyEvent]) -> RunResult:
+    """Fold a run's events into its result. What was owed and did not finish has failed, with the reason.
+
+    A journal that lacks its first event (cut, or mixed) still folds: unknown facts are empty.
+    """
+    state = _Fold()
+    for event in events:
+        state.take(event)
+    started = state.started
+    finished = state.finished
+    reason = (finished.reason or "the run ended") if finished else DIED_EARLY
+    return RunResult(
+        run_id=started.run_id if started else "",
+        argv=started.argv if started else (),
+        root=started.root if started else "",
+        hardware=started.hardware if started else Hardware(cpus=0),
+        slots=started.slots if started else 0,
+        disttest=started.disttest if started else "",
+        started_at_s=started.at_s if started else state.last_at_s,
+        ended_at_s=state.last_at_s,
+        exit_code=finished.exit_code if finished else 3,
+        reason=finished.reason if finished else DIED_EARLY,
+        tests=tuple(state.outcome(test, reason) for test in state.tests.values()),
+        collection_errors=tuple(state.errors),
+        worlds=tuple(state.worlds.values()),
+        notes=tuple(state.notes),
+    )
