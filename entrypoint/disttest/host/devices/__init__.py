@@ -1,0 +1,6 @@
+"""Which devices this machine has: :func:`detect_machine` answers, and never imports torch."""
+
+from disttest.host.devices.detect import detect_machine
+from disttest.host.devices.machine import Gpu, Machine
+
+__all__ = ["Gpu", "Machine", "detect_machine"]

@@ -1,0 +1,198 @@
+"""Processors, memory and limits, as the kernel grants them to this process (cgroup v1 and v2).
+
+Everything is read from files below ``root``, which is ``/`` but for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from disttest.host.devices.machine import CpuShare, Fabric, Limits
+from disttest.model import Frozen
+
+_UNLIMITED = 1 << 60
+"""cgroup v1 says "no limit" with the largest number of whole pages, which depends on the page size."""
+
+_AMAZON = "0x1d0f"
+"""PCI vendor of EFA devices."""
+
+
+class CgroupMount(Frozen):
+    """A mounted cgroup hierarchy and where this process sits in it."""
+
+    version: int
+    controllers: tuple[str, ...]
+    top: Path
+    """Mount point, below ``root``."""
+    place: Path
+    """Folder of this process's group; the mount point where that folder is not visible."""
+
+    def files(self, name: str) -> Iterator[str]:
+        """Content of a file in this group and in all groups above it: each of them limits."""
+        folder = self.place
+        while True:
+            text = read_text(folder / name)
+            if text:
+                yield text
+            if folder in (self.top, folder.parent):
+                return
+            folder = folder.parent
+
+
+def read_text(path: Path) -> str:
+    """Content of a small file, stripped; empty where it can not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def detect_cgroups(root: Path = Path("/")) -> tuple[CgroupMount, ...]:
+    """The cgroup hierarchies that this process sees."""
+    places = _places(read_text(root / "proc/self/cgroup"))
+    mounts = []
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
+        mount = _parse_mount(line, places, root)
+        if mount is not None:
+            mounts.append(mount)
+    return tuple(mounts)
+
+
+def _places(text: str) -> dict[str, str]:
+    """Controller -> path of this process's group; the controller of v2 is the empty word."""
+    places: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        places.update(dict.fromkeys(controllers.split(","), path))
+    return places
+
+
+def _parse_mount(line: str, places: dict[str, str], root: Path) -> CgroupMount | None:
+    # 36 35 0:33 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+    before, _, after = line.partition(" - ")
+    fields, kinds = before.split(), after.split()
+    if len(fields) < 5 or not kinds or kinds[0] not in ("cgroup", "cgroup2"):
+        return None
+    version = 2 if kinds[0] == "cgroup2" else 1
+    options = kinds[2].split(",") if version == 1 and len(kinds) > 2 else []
+    controllers = tuple(option for option in options if option in places)
+    if version == 1 and not controllers:
+        return None
+    top = root / fields[4].lstrip("/")
+    path = places.get(controllers[0] if controllers else "", "/")
+    return CgroupMount(
+        version=version, controllers=controllers, top=top, place=_place(top, PurePosixPath(fields[3]), path)
+    )
+
+
+def _place(top: Path, mounted: PurePosixPath, path: str) -> Path:
+    """Where a group lies below the mount point, if the mount shows it at all."""
+    group = PurePosixPath(path)
+    if ".." in group.parts:
+        return top
+    inside = group.relative_to(mounted) if group.is_relative_to(mounted) else group.relative_to("/")
+    place = top / inside
+    return place if place.is_dir() else top
+
+
+def cgroup_version(mounts: tuple[CgroupMount, ...]) -> str:
+    """``v1``, ``v2``, ``hybrid`` or empty."""
+    versions = {mount.version for mount in mounts}
+    return {frozenset({1}): "v1", frozenset({2}): "v2", frozenset({1, 2}): "hybrid"}.get(
+        frozenset(versions), ""
+    )
+
+
+def detect_cpu(mounts: tuple[CgroupMount, ...]) -> CpuShare:
+    """Processors granted by affinity and quota."""
+    quotas = [quota for mount in mounts for quota in _quotas(mount)]
+    return CpuShare(
+        online=os.cpu_count() or 1,
+        affinity=len(os.sched_getaffinity(0)),
+        quota=min(quotas, default=None),
+    )
+
+
+def _quotas(mount: CgroupMount) -> Iterator[float]:
+    if mount.version == 2:
+        pairs = [text.split() for text in mount.files("cpu.max")]
+    elif "cpu" in mount.controllers:
+        quotas, periods = mount.files("cpu.cfs_quota_us"), mount.files("cpu.cfs_period_us")
+        pairs = [[quota, period] for quota, period in zip(quotas, periods, strict=False)]
+    else:
+        return
+    for pair in pairs:
+        numbers = [_number(word) for word in pair]
+        if len(numbers) == 2 and numbers[0] is not None and numbers[0] > 0 and numbers[1]:
+            yield numbers[0] / numbers[1]
+
+
+def _number(word: str) -> int | None:
+    try:
+        return int(word)
+    except ValueError:
+        return None
+
+
+def detect_limits(mounts: tuple[CgroupMount, ...], root: Path = Path("/")) -> Limits:
+    """Memory, shared memory and resource limits."""
+    total = _memory_total(root)
+    shm_size, shm_used = _shm(root / "dev/shm")
+    return Limits(
+        memory=min([total, *(limit for mount in mounts for limit in _memory_limits(mount))]),
+        memory_total=total,
+        shm_size=shm_size,
+        shm_used=shm_used,
+        memlock=_rlimit(resource.RLIMIT_MEMLOCK),
+        open_files=_rlimit(resource.RLIMIT_NOFILE),
+    )
+
+
+def _memory_total(root: Path) -> int:
+    for line in read_text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_limits(mount: CgroupMount) -> Iterator[int]:
+    if mount.version == 1 and "memory" not in mount.controllers:
+        return
+    for text in mount.files("memory.max" if mount.version == 2 else "memory.limit_in_bytes"):
+        limit = _number(text)
+        if limit is not None and 0 < limit < _UNLIMITED:
+            yield limit
+
+
+def _shm(folder: Path) -> tuple[int, int]:
+    try:
+        facts = os.statvfs(folder)
+    except OSError:
+        return 0, 0
+    return facts.f_blocks * facts.f_frsize, (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
+def _rlimit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def detect_fabrics(root: Path = Path("/")) -> tuple[Fabric, ...]:
+    """RDMA devices: InfiniBand, RoCE and Amazon's EFA."""
+    folder = root / "sys/class/infiniband"
+    if not folder.is_dir():
+        return ()
+    return tuple(_fabric(device) for device in sorted(folder.iterdir()))
+
+
+def _fabric(device: Path) -> Fabric:
+    port = device / "ports/1"
+    if read_text(device / "device/vendor") == _AMAZON:
+        kind = "efa"
+    else:
+        kind = "roce" if read_text(port / "link_layer") == "Ethernet" else "infiniband"
+    # The state reads like "4: ACTIVE".
+    return Fabric(name=device.name, kind=kind, state=read_text(port / "state").partition(": ")[2])

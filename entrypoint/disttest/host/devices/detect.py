@@ -1,0 +1,191 @@
+"""Puts the machine together: the CPU from the kernel, the GPUs from a probe that can not hang us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from disttest.host.bounded import Ended, run_bounded
+from disttest.host.devices.cpu import (
+    cgroup_version,
+    detect_cgroups,
+    detect_cpu,
+    detect_fabrics,
+    detect_limits,
+    read_text,
+)
+from disttest.host.devices.machine import Gpu, Machine, Peer
+from disttest.host.devices.messages import AnyMessage, Asking, Done, Driver, Found, Link, Refused
+
+PROBE = "disttest.host.devices.nvml"
+LIBRARY = "libnvidia-ml.so.1"
+
+_NOT_THERE = {9, 12}
+"""NVML_ERROR_DRIVER_NOT_LOADED and NVML_ERROR_LIBRARY_NOT_FOUND: a machine without GPUs may say so."""
+
+_LIBRARY_FOLDERS = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+    "usr/lib/wsl/lib",
+)
+
+_decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+
+
+def detect_machine(
+    *, library: str = "", root: Path = Path("/"), timeout_s: float = 60.0, stall_s: float = 15.0
+) -> Machine:
+    """What this machine offers to this process. No GPU, no driver and no NVML are ordinary answers.
+
+    Args:
+        library: path of the NVML library; found by the dynamic linker unless given.
+        root: where ``/proc``, ``/sys`` and ``/dev`` are.
+        timeout_s: bound on all questions to the driver together.
+        stall_s: bound on one answer of the driver; the GPU that takes longer is named as broken. The first
+            call on GPUs without persistence mode takes some seconds each.
+
+    Never raises for the state of the machine.
+    """
+    mounts = detect_cgroups(root)
+    nodes = device_nodes(root)
+    probed = _Probed()
+    if library or nodes or has_library(root):
+        probed = _probe(library, timeout_s=timeout_s, stall_s=stall_s)
+    return Machine(
+        cpu=detect_cpu(mounts),
+        limits=detect_limits(mounts, root),
+        gpus=probed.machine_gpus(root),
+        driver=probed.driver.driver or kernel_driver(root),
+        cuda_driver=probed.driver.cuda,
+        nvml=probed.driver.nvml,
+        nvml_error=probed.error(has_nodes=bool(nodes)),
+        device_nodes=nodes,
+        fabrics=detect_fabrics(root),
+        cgroup=cgroup_version(mounts),
+    )
+
+
+def device_nodes(root: Path = Path("/")) -> tuple[str, ...]:
+    """The device files of GPUs that this container was given."""
+    found = sorted(root.glob("dev/nvidia*")) + sorted(root.glob("dev/dxg"))
+    return tuple("/" + str(path.relative_to(root)) for path in found)
+
+
+def has_library(root: Path = Path("/")) -> bool:
+    """Whether the dynamic linker could find NVML, without loading it."""
+    if any((root / folder / LIBRARY).exists() for folder in _LIBRARY_FOLDERS):
+        return True
+    try:
+        return LIBRARY.encode() + b"\0" in (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        return False
+
+
+def kernel_driver(root: Path = Path("/")) -> str:
+    """Version of the loaded kernel module, empty where none is loaded.
+
+    NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
+    """
+    first, *_ = read_text(root / "proc/driver/nvidia/version").splitlines() or [""]
+    return next((word for word in first.split() if word[0].isdigit() and "." in word), "")
+
+
+class _Probed:
+    """Collects what one or more runs of the probe said; lives only inside :func:`detect_machine`."""
+
+    def __init__(self) -> None:
+        self.driver = Driver(gpus=0)
+        self.gpus: dict[int, Gpu] = {}
+        self.links: list[Link] = []
+        self.refused: Refused | None = None
+        self.last = Asking(what="nothing yet")
+        self.done = False
+        self.broken = ""
+
+    def hear(self, line: bytes) -> None:
+        """Take one message; a line that is none is the driver's chatter."""
+        try:
+            message = _decoder.decode(line)
+        except msgspec.DecodeError:
+            return
+        match message:
+            case Asking():
+                self.last = message
+            case Driver():
+                self.driver = message
+            case Found(gpu=gpu):
+                self.gpus[gpu.index] = gpu
+            case Link():
+                self.links.append(message)
+            case Refused():
+                self.refused = message
+            case Done():
+                self.done = True
+
+    def blame(self, ended: Ended) -> bool:
+        """Note whom the probe's end accuses; whether it is worth asking the others."""
+        if self.last.gpu is None:
+            self.broken = f"{self.last.what}: the NVML probe {ended}"
+            return False
+        self.gpus[self.last.gpu] = Gpu(
+            index=self.last.gpu, fault=f"the NVML probe {ended} when asked about this GPU"
+        )
+        return True
+
+    def error(self, *, has_nodes: bool) -> str:
+        if self.broken or self.refused is None:
+            return self.broken
+        if self.refused.code in _NOT_THERE and not has_nodes:
+            return ""
+        return self.refused.message
+
+    def machine_gpus(self, root: Path) -> tuple[Gpu, ...]:
+        names = _identities(root)
+        gpus = sorted(self.gpus.values(), key=lambda gpu: gpu.index)
+        if len(names) == len(gpus):
+            gpus = [gpu if gpu.uuid else _with(gpu, **name) for gpu, name in zip(gpus, names, strict=True)]
+        return tuple(_with(gpu, peers=self._peers(gpu.index)) for gpu in gpus)
+
+    def _peers(self, index: int) -> tuple[Peer, ...]:
+        ends = [(link.second if link.first == index else link.first, link) for link in self.links]
+        return tuple(
+            Peer(index=other, nvlinks=link.nvlinks, path=link.path)
+            for other, link in ends
+            if index in (link.first, link.second)
+        )
+
+
+def _with(gpu: Gpu, **changes: object) -> Gpu:
+    return msgspec.structs.replace(gpu, **changes)
+
+
+def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
+    probed = _Probed()
+    left_s = timeout_s
+    while left_s > 0:
+        arguments = ["--library", library] if library else []
+        for index in probed.gpus:
+            arguments += ["--skip", str(index)]
+        ended = run_bounded(PROBE, arguments, timeout_s=left_s, stall_s=stall_s, on_line=probed.hear)
+        left_s -= ended.elapsed_s
+        if probed.done or probed.refused or not probed.blame(ended):
+            break
+    return probed
+
+
+def _identities(root: Path) -> list[dict[str, str]]:
+    """UUID, bus and name of each GPU as the kernel module shows them, in the order of the bus.
+
+    This is how a GPU that no longer answers can still be named.
+    """
+    folder = root / "proc/driver/nvidia/gpus"
+    names = {"GPU UUID": "uuid", "Bus Location": "bus_id", "Model": "name"}
+    found = []
+    for path in sorted(folder.glob("*/information")):
+        pairs = (line.partition(":")[::2] for line in read_text(path).splitlines())
+        found.append({names[key.strip()]: value.strip() for key, value in pairs if key.strip() in names})
+    return found

@@ -1,0 +1,227 @@
+"""What a machine offers, as frozen data: GPUs as NVML tells them, CPU and memory as the cgroup grants them.
+
+Sizes are in bytes. Whatever could not be asked is at its default; why it could not is in ``fault`` (one
+GPU) or ``nvml_error`` (the machine).
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import msgspec
+
+from disttest.model import Frozen, Hardware, Slot
+
+
+class GpuProcess(Frozen):
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    """As NVML tells it: in a container without the host's process ids it may be a foreign number."""
+    memory: int = 0
+    name: str = ""
+
+
+class MigSlice(Frozen):
+    """A GPU instance of a GPU in MIG mode, which CUDA treats as a device of its own."""
+
+    uuid: str
+    name: str = ""
+    memory_total: int = 0
+    memory_used: int = 0
+
+
+class Peer(Frozen):
+    """How a GPU reaches another one."""
+
+    index: int
+    """Index of the other GPU."""
+    nvlinks: int = 0
+    """Active NVLink connections between the two (through a switch: all of the GPU's active links)."""
+    path: str = ""
+    """Nearest common ancestor on PCIe: internal, single, multiple, hostbridge, node or system."""
+
+
+class Gpu(Frozen):
+    """One GPU."""
+
+    index: int
+    """NVML's index: by PCI bus, which is CUDA's order under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
+    uuid: str = ""
+    name: str = ""
+    bus_id: str = ""
+    minor: int | None = None
+    """N of ``/dev/nvidiaN``."""
+    memory_total: int = 0
+    memory_used: int = 0
+    compute_capability: str = ""
+    mig_enabled: bool = False
+    mig_pending: bool = False
+    """The mode changes at the next reset of the GPU."""
+    slices: tuple[MigSlice, ...] = ()
+    ecc_enabled: bool | None = None
+    ecc_uncorrected: int = 0
+    """Uncorrected errors since the driver was loaded."""
+    ecc_corrected: int = 0
+    remapped_rows: int = 0
+    """Rows remapped because of uncorrectable errors."""
+    remap_pending: bool = False
+    remap_failed: bool = False
+    retired_pages_pending: bool = False
+    throttle: tuple[str, ...] = ()
+    """Reasons for which clocks are held down now; idling is not one."""
+    temperature_c: int | None = None
+    persistence: bool | None = None
+    compute_mode: str = ""
+    """default, prohibited or exclusive_process."""
+    pcie_generation: int = 0
+    pcie_width: int = 0
+    pcie_max_generation: int = 0
+    pcie_max_width: int = 0
+    nvlinks_active: int = 0
+    nvlinks_down: int = 0
+    peers: tuple[Peer, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    fault: str = ""
+    """NVML's word when the GPU can not be used: lost, hangs, needs a reset. Empty for a usable one."""
+
+    @property
+    def label(self) -> str:
+        """How messages name it: ``GPU 3 (GPU-8f2e…, 00000000:1A:00.0)``."""
+        known = ", ".join(part for part in (self.uuid, self.bus_id) if part)
+        return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+
+
+class CpuShare(Frozen):
+    """Processors, as affinity and the cgroup grant them to this process."""
+
+    online: int
+    """Logical processors of the host."""
+    affinity: int
+    """Those that this process may run on (``taskset`` and cpusets)."""
+    quota: float | None = None
+    """Processors' worth of time per period that the cgroup grants; None where it sets no limit."""
+
+    @property
+    def granted(self) -> int:
+        """Whole processors that can be kept busy at once, at least one."""
+        limit = self.affinity if self.quota is None else min(self.affinity, int(self.quota))
+        return max(1, limit)
+
+
+class Limits(Frozen):
+    """Memory and other limits of this process; None is unlimited."""
+
+    memory: int
+    """The smaller of the machine's memory and the cgroup's limit."""
+    memory_total: int
+    shm_size: int = 0
+    shm_used: int = 0
+    memlock: int | None = None
+    open_files: int | None = None
+
+
+class Fabric(Frozen):
+    """An RDMA device."""
+
+    name: str
+    kind: str = "infiniband"
+    """infiniband, roce or efa."""
+    state: str = ""
+
+
+class Machine(Frozen):
+    """This machine, or the share of it that this process may use."""
+
+    cpu: CpuShare
+    limits: Limits
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    """Version of the NVIDIA kernel driver."""
+    cuda_driver: str = ""
+    """Newest CUDA version that the driver serves."""
+    nvml: str = ""
+    nvml_error: str = ""
+    """Why NVML can not be asked; empty where it answered, and where there is nothing to ask."""
+    device_nodes: tuple[str, ...] = ()
+    """``/dev/nvidia*`` that this container sees."""
+    fabrics: tuple[Fabric, ...] = ()
+    cgroup: str = ""
+    """``v1``, ``v2``, ``hybrid``, or empty where none is mounted."""
+
+    @property
+    def cpus(self) -> int:
+        """Whole processors granted to this process."""
+        return self.cpu.granted
+
+    @property
+    def usable_gpus(self) -> tuple[Gpu, ...]:
+        """Those that NVML does not declare broken."""
+        return tuple(gpu for gpu in self.gpus if not gpu.fault)
+
+    def slots(self, device: str, limit: int | None = None) -> tuple[Slot, ...]:
+        """The slots of a kind (``cpu`` or ``cuda``), the first ``limit`` of them."""
+        found = self._gpu_slots() if device == "cuda" else self._cpu_slots(limit)
+        return found if limit is None else found[:limit]
+
+    def _cpu_slots(self, limit: int | None) -> tuple[Slot, ...]:
+        # A share of the CPU is a figure of speech: who asks for more slots than processors gets them.
+        count = self.cpus if limit is None else limit
+        return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
+
+    def _gpu_slots(self) -> tuple[Slot, ...]:
+        return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu))
+
+    def restricted_to(self, visible: str) -> Machine:
+        """This machine with only the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, in its order.
+
+        As in CUDA, the list ends at the first entry that names no GPU.
+        """
+        chosen: list[Gpu] = []
+        for entry in (part.strip() for part in visible.split(",")):
+            gpu = next((gpu for gpu in self.gpus if _names(entry, gpu)), None)
+            if gpu is None or gpu in chosen:
+                break
+            chosen.append(gpu)
+        return Machine(
+            **{**{name: getattr(self, name) for name in self.__struct_fields__}, "gpus": tuple(chosen)}
+        )
+
+    def hardware(self) -> Hardware:
+        """The machine as far as a report needs it."""
+        return Hardware(
+            cpus=self.cpus,
+            gpus=tuple(gpu.name for gpu in self.gpus),
+            python=platform.python_version(),
+            torch=installed_torch(),
+            platform=platform.platform(),
+        )
+
+
+def slots_of(gpu: Gpu) -> tuple[Slot, ...]:
+    """The slots that a GPU offers: itself, or in MIG mode its slices."""
+    if not gpu.mig_enabled:
+        return (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid),)
+    return tuple(
+        Slot(name=f"gpu:{gpu.index}.{number}", device="cuda", index=gpu.index, uuid=part.uuid)
+        for number, part in enumerate(gpu.slices)
+    )
+
+
+def installed_torch() -> str:
+    """Version of the installed torch, without importing it; empty where there is none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _names(entry: str, gpu: Gpu) -> bool:
+    if entry.isdigit():
+        return int(entry) == gpu.index
+    return bool(entry) and entry.startswith(("GPU-", "MIG-")) and _uuids_match(entry, gpu)
+
+
+def _uuids_match(entry: str, gpu: Gpu) -> bool:
+    return any(uuid.startswith(entry) for uuid in (gpu.uuid, *(part.uuid for part in gpu.slices)))

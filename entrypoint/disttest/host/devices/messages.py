@@ -1,0 +1,56 @@
+"""What the NVML probe, a child process, tells its parent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from disttest.host.devices.machine import Gpu
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
+    """Base of all messages."""
+
+
+class Asking(Message, tag="asking"):
+    """A call into the driver begins. If nothing follows, this is the one that hangs or crashes."""
+
+    what: str
+    gpu: int | None = None
+
+
+class Driver(Message, tag="driver"):
+    """NVML answers."""
+
+    gpus: int
+    driver: str = ""
+    cuda: str = ""
+    nvml: str = ""
+
+
+class Found(Message, tag="found"):
+    """One GPU, without its peers."""
+
+    gpu: Gpu
+
+
+class Link(Message, tag="link"):
+    """How two GPUs reach each other."""
+
+    first: int
+    second: int
+    nvlinks: int = 0
+    path: str = ""
+
+
+class Refused(Message, tag="refused"):
+    """NVML itself can not be used."""
+
+    code: int
+    message: str
+
+
+class Done(Message, tag="done"):
+    """Everything has been asked."""
+
+
+AnyMessage = Asking | Driver | Found | Link | Refused | Done

@@ -1,0 +1,265 @@
+"""Asks NVML, in a bounded child process: the driver may hang or crash whoever asks.
+
+Run as a module: ``main(["--library", PATH, "--skip", "3"])``. Before each call that touches a GPU it says
+which, so that the parent can name the one that never answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import CDLL
+from typing import Any
+
+import pynvml as nvml
+
+from disttest.host.bounded import speak
+from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
+from disttest.host.devices.messages import Asking, Done, Driver, Found, Link, Refused
+
+# Errors that say: this GPU will not work. All others mean that it does not know, or may not tell.
+_BROKEN = {
+    nvml.NVML_ERROR_TIMEOUT,
+    nvml.NVML_ERROR_IRQ_ISSUE,
+    nvml.NVML_ERROR_GPU_IS_LOST,
+    nvml.NVML_ERROR_RESET_REQUIRED,
+    nvml.NVML_ERROR_OPERATING_SYSTEM,
+    nvml.NVML_ERROR_GPU_NOT_FOUND,
+    nvml.NVML_ERROR_UNKNOWN,
+}
+
+_SLOWDOWNS = {
+    nvml.nvmlClocksEventReasonSwPowerCap: "power cap",
+    nvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
+    nvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal slowdown (software)",
+    nvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal slowdown (hardware)",
+    nvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
+}
+
+_COMPUTE_MODES = {
+    nvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+    nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive_thread",
+}
+
+_PATHS = {
+    nvml.NVML_TOPOLOGY_INTERNAL: "internal",
+    nvml.NVML_TOPOLOGY_SINGLE: "single",
+    nvml.NVML_TOPOLOGY_MULTIPLE: "multiple",
+    nvml.NVML_TOPOLOGY_HOSTBRIDGE: "hostbridge",
+    nvml.NVML_TOPOLOGY_NODE: "node",
+    nvml.NVML_TOPOLOGY_SYSTEM: "system",
+}
+
+_P2P_NVLINK = 2  # nvml.NVML_P2P_CAPS_INDEX_NVLINK; its neighbour in the binding is a tuple by mistake
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Ask everything and say it."""
+    options = _parse(arguments)
+    if options.library:
+        nvml.nvmlLib = CDLL(options.library)
+    speak(Asking(what="nvmlInit"))
+    try:
+        nvml.nvmlInit()
+        _ask_machine(frozenset(options.skip), only_processes=options.processes)
+    except nvml.NVMLError as error:
+        speak(Refused(code=error.value, message=str(error)))
+        return
+    speak(Asking(what="nvmlShutdown"))
+    nvml.nvmlShutdown()
+    speak(Done())
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", default="")
+    parser.add_argument("--skip", type=int, action="append", default=[])
+    parser.add_argument("--processes", action="store_true", help="only who holds memory")
+    return parser.parse_args(arguments)
+
+
+def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:
+    count = nvml.nvmlDeviceGetCount()
+    speak(
+        Driver(
+            gpus=count,
+            driver=_ask(nvml.nvmlSystemGetDriverVersion) or "",
+            cuda=_version(_ask(nvml.nvmlSystemGetCudaDriverVersion_v2) or 0),
+            nvml=_ask(nvml.nvmlSystemGetNVMLVersion) or "",
+        )
+    )
+    handles = {}
+    for index in range(count):
+        if index not in skip:
+            speak(Asking(what="the GPU", gpu=index))
+            gpu, handle = _ask_gpu(index, only_processes=only_processes)
+            speak(Found(gpu=gpu))
+            if handle is not None and not gpu.fault:
+                handles[index] = handle
+    if not only_processes and len(handles) > 1:
+        speak(Asking(what="how the GPUs are connected"))
+        for link in _ask_links(handles):
+            speak(link)
+
+
+def _version(number: int) -> str:
+    # 12040 is CUDA 12.4
+    return f"{number // 1000}.{number % 1000 // 10}" if number else ""
+
+
+def _ask(function: Callable[..., Any], *arguments: object) -> Any:
+    """The answer, or None where the GPU or the driver does not know.
+
+    Raises:
+        NVMLError: the GPU is broken.
+    """
+    try:
+        return function(*arguments)
+    except nvml.NVMLError as error:
+        if error.value in _BROKEN:
+            raise
+        return None
+    except UnicodeDecodeError:
+        return None
+
+
+def _ask_gpu(index: int, *, only_processes: bool) -> tuple[Gpu, Any]:
+    facts: dict[str, Any] = {"index": index}
+    handle = None
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for group in _WHO_HOLDS_IT if only_processes else _GROUPS:
+            facts.update(group(handle))
+    except nvml.NVMLError as error:
+        facts["fault"] = str(error)
+    return Gpu(**facts), handle
+
+
+def _identity(handle: Any) -> dict[str, Any]:
+    pci = _ask(nvml.nvmlDeviceGetPciInfo, handle)
+    capability = _ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return {
+        "uuid": _ask(nvml.nvmlDeviceGetUUID, handle) or "",
+        "name": _ask(nvml.nvmlDeviceGetName, handle) or "",
+        "bus_id": _text(pci.busId) if pci else "",
+        "minor": _ask(nvml.nvmlDeviceGetMinorNumber, handle),
+        "compute_capability": ".".join(map(str, capability)) if capability else "",
+    }
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _memory(handle: Any) -> dict[str, Any]:
+    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    return {"memory_total": memory.total, "memory_used": memory.used} if memory else {}
+
+
+def _modes(handle: Any) -> dict[str, Any]:
+    persistence = _ask(nvml.nvmlDeviceGetPersistenceMode, handle)
+    return {
+        "persistence": None if persistence is None else bool(persistence),
+        "compute_mode": _COMPUTE_MODES.get(_ask(nvml.nvmlDeviceGetComputeMode, handle), ""),
+    }
+
+
+def _slices(handle: Any) -> dict[str, Any]:
+    current, pending = _ask(nvml.nvmlDeviceGetMigMode, handle) or (0, 0)
+    facts: dict[str, Any] = {"mig_enabled": bool(current), "mig_pending": current != pending}
+    if current:
+        numbers = range(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        facts["slices"] = tuple(part for number in numbers for part in _slice(handle, number))
+    return facts
+
+
+def _slice(handle: Any, number: int) -> Iterator[MigSlice]:
+    part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+    if part is not None:
+        uuid, name = _ask(nvml.nvmlDeviceGetUUID, part), _ask(nvml.nvmlDeviceGetName, part)
+        yield MigSlice(uuid=uuid or "", name=name or "", **_memory(part))
+
+
+def _errors(handle: Any) -> dict[str, Any]:
+    ecc = _ask(nvml.nvmlDeviceGetEccMode, handle)
+    rows = _ask(nvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, 0, 0)
+    return {
+        "ecc_enabled": None if ecc is None else bool(ecc[0]),
+        "ecc_uncorrected": _ecc_count(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED) if ecc else 0,
+        "ecc_corrected": _ecc_count(handle, nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED) if ecc else 0,
+        "remapped_rows": rows[1],
+        "remap_pending": bool(rows[2]),
+        "remap_failed": bool(rows[3]),
+        "retired_pages_pending": bool(_ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)),
+    }
+
+
+def _ecc_count(handle: Any, kind: int) -> int:
+    return _ask(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC) or 0
+
+
+def _speed(handle: Any) -> dict[str, Any]:
+    reasons = _ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:  # a driver older than R535 has only the old name
+        reasons = _ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    return {
+        "throttle": tuple(name for bit, name in _SLOWDOWNS.items() if reasons & bit),
+        "temperature_c": _ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "pcie_generation": _ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle) or 0,
+        "pcie_width": _ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle) or 0,
+        "pcie_max_generation": _ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle) or 0,
+        "pcie_max_width": _ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or 0,
+    }
+
+
+def _nvlinks(handle: Any) -> dict[str, Any]:
+    states = [_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    return {"nvlinks_active": states.count(1), "nvlinks_down": states.count(0)}
+
+
+def _processes(handle: Any) -> dict[str, Any]:
+    compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    graphics = _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    found = {entry.pid: entry.usedGpuMemory or 0 for entry in [*graphics, *compute]}
+    return {"processes": tuple(_process(pid, memory) for pid, memory in sorted(found.items()))}
+
+
+def _process(pid: int, memory: int) -> GpuProcess:
+    name = _ask(nvml.nvmlSystemGetProcessName, pid) or ""
+    return GpuProcess(pid=pid, memory=memory, name=_text(name))
+
+
+_WHO_HOLDS_IT = (_identity, _memory, _processes)
+_GROUPS = (_identity, _memory, _modes, _slices, _errors, _speed, _nvlinks, _processes)
+
+
+def _ask_links(handles: dict[int, Any]) -> Iterator[Link]:
+    wires = {index: _wires(handle) for index, handle in handles.items()}
+    buses = {index: _bus(handle) for index, handle in handles.items()}
+    for first in handles:
+        for second in handles:
+            if first < second:
+                reached = _ask(nvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], _P2P_NVLINK)
+                level = _ask(nvml.nvmlDeviceGetTopologyCommonAncestor, handles[first], handles[second])
+                direct = wires[first].count(buses[second])
+                # Through a switch the far end of a link is the switch: P2P status then tells who is reached.
+                through = len(wires[first]) if reached == nvml.NVML_P2P_STATUS_OK else 0
+                yield Link(first=first, second=second, nvlinks=direct or through, path=_PATHS.get(level, ""))
+
+
+def _wires(handle: Any) -> list[str]:
+    """The far ends of a GPU's active NVLinks."""
+    active = (
+        link
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        if _ask(nvml.nvmlDeviceGetNvLinkState, handle, link) == 1
+    )
+    ends = (_ask(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link) for link in active)
+    return [_text(end.busId) if end else "" for end in ends]
+
+
+def _bus(handle: Any) -> str:
+    pci = _ask(nvml.nvmlDeviceGetPciInfo, handle)
+    return _text(pci.busId) if pci else "?"
