@@ -80,6 +80,8 @@ class TestCase(Frozen):
     """None for an ordinary test, which runs in the controller."""
     isolation: Isolation = Isolation.FRESH
     timeout_s: float = 300.0
+    exclusive: bool = False
+    """Nothing else may run meanwhile."""
 
 
 class RankEnd(StrEnum):

@@ -1,1 +1,1 @@
-"""The machine: processes, devices, leases. One door each to what lies outside of this program."""
+"""The machine: its processes and its devices. One module is the only door to each."""

@@ -1,0 +1,188 @@
+"""Every option of a run, declared once: name, type, default, help. The only reader of the environment.
+
+The command and the pytest plugin make their own flags from this table (``--timeout`` there,
+``--disttest-timeout`` here), and each option is also a variable (``DISTTEST_TIMEOUT``). A flag wins over
+the variable, the variable over the default; an empty string means "not set", as GitHub passes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, Isolation
+
+LARGEST_WORLD = 1024
+"""A world is the processes of one machine; a larger one is a slip of the keyboard."""
+
+AUTO = "auto"
+
+
+class RunOptions(Frozen):
+    """What a run was asked to do."""
+
+    world_sizes: tuple[int, ...] = ()
+    """Empty: chosen by the machine."""
+    backend: tuple[str, ...] = ()
+    """Empty: the best one for the device."""
+    device: str = AUTO
+    slots: int = 0
+    """0: as many as the machine has."""
+    timeout: float = 300.0
+    """Seconds a test may take."""
+    deadline: float = 0.0
+    """Seconds the whole run may take; 0: no limit."""
+    grace: float = 0.3
+    """Seconds the other ranks get to fail by themselves, once one has failed."""
+    results: Path | None = None
+    isolation: Isolation | None = None
+    """None: warm where a test asks for ``world``, else fresh."""
+    seed: int = 0
+    log_limit: int = 8 * 1024 * 1024
+    """Bytes kept of each rank's log of a test."""
+
+
+class Option(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+
+    @property
+    def field(self) -> str:
+        """Name of the field of :class:`RunOptions`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return f"DISTTEST_{self.field.upper()}"
+
+
+def parse_world_size(text: str) -> int:
+    """A world size: a whole number of ranks, from 1.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    if not re.fullmatch(r"\d+", text.strip()):
+        raise UsageError(f"world size {text!r} is not a whole number from 1 to {LARGEST_WORLD}")
+    return check_world_size(int(text))
+
+
+def check_world_size(size: object) -> int:
+    """The size, if it can be one.
+
+    Raises:
+        UsageError: it can not.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_WORLD:
+        raise UsageError(f"world size {size!r} is not a whole number from 1 to {LARGEST_WORLD}")
+    return size
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(parse_world_size(part) for part in text.split(",")))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    return () if names == (AUTO,) else names
+
+
+def check_seconds(value: object) -> float:
+    """A positive number of seconds.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"{value!r} is not a number of seconds above 0")
+    return float(value)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d+", text.strip()) or int(text) < 1:
+        raise UsageError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d+", text.strip()):
+        raise UsageError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _isolation(text: str) -> Isolation | None:
+    choice = _one_of(AUTO, *Isolation)(text)
+    return None if choice == AUTO else Isolation(choice)
+
+
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"{text!r} is not a size such as 64k or 8m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+OPTIONS = (
+    Option("world-sizes", _world_sizes, "N[,N…]", "World sizes to run, instead of those that fit the machine."),
+    Option("backend", _names, "NAME[,NAME…]", "Backends to run: gloo, nccl, … (default: the best for the device)."),
+    Option("device", _one_of(AUTO, "cpu", "cuda"), "auto|cpu|cuda", "Where ranks compute (default: GPUs if any)."),
+    Option("slots", _count, "N", "How many slots to use: GPUs, or shares of the CPU (default: all)."),
+    Option("timeout", _seconds, "SECONDS", "Time limit of a test without a timeout mark (default: 300)."),
+    Option("deadline", _seconds, "SECONDS", "Time limit of the whole run (default: none)."),
+    Option("grace", _seconds, "SECONDS", "Time for other ranks to fail by themselves, once one has (default: 0.3)."),
+    Option("results", Path, "DIR", "Directory for reports, journal and logs."),
+    Option("isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."),
+    Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
+    Option("log-limit", _bytes, "SIZE", "How much of each rank's log is kept, such as 64k or 8m (default: 8m)."),
+)
+
+
+def resolve_options(flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None) -> RunOptions:
+    """Parse flags (by field name; None or empty: not given) and the environment into options.
+
+    Raises:
+        UsageError: a value makes no sense; the message names the option or the variable.
+    """
+    environ = os.environ if environ is None else environ  # noqa: TID251
+    values = {}
+    for option in OPTIONS:
+        text, source = flags.get(option.field), f"--{option.name}"
+        if not text:
+            text, source = environ.get(option.variable), option.variable
+        if text:
+            try:
+                values[option.field] = option.parse(text)
+            except UsageError as error:
+                raise UsageError(f"{source}: {error}") from None
+    return RunOptions(**values)

@@ -1,0 +1,146 @@
+"""One attempt of a test as its world sees it: what each rank has said so far, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from disttest.host.process import Exit, signal_name
+from disttest.model import Outcome, RankEnd, RankRecord, TestCase
+from disttest.running.protocol import PhaseEnded, TestDone
+
+# Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
+_PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What one rank has done in the running attempt."""
+
+    rank: int
+    pid: int
+    log: str
+    phase: str = "setup"
+    reports: list[PhaseEnded] = field(default_factory=list)
+    done: TestDone | None = None
+    death: Exit | None = None
+    died_at_s: float = 0.0
+    lost: str = ""
+    """Why its channel can not be trusted any more."""
+    killed: bool = False
+    hung: bool = False
+    stacks: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come from this rank."""
+        return self.done is not None or self.death is not None or bool(self.lost) or self.killed
+
+    @property
+    def died(self) -> bool:
+        """Whether its process ended, or its channel broke, without our doing."""
+        return not self.killed and (self.death is not None or bool(self.lost))
+
+    @property
+    def verdict_report(self) -> PhaseEnded | None:
+        """The report that speaks for this rank: the first bad one, else the most telling one."""
+        for report in self.reports:
+            if report.outcome.is_bad:
+                return report
+        for outcome in _PRECEDENCE:
+            for report in self.reports:
+                if report.outcome is outcome and (outcome is not Outcome.PASSED or report.phase == "call"):
+                    return report
+        return None
+
+    def record(self, started_at_s: float) -> RankRecord:
+        """This rank's part of the attempt; times are on the monotonic clock."""
+        report = self.verdict_report
+        reported = self.done is not None or (self.killed and report is not None and report.outcome.is_bad)
+        message = report.message if report else ""
+        failed_at_s = report.ended_at_s if report and report.outcome.is_bad else None
+        if self.died:
+            message, failed_at_s = self._obituary(), self.died_at_s
+        elif self.killed and not (report and report.outcome.is_bad):
+            message = "was ended by disttest"
+        return RankRecord(
+            rank=self.rank,
+            end=self._end(),
+            outcome=report.outcome if report and reported else None,
+            phase=self.phase if self.died or not report else report.phase,
+            message=message,
+            details=report.details if report else "",
+            stacks=self.stacks,
+            failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
+            exit_code=self.death.code if self.death else None,
+            signal=self.death.signal if self.death else None,
+            hung=self.hung,
+            pid=self.pid,
+            log=self.log,
+            leaks=self.done.leaks if self.done else (),
+            durations_s={r.phase: r.duration_s for r in self.reports if not r.partial},
+        )
+
+    def _end(self) -> RankEnd:
+        if self.killed:
+            return RankEnd.KILLED
+        if self.death is not None:
+            return RankEnd.EXITED if self.death.signal is None else RankEnd.SIGNALLED
+        return RankEnd.LOST if self.lost else RankEnd.REPORTED
+
+    def _obituary(self) -> str:
+        when = "after it had finished the test" if self.done else f"in {self.phase}, before it reported"
+        if self.death is None:
+            return f"was given up {when}: {self.lost}"
+        if self.death.signal is not None:
+            return f"was killed by {signal_name(self.death.signal)} {when}"
+        return f"left with exit code {self.death.code} {when}"
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """The running test of a world."""
+
+    test: TestCase
+    number: int
+    started_s: float
+    """On the monotonic clock."""
+    started_at_s: float
+    """On the wall clock."""
+    ranks: Sequence[Progress]
+    failed_s: float | None = None
+    """When the first rank failed, died or gave up (an expected failure too: its peers may wait for it)."""
+    cancelled: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank is done, dead or ended."""
+        return all(progress.is_over for progress in self.ranks)
+
+    def living(self) -> list[Progress]:
+        """The ranks that are still at it."""
+        return [progress for progress in self.ranks if not progress.is_over]
+
+    def take_report(self, rank: int, report: PhaseEnded) -> None:
+        """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
+        self.ranks[rank].reports.append(report)
+        if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
+            self.note_failure(report.ended_at_s)
+
+    def note_failure(self, at_s: float) -> None:
+        """Remember the first failure."""
+        if self.failed_s is None:
+            self.failed_s = at_s
+
+    def overdue(self, now_s: float, grace_s: float) -> bool:
+        """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
+        if self.cancelled or now_s - self.started_s >= self.test.timeout_s:
+            return True
+        return self.failed_s is not None and now_s - self.failed_s >= grace_s
+
+    def next_check_s(self, now_s: float, grace_s: float) -> float:
+        """Seconds until :meth:`overdue` may turn true by itself."""
+        limits = [self.started_s + self.test.timeout_s]
+        if self.failed_s is not None:
+            limits.append(self.failed_s + grace_s)
+        return max(0.0, min(limits) - now_s)

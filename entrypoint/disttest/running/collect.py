@@ -1,0 +1,277 @@
+"""From pytest items to tests: which worlds a marked test needs, and what is known before any starts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.unittest import TestCaseFunction
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, Isolation, TestCase, WorldShape
+from disttest.planning.options import RunOptions, check_seconds, check_world_size
+
+if TYPE_CHECKING:
+    from _pytest.skipping import Skip
+
+SHAPE_FIXTURE = "_disttest_shape"
+_SHAPE = pytest.StashKey[WorldShape]()
+_CPU_SIZES = (1, 2, 4)
+_GPU_SIZES = (1, 2, 4, 8)
+
+MARKS = (
+    "world_size(*sizes, min=1, max=None): run the test in a world of that many ranks, once for each size; "
+    "without sizes, once for each world size of the run within the limits",
+    "backend(*names): run the test on these backends only",
+    "needs_gpus(n): skip the test on a machine with fewer GPUs",
+    "fresh_world: give the test processes of its own, before and after",
+    "timeout(seconds): time limit of the test",
+    "exclusive: run nothing else at the same time",
+)
+
+
+class Host(Frozen):
+    """What the collection needs to know of the machine."""
+
+    gpus: int
+    device: str
+    """``cpu`` or ``cuda``: where ranks compute in this run."""
+
+    def default_backend(self) -> str:
+        """The best backend for the device."""
+        return "nccl" if self.device == "cuda" else "gloo"
+
+    def default_sizes(self) -> tuple[int, ...]:
+        """World sizes of a run that names none."""
+        if self.device == "cuda":
+            return tuple(size for size in _GPU_SIZES if size <= self.gpus)
+        return _CPU_SIZES
+
+    def refusal(self, shape: WorldShape) -> str:
+        """Why a world of this shape can not run here; empty when it can."""
+        if shape.backend == "nccl" and shape.size > self.gpus:
+            return f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
+        return ""
+
+
+def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: Host) -> tuple[WorldShape, ...]:
+    """The worlds that a marked test asks for, in order.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    mark = node.get_closest_marker("world_size")
+    if mark is None:
+        return ()
+    sizes = _sizes(mark, options, host)
+    backends = _backends(node, options, host)
+    return tuple(
+        WorldShape(size=size, backend=backend, device="cpu" if backend == "gloo" and host.device == "cpu" else host.device)
+        for size in sizes
+        for backend in backends
+    )
+
+
+def _sizes(mark: pytest.Mark, options: RunOptions, host: Host) -> tuple[int, ...]:
+    unknown = set(mark.kwargs) - {"min", "max"}
+    if unknown:
+        raise UsageError(f"world_size mark does not take {', '.join(sorted(unknown))}")
+    declared = tuple(dict.fromkeys(check_world_size(size) for size in mark.args))
+    least = check_world_size(mark.kwargs.get("min", 1))
+    most = check_world_size(mark.kwargs["max"]) if mark.kwargs.get("max") is not None else float("inf")
+    run_sizes = options.world_sizes or host.default_sizes()
+    if declared:
+        return tuple(size for size in declared if not options.world_sizes or size in options.world_sizes)
+    return tuple(size for size in run_sizes if least <= size <= most)
+
+
+def _backends(node: Any, options: RunOptions, host: Host) -> tuple[str, ...]:
+    run_backends = options.backend or (host.default_backend(),)
+    mark = node.get_closest_marker("backend")
+    if mark is None:
+        return run_backends
+    if options.backend:
+        return tuple(name for name in mark.args if name in options.backend)
+    return (run_backends[0],) if run_backends[0] in mark.args else tuple(mark.args[:1])
+
+
+def parametrize_worlds(metafunc: pytest.Metafunc, options: RunOptions, host: Host) -> None:
+    """Make one test of each world that a marked function asks for.
+
+    Raises:
+        pytest.Collector.CollectError: a mark makes no sense.
+    """
+    definition = metafunc.definition
+    if definition.get_closest_marker("world_size") is None:
+        return
+    try:
+        shapes = wanted_shapes(definition, options, host)
+    except UsageError as error:
+        raise pytest.Collector.CollectError(f"{definition.nodeid}: {error}") from None
+    metafunc.fixturenames.append(SHAPE_FIXTURE)
+    values = [_parameter(shape, host) for shape in shapes] or [_no_world(definition, options)]
+    metafunc.parametrize(SHAPE_FIXTURE, values, indirect=True)
+
+
+def _parameter(shape: WorldShape, host: Host) -> Any:
+    refusal = host.refusal(shape)
+    return pytest.param(shape, id=str(shape), marks=[pytest.mark.skip(reason=refusal)] if refusal else [])
+
+
+def _no_world(node: Any, options: RunOptions) -> Any:
+    return pytest.param(None, id="no-world", marks=pytest.mark.skip(reason=_no_world_reason(node, options)))
+
+
+def _no_world_reason(node: Any, options: RunOptions) -> str:
+    mark = node.get_closest_marker("world_size")
+    limits = [*map(str, mark.args), *(f"{name}={value}" for name, value in mark.kwargs.items())]
+    run = ",".join(map(str, options.world_sizes)) or "those of this machine"
+    return f"none of the run's world sizes ({run}) and backends suits world_size({', '.join(limits)})"
+
+
+class WorldMethod(TestCaseFunction):
+    """A unittest method at one world size; pytest parametrizes functions only."""
+
+    def _getinstance(self) -> Any:
+        return self.parent.obj(self.originalname)  # type: ignore[union-attr]
+
+    def runtest(self) -> None:
+        """Run the method under its own name, which is what unittest looks it up by."""
+        name, self.name = self.name, self.originalname
+        try:
+            super().runtest()
+        finally:
+            self.name = name
+
+
+def expand_methods(nodes: Iterable[Any], options: RunOptions, host: Host) -> Iterator[Any]:
+    """Yield the nodes, each marked unittest method replaced by one for each of its worlds.
+
+    Raises:
+        pytest.Collector.CollectError: a mark makes no sense.
+    """
+    for node in nodes:
+        if not isinstance(node, TestCaseFunction) or node.get_closest_marker("world_size") is None:
+            yield node
+            continue
+        try:
+            shapes = wanted_shapes(node, options, host)
+        except UsageError as error:
+            raise pytest.Collector.CollectError(f"{node.nodeid}: {error}") from None
+        if not shapes:
+            node.add_marker(pytest.mark.skip(reason=_no_world_reason(node, options)))
+            yield node
+        for shape in shapes:
+            yield _method_at(node, shape, host)
+
+
+def _method_at(node: TestCaseFunction, shape: WorldShape, host: Host) -> WorldMethod:
+    method: WorldMethod = WorldMethod.from_parent(
+        node.parent, name=f"{node.name}[{shape}]", originalname=node.originalname
+    )
+    method.stash[_SHAPE] = shape
+    if refusal := host.refusal(shape):
+        method.add_marker(pytest.mark.skip(reason=refusal))
+    return method
+
+
+def shape_of(item: pytest.Item) -> WorldShape | None:
+    """The world that an item was made for; None for an ordinary test."""
+    if _SHAPE in item.stash:
+        return item.stash[_SHAPE]
+    callspec = getattr(item, "callspec", None)
+    shape = callspec.params.get(SHAPE_FIXTURE) if callspec is not None else None
+    return shape if isinstance(shape, WorldShape) else None
+
+
+def describe_item(item: pytest.Item, options: RunOptions) -> TestCase:
+    """A pytest item as a test.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    path, line, _ = item.location
+    module, _, rest = item.nodeid.partition("::")
+    *classes, name = rest.split("::") if rest else [module]
+    return TestCase(
+        nodeid=item.nodeid,
+        slug=slug_of(item.nodeid),
+        classname=".".join([*PurePosixPath(module).with_suffix("").parts, *classes]),
+        name=name,
+        file=PurePosixPath(path).as_posix(),
+        line=(line or 0) + 1,
+        suite=_suite(module),
+        world=shape_of(item),
+        isolation=_isolation(item, options),
+        timeout_s=_timeout_s(item, options),
+        exclusive=item.get_closest_marker("exclusive") is not None,
+    )
+
+
+def _suite(module: str) -> str:
+    path = PurePosixPath(module)
+    parent = path.parent.as_posix()
+    return path.stem if parent == "." else parent
+
+
+def _isolation(item: pytest.Item, options: RunOptions) -> Isolation:
+    if item.get_closest_marker("fresh_world") is not None:
+        return Isolation.FRESH
+    if options.isolation is not None:
+        return options.isolation
+    return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
+
+
+def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
+    mark = item.get_closest_marker("timeout")
+    if mark is None:
+        return options.timeout
+    value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
+    try:
+        return check_seconds(value)
+    except UsageError as error:
+        raise UsageError(f"{item.nodeid}: timeout mark: {error}") from None
+
+
+def slug_of(nodeid: str) -> str:
+    """A folder name for a test: readable, safe anywhere, and different for different tests."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", nodeid.rpartition("/")[2]).strip("-.")[:80]
+    digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
+    return f"{readable}-{digest}"
+
+
+def known_skip(item: pytest.Item) -> str | None:
+    """The reason, if the item's marks already say that it will not run; a skip costs no process then."""
+    from _pytest.skipping import evaluate_skip_marks
+
+    skip: Skip | None = evaluate_skip_marks(item)
+    if skip is not None:
+        return skip.reason
+    function = getattr(item, "obj", None)
+    for owner in (function, getattr(item.parent, "obj", None)):
+        if getattr(owner, "__unittest_skip__", False):
+            return str(getattr(owner, "__unittest_skip_why__", ""))
+    needs = item.get_closest_marker("needs_gpus")
+    return None if needs is None else _gpu_refusal(item, int(needs.args[0]))
+
+
+_gpus = pytest.StashKey[int]()
+
+
+def remember_gpus(config: pytest.Config, count: int) -> None:
+    """Keep the number of GPUs where the marks are evaluated."""
+    config.stash[_gpus] = count
+
+
+def _gpu_refusal(item: pytest.Item, needed: int) -> str | None:
+    found = item.config.stash.get(_gpus, 0)
+    return f"needs {needed} GPUs, this machine has {found}" if found < needed else None
+
+
+def modules_of(items: Sequence[pytest.Item]) -> tuple[str, ...]:
+    """Absolute paths of the files that the items come from."""
+    return tuple(sorted({str(Path(item.path)) for item in items}))

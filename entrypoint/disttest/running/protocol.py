@@ -1,0 +1,233 @@
+"""What the processes of a run say to each other, and the channel that carries it.
+
+Messages are tagged JSON behind a length of four bytes, over one socket pair per child. JSON and not
+pickle: whatever a broken rank writes into its socket, the reader gets a named error and runs no code.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.errors import ProtocolError
+from disttest.model import Outcome, TestCase, TestResult
+
+MAX_MESSAGE = 64 * 1024 * 1024
+_HEADER = struct.Struct(">I")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="message", tag=True):
+    """Base of all messages."""
+
+
+class RankReady(Message):
+    """Rank to world: it is up and has its tests."""
+
+
+class PhaseBegan(Message):
+    """Rank to world: a phase of the running test begins."""
+
+    phase: str
+
+
+class PhaseEnded(Message):
+    """Rank to world: one pytest report (a phase, or a subtest)."""
+
+    phase: str
+    outcome: Outcome
+    duration_s: float
+    ended_at_s: float
+    """Monotonic clock, which all processes of a machine share; taken before the report was formatted."""
+    message: str = ""
+    details: str = ""
+    partial: bool = False
+    """A subtest: the test goes on after it."""
+    report: str = ""
+    """The report in pytest's serialisable form, as JSON."""
+
+
+class TestDone(Message):
+    """Rank to world: the whole protocol of the test has run."""
+
+    __test__ = False
+
+    leaks: tuple[str, ...] = ()
+    retire: bool = False
+    """What leaked can not be cleaned: no further test may run in this process."""
+
+
+class RunTest(Message):
+    """World to rank: run this test now."""
+
+    nodeid: str
+    next_nodeid: str | None
+    """The test that follows in this world; fixtures that it shares stay set up."""
+    log: str
+    """Absolute path of the log file for this rank and attempt."""
+    scratch: str
+    """Absolute path of the directory that the ranks share during this test."""
+    generation: int
+    """Counts the tests of this world; names the rendezvous of a group that is made anew."""
+
+
+class Leave(Message):
+    """World to rank: tear down what is still set up, and end."""
+
+
+class TestBegan(Message):
+    """World to controller: a test starts now."""
+
+    __test__ = False
+
+    nodeid: str
+
+
+class TestJudged(Message):
+    """World to controller: the verdict, with the pytest reports of the rank that stands for the test."""
+
+    __test__ = False
+
+    result: TestResult
+    reports: tuple[str, ...] = ()
+
+
+class WorldClosed(Message):
+    """World to controller: its ranks are gone; the last message."""
+
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    """What it found when it closed: processes left behind, ranks that would not leave."""
+    survivors: tuple[int, ...] = ()
+    """Pids that could not be killed; their slots must not be used again."""
+
+
+class Cancel(Message):
+    """Controller to world: end now, with evidence."""
+
+    reason: str
+
+
+AnyMessage = (
+    RankReady
+    | PhaseBegan
+    | PhaseEnded
+    | TestDone
+    | RunTest
+    | Leave
+    | TestBegan
+    | TestJudged
+    | WorldClosed
+    | Cancel
+)
+
+_decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_encoder = msgspec.json.Encoder()
+
+
+class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a world is told when it is forked; all paths are absolute."""
+
+    world_id: str
+    tests: tuple[TestCase, ...]
+    attempts: tuple[int, ...]
+    """The attempt number of each test."""
+    devices: tuple[str, ...]
+    """UUIDs or indices of the GPUs it may see; empty on the CPU."""
+    results_dir: str
+    scratch_dir: str
+    seed: int
+    threads: int
+    """Compute threads of each rank."""
+    grace_s: float
+    """How long the other ranks get to fail by themselves after the first one did."""
+    log_limit: int
+    """Bytes kept of each rank's log of a test."""
+    rank_argv: tuple[str, ...] = ()
+    """Command of a rank that can not be forked: a fresh interpreter. Empty: fork."""
+
+
+def clean_text(text: str) -> str:
+    """The text with lone surrogates escaped, so that it can be encoded."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes, length first."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_MESSAGE:
+        raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
+    return _HEADER.pack(len(body)) + body
+
+
+class Channel:
+    """One end of a socket pair; sends whole messages, receives what has arrived."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self.closed_by_peer = False
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends: the parent's, and the child's."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), cls(theirs)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send a message, waiting until it is handed over; False when the other end is gone."""
+        try:
+            self._sock.sendall(encode(message))
+        except (BrokenPipeError, ConnectionResetError):
+            self.closed_by_peer = True
+            return False
+        return True
+
+    def receive(self, *, wait: bool = True) -> Sequence[AnyMessage]:
+        """Read what there is (waiting for something, unless told not to) and return the messages completed by it.
+
+        Raises:
+            BlockingIOError: nothing is there, and it was not to wait.
+            ProtocolError: cut, too long, or not a message.
+        """
+        try:
+            chunk = self._sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            self.closed_by_peer = True
+            if self._buffer:
+                raise ProtocolError(f"message cut after {len(self._buffer)} bytes")
+            return ()
+        self._buffer += chunk
+        return self._complete_messages()
+
+    def _complete_messages(self) -> list[AnyMessage]:
+        messages = []
+        while len(self._buffer) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer)
+            if length > MAX_MESSAGE:
+                raise ProtocolError(f"announced {length} bytes, more than any message has: not a message")
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(_decode(bytes(self._buffer[_HEADER.size : end])))
+            del self._buffer[:end]
+        return messages
+
+    def close(self) -> None:
+        """Close this end."""
+        self._sock.close()
+
+
+def _decode(body: bytes) -> AnyMessage:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message ({error}): {body[:80]!r}") from error

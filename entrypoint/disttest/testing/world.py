@@ -1,0 +1,79 @@
+"""The world as a test sees it: the value of the ``world`` fixture."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One rank's view of the ranks that run the test together. The process group is initialised."""
+
+    rank: int
+    """This process, 0 to ``size - 1``."""
+    size: int
+    """Number of ranks."""
+    local_rank: int
+    """Rank among those of this machine; the index of this rank's GPU."""
+    backend: str
+    """Backend of the default process group: ``gloo``, ``nccl``, …"""
+    device_type: str
+    """``cpu`` or ``cuda``."""
+    tmp_path: Path
+    """A directory that all ranks of this test share."""
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Where this rank's tensors belong: its own GPU, or the CPU."""
+        import torch
+
+        if self.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device(self.device_type, self.local_rank % torch.accelerator.device_count())
+
+    @property
+    def group(self) -> torch.distributed.ProcessGroup:
+        """The default process group."""
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("the test destroyed the default process group")
+        return group
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+
+_provider: Callable[[], World] | None = None
+
+
+def provide_world(provider: Callable[[], World]) -> None:
+    """Say how this process gets its world; called once, by the rank itself."""
+    global _provider  # noqa: PLW0603  # one rank per process is what a rank is
+    _provider = provider
+
+
+def current_world() -> World:
+    """The world of the test that runs in this process, its process group initialised.
+
+    The way to the world for ``unittest`` methods, which can not ask for the ``world`` fixture.
+
+    Raises:
+        LookupError: this process is not a rank of a world.
+    """
+    if _provider is None:
+        raise LookupError(
+            "no world here: mark the test with @pytest.mark.world_size(N), so that disttest runs it in N ranks"
+        )
+    return _provider()
