@@ -31,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # A real-time signal, because tests do use SIGUSR1 and SIGUSR2; glibc keeps the first few for itself.
-STACKS_SIGNAL = signal.Signals(signal.SIGRTMAX - 3) if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+STACKS_SIGNAL = int(signal.SIGRTMAX) - 3
 
 
 class Exit(Frozen):

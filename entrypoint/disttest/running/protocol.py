@@ -145,8 +145,6 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """How long the other ranks get to fail by themselves after the first one did."""
     log_limit: int
     """Bytes kept of each rank's log of a test."""
-    rank_argv: tuple[str, ...] = ()
-    """Command of a rank that can not be forked: a fresh interpreter. Empty: fork."""
 
 
 def clean_text(text: str) -> str:

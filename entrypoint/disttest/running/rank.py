@@ -16,14 +16,13 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import pytest
 
 from disttest.host.process import STACKS_SIGNAL, die_with_parent, leave
-from disttest.model import Outcome, WorldShape
+from disttest.model import Frozen, Outcome, WorldShape
 from disttest.results.verdict import STRICT_XPASS
 from disttest.running import hygiene
 from disttest.running.protocol import (
@@ -44,8 +43,7 @@ _HIGH_FD = 200
 """Descriptors of ours are kept above this, out of the way of tests that close or count low ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSpec:
+class RankSpec(Frozen):
     """Who this rank is; told by its world when it starts."""
 
     rank: int
@@ -101,11 +99,19 @@ class _Session:
         self.order: RunTest | None = None
         self.facts_at_call: hygiene.Facts = {}
 
+    def scratch(self) -> Path:
+        """The directory that the ranks of the running test share."""
+        return Path(self.running().scratch)
+
+    def running(self) -> RunTest:
+        """The order of the running test."""
+        if self.order is None:
+            raise LookupError("no test is running in this rank")
+        return self.order
+
     def world(self) -> World:
         """The world of the running test, its process group initialised."""
-        if self.order is None:
-            raise RuntimeError("no test is running in this rank")
-        self.join_group(self.order)
+        self.join_group(self.running())
         shape = self.spec.shape
         return World(
             rank=self.spec.rank,
@@ -113,7 +119,7 @@ class _Session:
             local_rank=self.spec.rank,
             backend=shape.backend,
             device_type=shape.device,
-            tmp_path=Path(self.order.scratch),
+            tmp_path=self.scratch(),
         )
 
     def join_group(self, order: RunTest) -> None:
@@ -149,7 +155,7 @@ def serve(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapp
     _register_stacks(spec.stacks)
     _prepare_libraries(spec)
     state = _Session(spec, channel, session.config)
-    provide_world(state.world)
+    provide_world(state.world, state.scratch)
     _take_over_reporting(session.config, _Bridge(state))
     _own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
@@ -217,7 +223,7 @@ class _Bridge:
 
 
 def _phase_ended(report: pytest.TestReport, state: _Session, ended_at_s: float) -> PhaseEnded:
-    outcome = _outcome(report)
+    outcome = outcome_of(report)
     data = _serialisable(report, state.config)
     return PhaseEnded(
         phase=report.when or "call",
@@ -225,13 +231,13 @@ def _phase_ended(report: pytest.TestReport, state: _Session, ended_at_s: float) 
         partial=data.get("_report_type") == "SubTestReport",
         duration_s=report.duration,
         ended_at_s=ended_at_s,
-        message=clean_text(_message(report))[:2000],
+        message=clean_text(message_of(report))[:2000],
         details=clean_text(_details(report, outcome)),
         report=_as_json(data, report),
     )
 
 
-def _outcome(report: pytest.TestReport) -> Outcome:
+def outcome_of(report: pytest.TestReport) -> Outcome:
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED if report.skipped else Outcome.XPASSED
     if report.failed:
@@ -241,7 +247,7 @@ def _outcome(report: pytest.TestReport) -> Outcome:
     return Outcome.SKIPPED if report.skipped else Outcome.PASSED
 
 
-def _message(report: pytest.TestReport) -> str:
+def message_of(report: pytest.TestReport) -> str:
     """One line for the whole report."""
     if hasattr(report, "wasxfail"):
         return str(report.wasxfail)
@@ -273,7 +279,7 @@ def _as_json(data: dict[str, Any], report: pytest.TestReport) -> str:
     """The report as ASCII JSON; one that is too long loses its traceback, not its outcome."""
     text = json.dumps(data, default=repr)
     if len(text) > _REPORT_LIMIT:
-        text = json.dumps({**data, "longrepr": _message(report), "sections": []}, default=repr)
+        text = json.dumps({**data, "longrepr": message_of(report), "sections": []}, default=repr)
     return text
 
 

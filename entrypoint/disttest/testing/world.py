@@ -55,13 +55,28 @@ class World:
         return self.rank == 0
 
 
-_provider: Callable[[], World] | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class _Provider:
+    world: Callable[[], World]
+    scratch: Callable[[], Path]
 
 
-def provide_world(provider: Callable[[], World]) -> None:
-    """Say how this process gets its world; called once, by the rank itself."""
+_provider: _Provider | None = None
+
+
+def provide_world(world: Callable[[], World], scratch: Callable[[], Path]) -> None:
+    """Say how this process gets its world and the directory its ranks share; called once, by the rank itself."""
     global _provider  # noqa: PLW0603  # one rank per process is what a rank is
-    _provider = provider
+    _provider = _Provider(world=world, scratch=scratch)
+
+
+def _this_process() -> _Provider:
+    if _provider is None:
+        raise LookupError(
+            "no world here: mark the test with @pytest.mark.world_size(N), so that disttest runs it in N ranks"
+        )
+    return _provider
 
 
 def current_world() -> World:
@@ -72,8 +87,13 @@ def current_world() -> World:
     Raises:
         LookupError: this process is not a rank of a world.
     """
-    if _provider is None:
-        raise LookupError(
-            "no world here: mark the test with @pytest.mark.world_size(N), so that disttest runs it in N ranks"
-        )
-    return _provider()
+    return _this_process().world()
+
+
+def current_scratch() -> Path:
+    """The directory that the ranks of the running test share; needs no process group.
+
+    Raises:
+        LookupError: this process is not a rank of a world.
+    """
+    return _this_process().scratch()

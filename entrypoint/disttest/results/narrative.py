@@ -1,0 +1,55 @@
+"""A result told rank by rank, in lines of text; the same in the terminal, in JUnit and in the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest.model import Outcome, RankEnd, RankRecord, TestResult
+
+
+def describe_ranks(result: TestResult) -> Iterator[str]:
+    """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once."""
+    for record in result.ranks:
+        yield f"rank {record.rank}: {describe_rank(record, result)}"
+    yield from _stacks(result)
+
+
+def describe_rank(record: RankRecord, result: TestResult) -> str:
+    """What one rank did, and whether it is the culprit or a victim."""
+    role = ""
+    if record.rank == result.culprit:
+        role = " [culprit]"
+    elif record.rank in result.victims:
+        role = " [victim]"
+    return f"{_deed(record)}{role}{f' (log: {record.log})' if record.log else ''}"
+
+
+def _deed(record: RankRecord) -> str:
+    after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
+    if record.end is RankEnd.KILLED:
+        why = "still ran at the deadline" if record.hung else "was still running"
+        if record.outcome is not None and record.outcome.is_bad:
+            return f"failed in {record.phase}{after}: {record.message}; it did not finish and was ended"
+        return f"{why} in {record.phase}, ended by disttest"
+    if record.end is not RankEnd.REPORTED:
+        return f"{record.message}{after}"
+    if record.outcome is Outcome.PASSED or record.outcome is None:
+        return "passed"
+    return f"{record.outcome} in {record.phase}{after}: {record.message}"
+
+
+def _stacks(result: TestResult) -> Iterator[str]:
+    by_text: dict[str, list[int]] = {}
+    for record in result.ranks:
+        if record.stacks:
+            by_text.setdefault(_without_addresses(record.stacks), []).append(record.rank)
+    for text, ranks in by_text.items():
+        yield f"stacks of rank {','.join(map(str, ranks))}:"
+        yield from (f"  {line}" for line in text.splitlines())
+
+
+def _without_addresses(text: str) -> str:
+    """Thread ids differ from rank to rank; without them equal stacks are equal."""
+    import re
+
+    return re.sub(r"(hread) 0x[0-9a-f]+", r"\1", text)

@@ -1,0 +1,260 @@
+"""The controller: turns collected items into tests, gives gangs to worlds, and reports what they say.
+
+It lives in the pytest process, touches no GPU and starts no thread, so that worlds can be forked from it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from disttest.host.process import Exit, fork_hazard
+from disttest.model import Cause, Gang, Isolation, Outcome, Slot, TestCase, TestResult, WorldShape
+from disttest.planning.options import RunOptions
+from disttest.planning.schedule import LargestFirst, Scheduler
+from disttest.running.collect import known_skip, modules_of
+from disttest.running.crew import Crew, Listener, Running
+from disttest.running.protocol import TestJudged, WorldOrder
+from disttest.running.pytest_reports import late_reports, reports_of, skip_reports
+from disttest.running.recorder import Recorder
+from disttest.running.starters import ForkStarter, InterpreterStarter
+from disttest.running.world import RankStarter
+
+_IDLE_S = 1.0
+
+
+class Workplace(NamedTuple):
+    """Where a run keeps its files."""
+
+    results: Path
+    scratch: Path
+
+
+class DeadlinePassed(Exception):
+    """The time of the whole run is used up."""
+
+
+class Controller(Listener):
+    """Runs the world tests of one pytest session."""
+
+    def __init__(
+        self,
+        session: pytest.Session,
+        options: RunOptions,
+        slots: Sequence[Slot],
+        recorder: Recorder,
+        workplace: Workplace,
+        *,
+        deadline_s: float | None,
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._slots = tuple(slots)
+        self._recorder = recorder
+        self._workplace = workplace
+        self._deadline_s = deadline_s
+        self._items: dict[str, pytest.Item] = {}
+        self._tests: dict[str, TestCase] = {}
+        self._good: set[str] = set()
+        self._worlds = 0
+        self._scheduler: Scheduler = LargestFirst(slots)
+        self._crew = Crew(self, recorder.now)
+        self._hazard: str | None = None
+
+    def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
+        """Run the tests; returns when every one has been reported.
+
+        Raises:
+            DeadlinePassed: the deadline of the run came first.
+            pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
+        """
+        self._items = {test.nodeid: item for item, test in pairs}
+        self._tests = {test.nodeid: test for _, test in pairs}
+        runnable = [test for item, test in pairs if not self._skip_early(item, test)]
+        if not runnable:
+            return
+        _load_torch()
+        self._hazard = fork_hazard()
+        if self._hazard:
+            self._announce_hazard(self._hazard)
+        for gang in build_gangs(runnable):
+            self._scheduler.submit(gang)
+        with self._crew.on_duty():
+            self._loop()
+
+    def _loop(self) -> None:
+        while not self._scheduler.idle:
+            for start in self._scheduler.due():
+                self._start(start.gang, start.slots)
+            self._crew.wait(self._patience_s())
+            self._stop_if_asked()
+
+    def _patience_s(self) -> float:
+        if self._deadline_s is None:
+            return _IDLE_S
+        return min(_IDLE_S, self._deadline_s - time.monotonic())
+
+    def _stop_if_asked(self) -> None:
+        session = self._session
+        if session.shouldfail:
+            self._crew.end_all(f"the run stopped: {session.shouldfail}")
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            self._crew.end_all(f"the run stopped: {session.shouldstop}")
+            raise session.Interrupted(session.shouldstop)
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            self._crew.end_all(f"the deadline of the run ({self._options.deadline:g} s) passed")
+            raise DeadlinePassed
+
+    def _skip_early(self, item: pytest.Item, test: TestCase) -> bool:
+        reason = known_skip(item)
+        if reason is None:
+            return False
+        result = TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.SKIPPED,
+            started_at_s=self._recorder.now(),
+            phase="setup",
+            message=reason,
+        )
+        self._recorder.test_finished(result)
+        self._tell_pytest(item, skip_reports(item, reason))
+        return True
+
+    def _announce_hazard(self, hazard: str) -> None:
+        message = (
+            f"forking is unsafe here: {hazard}. Each rank is a fresh interpreter instead: slower, never wrong. "
+            "To have it fast, start threads and touch CUDA inside tests or fixtures, not at import."
+        )
+        self._recorder.noted(message)
+        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"disttest: {message}", yellow=True)
+
+    # --- worlds
+
+    def _start(self, gang: Gang, slots: tuple[Slot, ...]) -> None:
+        self._worlds += 1
+        world_id = f"w{self._worlds}"
+        scratch = self._workplace.scratch / world_id
+        scratch.mkdir(parents=True, exist_ok=True)
+        order = WorldOrder(
+            world_id=world_id,
+            tests=tuple(self._tests[nodeid] for nodeid in gang.nodeids),
+            attempts=(1,) * len(gang.nodeids),
+            devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
+            results_dir=str(self._workplace.results),
+            scratch_dir=str(scratch),
+            seed=self._options.seed,
+            threads=max(1, len(self._slots) // gang.shape.size),
+            grace_s=self._options.grace,
+            log_limit=self._options.log_limit,
+        )
+        world = self._crew.start(gang, slots, order, self._rank_starter(gang))
+        self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
+
+    def _rank_starter(self, gang: Gang) -> RankStarter:
+        if not self._hazard:
+            return ForkStarter(self._session, self._items)
+        items = [self._items[nodeid] for nodeid in gang.nodeids]
+        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items))
+
+    def on_began(self, world: Running, test: TestCase) -> None:
+        """A test starts."""
+        self._recorder.test_started(test.nodeid, world_id=world.world_id)
+
+    def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
+        """A test has its verdict; a second one is of a rank that died after the first."""
+        del world
+        result = judged.result
+        first = test.nodeid not in self._good
+        item = self._items[test.nodeid]
+        self._recorder.test_finished(result)
+        if first:
+            self._good.add(test.nodeid)
+            self._tell_pytest(item, reports_of(item, test, judged, self._workplace.results))
+        else:
+            for report in late_reports(item, test, result, self._workplace.results):
+                item.ihook.pytest_runtest_logreport(report=report)
+
+    def on_ended(self, world: Running, ended: Exit) -> None:
+        """A world is gone: free its slots, and give what it still owes to the next one."""
+        closed = world.closed
+        if closed is None and world.owed:
+            self._blame_world(world, ended)
+        reason = closed.reason if closed else f"its world process ended with {ended}"
+        self._recorder.world_ended(world.world_id, reason)
+        for note in closed.notes if closed else ():
+            self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
+        self._scheduler.ended(
+            world.gang.gang_id, quarantined=world.slots if closed and closed.survivors else ()
+        )
+        if world.owed and not reason.startswith("the run"):
+            owed = tuple(test.nodeid for test in world.owed)
+            self._scheduler.submit(
+                Gang(
+                    gang_id=f"{world.gang.gang_id}+",
+                    nodeids=owed,
+                    shape=world.gang.shape,
+                    isolation=world.gang.isolation,
+                    exclusive=world.gang.exclusive,
+                )
+            )
+
+    def _blame_world(self, world: Running, ended: Exit) -> None:
+        """The world process itself died: the test it was at is an error, the others get a new world."""
+        test = world.begun if world.begun in world.owed else world.owed[0]
+        assert test is not None
+        text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
+        result = TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.ERROR,
+            cause=Cause.INFRASTRUCTURE,
+            started_at_s=self._recorder.now(),
+            message=world.failure or f"the world process {world.world_id} ended with {ended} before it judged the test",
+            details=text[-16_384:],
+            world_id=world.world_id,
+        )
+        world.owed.remove(test)
+        self.on_judged(world, test, TestJudged(result=result))
+
+    def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        """All of a test at once, so that its output is one block however many worlds run."""
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def build_gangs(tests: Sequence[TestCase]) -> list[Gang]:
+    """Warm tests of one file and one shape share a gang; every fresh test is a gang of its own."""
+    groups: dict[tuple[str, WorldShape, str], list[TestCase]] = {}
+    for test in tests:
+        assert test.world is not None
+        alone = test.nodeid if test.isolation is Isolation.FRESH or test.exclusive else ""
+        groups.setdefault((test.file, test.world, alone), []).append(test)
+    return [
+        Gang(
+            gang_id=f"g{number}",
+            nodeids=tuple(test.nodeid for test in group),
+            shape=shape,
+            isolation=group[0].isolation,
+            exclusive=group[0].exclusive,
+        )
+        for number, ((_, shape, _), group) in enumerate(groups.items(), 1)
+    ]
+
+
+def _load_torch() -> None:
+    """Import torch once, here, so that no rank has to; tests that do not need it run without it."""
+    if "torch" in sys.modules:
+        return
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        return

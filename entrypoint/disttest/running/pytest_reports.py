@@ -1,0 +1,123 @@
+"""From a verdict to the reports that pytest's own reporters understand (terminal, junitxml, lastfailed)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
+
+from disttest.model import Outcome, TestCase, TestResult
+from disttest.results.narrative import describe_ranks
+from disttest.running.protocol import TestJudged
+
+_TAIL = 4096
+
+
+class WorldFailure(TerminalRepr):
+    """The failure of a world: the finding first, then the culprit's traceback, then every rank in a line."""
+
+    def __init__(self, test: TestCase, result: TestResult, original: object, tail: str) -> None:
+        self.result = result
+        self.original = original
+        self.tail = tail
+        self.reprcrash = ReprFileLocation(test.file, test.line, result.message)
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        """Write it."""
+        tw.line(self.result.message, red=True, bold=True)
+        if isinstance(self.original, TerminalRepr):
+            tw.line()
+            self.original.toterminal(tw)
+        elif self.result.details:
+            tw.line()
+            tw.line(self.result.details)
+        if self.result.ranks:
+            tw.sep("-", "ranks")
+        for line in describe_ranks(self.result):
+            tw.line(line)
+        if self.tail:
+            tw.sep("-", f"end of the log of rank {_speaker(self.result)}")
+            tw.line(self.tail)
+
+
+def _speaker(result: TestResult) -> int:
+    return result.culprit if result.culprit is not None else 0
+
+
+def reports_of(
+    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path
+) -> list[pytest.TestReport]:
+    """The reports of one test: those of the rank that stands for it, the failing one in our words."""
+    result = judged.result
+    reports = [_load(item.config, text) for text in judged.reports]
+    if result.outcome.is_bad:
+        reports = _accuse(reports, item, test, result, results_dir)
+    if not any(report.when == "teardown" for report in reports):
+        reports.append(_made_up(item, "teardown", "passed", None))
+    return reports
+
+
+def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
+    """The reports of a test that was skipped before any process started."""
+    path, line, _ = item.location
+    longrepr = (str(item.path), (line or 0) + 1, f"Skipped: {reason}")
+    return [_made_up(item, "setup", "skipped", longrepr), _made_up(item, "teardown", "passed", None)]
+
+
+def late_reports(item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path) -> list[pytest.TestReport]:
+    """The report of a rank that died after its test had been reported as good."""
+    failure = WorldFailure(test, result, None, _tail_of(result, results_dir))
+    return [_made_up(item, "teardown", "failed", failure)]
+
+
+def _load(config: pytest.Config, text: str) -> pytest.TestReport:
+    data = json.loads(text)
+    report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
+    return report
+
+
+def _accuse(
+    reports: Sequence[pytest.TestReport], item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path
+) -> list[pytest.TestReport]:
+    """Put the finding on the report that decided; make one up where the rank could not send it."""
+    kept = list(reports)
+    decided = next((r for r in kept if r.failed and not hasattr(r, "context")), None)
+    failure = WorldFailure(test, result, decided.longrepr if decided else None, _tail_of(result, results_dir))
+    if decided is not None:
+        decided.longrepr = failure
+        return kept
+    when = "call" if result.outcome is Outcome.FAILED else result.phase
+    kept = [r for r in kept if r.when != when and r.when != "teardown"]
+    return [*kept, _made_up(item, when, "failed", failure, duration_s=result.duration_s)]
+
+
+def _made_up(item: pytest.Item, when: str, outcome: str, longrepr: Any, *, duration_s: float = 0.0) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,  # type: ignore[arg-type]
+        longrepr=longrepr,
+        when=when,  # type: ignore[arg-type]
+        duration=duration_s,
+    )
+
+
+def _tail_of(result: TestResult, results_dir: Path) -> str:
+    if not result.ranks:
+        return ""
+    log = results_dir / result.ranks[_speaker(result)].log
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            size = file.tell()
+            file.seek(max(0, size - _TAIL))
+            text = file.read().decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    return f"…\n{text}" if size > _TAIL and text else text

@@ -1,0 +1,81 @@
+"""Writes what happens into the journal; the only writer while the controller lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import disttest
+from disttest.model import Hardware, Slot, TestCase, TestResult, WorldShape
+from disttest.results.events import (
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+    TestStarted,
+    WorldEnded,
+    WorldStarted,
+)
+from disttest.results.journal import Journal
+
+
+class Recorder:
+    """One method for each thing that can happen."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.now = journal.now
+
+    def run_started(
+        self, *, run_id: str, argv: Sequence[str], root: str, hardware: Hardware, slots: int
+    ) -> None:
+        """The controller is up."""
+        self._journal.append(
+            RunStarted(
+                at_s=self.now(),
+                run_id=run_id,
+                argv=tuple(argv),
+                root=root,
+                hardware=hardware,
+                slots=slots,
+                disttest=disttest.__version__,
+            )
+        )
+
+    def collected(self, test: TestCase) -> None:
+        """A test is owed a result."""
+        self._journal.append(TestCollected(at_s=self.now(), test=test))
+
+    def collection_failed(self, nodeid: str, message: str) -> None:
+        """A file could not be collected."""
+        self._journal.append(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
+
+    def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[Slot], pid: int) -> None:
+        """A world holds slots."""
+        names = tuple(slot.name for slot in slots)
+        self._journal.append(
+            WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=names, pid=pid)
+        )
+
+    def world_ended(self, world_id: str, reason: str) -> None:
+        """A world has let go of its slots."""
+        self._journal.append(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
+
+    def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
+        """An attempt began."""
+        self._journal.append(
+            TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id)
+        )
+
+    def test_finished(self, result: TestResult) -> None:
+        """An attempt was judged."""
+        self._journal.append(TestFinished(at_s=self.now(), result=result))
+
+    def noted(self, message: str, nodeid: str = "") -> None:
+        """Something a reader should know."""
+        self._journal.append(Noted(at_s=self.now(), message=message, nodeid=nodeid))
+
+    def run_finished(self, exit_code: int, reason: str = "") -> None:
+        """The last word."""
+        self._journal.append(RunFinished(at_s=self.now(), exit_code=exit_code, reason=reason))

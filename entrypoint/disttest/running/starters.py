@@ -1,0 +1,75 @@
+"""The two ways to start a rank: fork this process, or (where that is unsafe) a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disttest.host.process import Child, fork_child, spawn_child
+from disttest.model import Frozen
+from disttest.running.protocol import Channel
+from disttest.running.rank import RankSpec, serve
+
+
+class InterpreterOrder(Frozen):
+    """What a rank in a fresh interpreter is told through its command line: a JSON file."""
+
+    spec: RankSpec
+    channel_fd: int
+    modules: tuple[str, ...]
+    """The files to collect; all others are ignored."""
+
+
+class ForkStarter:
+    """Starts a rank as a fork of this process."""
+
+    def __init__(self, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+        self._session = session
+        self._items = items
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Fork; the child closes what is not its own and serves."""
+
+        def main() -> None:
+            for fd in close:
+                os.close(fd)
+            serve(spec, channel, self._session, self._items)
+
+        return fork_child(main)
+
+
+class InterpreterStarter:
+    """Starts a rank as ``python -m pytest``, which collects the files that it needs and nothing else."""
+
+    def __init__(self, arguments: Sequence[str], modules: Sequence[str]) -> None:
+        self._arguments = tuple(arguments)
+        self._modules = tuple(modules)
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Spawn; the descriptors that are not its own are not inherited."""
+        del close
+        folder = Path(spec.log).parent
+        order = folder / f"rank{spec.rank}.order.json"
+        order.write_bytes(
+            msgspec.json.encode(
+                InterpreterOrder(spec=spec, channel_fd=channel.fileno(), modules=self._modules)
+            )
+        )
+        argv = [sys.executable, "-m", "pytest", *self._arguments, f"--disttest-rank={order}"]
+        log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            return spawn_child(
+                argv, env={**os.environ, **spec.environment()}, pass_fds=[channel.fileno()], stdout=log  # noqa: TID251
+            )
+        finally:
+            os.close(log)
+
+
+def read_order(path: Path) -> InterpreterOrder:
+    """The order of a rank in a fresh interpreter."""
+    return msgspec.json.decode(path.read_bytes(), type=InterpreterOrder)
