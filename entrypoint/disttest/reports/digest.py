@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from disttest.errors import ExitCode
-from disttest.model import Cause, Outcome, TestResult
-from disttest.reports.text import count, duration, one_line
+from disttest.model import Cause, Outcome, RankRecord, TestResult
+from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
 ORDINARY = "no world"
@@ -148,6 +148,24 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
 def finding(result: TestResult) -> str:
     """Return the one line that says what happened; never empty."""
     return one_line(result.message) or f"{result.outcome} without a message"
+
+
+def evidence(result: TestResult) -> list[str]:
+    """Return what there is to read about a bad result: the culprit's text, then what others add."""
+    parts = [clean(result.details)]
+    parts += [_rank_section(rank) for rank in result.ranks if _adds_something(rank, result)]
+    return [part.strip("\n") for part in parts if part.strip()]
+
+
+def _adds_something(rank: RankRecord, result: TestResult) -> bool:
+    known = result.details + "\n" + result.message
+    return any(text.strip() and text not in known for text in (rank.message, rank.details, rank.stacks))
+
+
+def _rank_section(rank: RankRecord) -> str:
+    how = str(rank.outcome or rank.end)
+    lines = [f"----- rank {rank.rank}: {how} in {rank.phase} -----", rank.message, rank.details, rank.stacks]
+    return clean("\n".join(line for line in lines if line))
 
 
 def fault(test: TestOutcome) -> str:

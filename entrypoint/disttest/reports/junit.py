@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import junit_xml
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult
+from disttest.reports.digest import evidence
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
@@ -130,9 +131,9 @@ class _Document:
         message = _message(result, limit=min(2000, self.room.details))
         match result.outcome:
             case Outcome.FAILED:
-                case.add_failure_info(message, self.body(result), "failure")
+                case.add_failure_info(message, self.body(result), _kind(result, "failure"))
             case Outcome.ERROR:
-                case.add_error_info(message, self.body(result), _error_type(result))
+                case.add_error_info(message, self.body(result), _kind(result, "error"))
             case Outcome.SKIPPED:
                 case.add_skipped_info(message)
             case Outcome.XFAILED:
@@ -170,8 +171,7 @@ class _Document:
 
     def body(self, result: TestResult) -> str:
         """The text of a failure: the finding first, then the details, then what the other ranks say."""
-        parts = [clean(result.message), *_labels(result), clean(result.details)]
-        parts += [_rank_section(rank) for rank in result.ranks if _adds_something(rank, result)]
+        parts = [clean(result.message), *_labels(result), *evidence(result)]
         return _text(
             shorten("\n\n".join(part for part in parts if part.strip()), self.room.details), "no details"
         )
@@ -218,8 +218,8 @@ def _message(result: TestResult, limit: int = 400) -> str:
     return one_line(result.message, limit) or str(result.outcome)
 
 
-def _error_type(result: TestResult) -> str:
-    """What kind of error, for tools that group by it."""
+def _kind(result: TestResult, default: str) -> str:
+    """What kind of failure, for tools that group by it."""
     culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
     if any(rank.hung for rank in result.ranks):
         return "timeout"
@@ -227,7 +227,7 @@ def _error_type(result: TestResult) -> str:
         return "infrastructure"
     if culprit and culprit.end in (RankEnd.SIGNALLED, RankEnd.EXITED, RankEnd.LOST):
         return "crash"
-    return "error"
+    return default
 
 
 def _labels(result: TestResult) -> list[str]:
@@ -239,17 +239,6 @@ def _labels(result: TestResult) -> list[str]:
     if result.victims:
         labels.append(f"victims: {', '.join(f'rank {rank}' for rank in result.victims)}")
     return ["  ".join(labels)]
-
-
-def _adds_something(rank: RankRecord, result: TestResult) -> bool:
-    texts = (rank.message, rank.details, rank.stacks)
-    return any(text and text not in result.details and text not in result.message for text in texts)
-
-
-def _rank_section(rank: RankRecord) -> str:
-    how = str(rank.outcome or rank.end)
-    lines = [f"----- rank {rank.rank}: {how} in {rank.phase} -----", rank.message, rank.details, rank.stacks]
-    return clean("\n".join(line for line in lines if line))
 
 
 def _unattached(text: str) -> str:

@@ -127,7 +127,7 @@ class _Summary:
         yield from (f"- attempt {a.attempt}: {escape(digest.finding(a))}" for a in test.attempts[:-1])
         if len(test.attempts) > 1:
             yield ""
-        yield from self.block(result.details)
+        yield from self.block("\n\n".join(digest.evidence(result)))
         yield from self.ranks(result)
         yield f"Repeat: {code(digest.repeat_command(test))}"
         yield ""
