@@ -1,6 +1,7 @@
 """Every error that disttest raises on purpose, and the exit code that each one ends in.
 
 DisttestError
+├── ReportError          3   a report could not be written
 ├── UsageError           4   the request can not be understood or makes no sense
 ├── NotEnoughDevices     6   fewer GPUs than were asked for
 ├── InfrastructureError  7   the machine is broken, not a test
@@ -10,7 +11,9 @@ DisttestError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -60,3 +63,18 @@ class EngineError(DisttestError):
     """The container engine is missing or refused."""
 
     exit_code = ExitCode.ENGINE
+
+
+class ReportError(DisttestError):
+    """One or more reports could not be written; the others were."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, failed: Sequence[str], *, written: Sequence[Path] = ()) -> None:
+        """Say which reports failed and why, and keep the paths of those that were ``written``."""
+        super().__init__(
+            f"could not write {'; '.join(failed)}. The journal is whole: "
+            "`disttest report DIR` writes the reports again."
+        )
+        self.failed = tuple(failed)
+        self.written = tuple(written)

@@ -1,0 +1,102 @@
+"""GitHub's workflow commands, outputs and step summary: the only module that speaks them.
+
+Where the files lie that ``GITHUB_OUTPUT`` and ``GITHUB_STEP_SUMMARY`` name is an argument here.
+Source: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_MESSAGE = 4096
+"""Characters of an annotation's message that GitHub keeps (actions/toolkit#734)."""
+MAX_ANNOTATIONS = 10
+"""Errors, and as many warnings, that GitHub shows for one step."""
+MAX_SUMMARY_BYTES = 1024 * 1024
+"""A longer step summary is dropped as a whole."""
+
+
+def escape_data(text: str) -> str:
+    """Escape a command's message; the percent sign first, since the others become percent signs."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def escape_property(text: str) -> str:
+    """Escape the value of a command's property."""
+    return escape_data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def command(name: str, message: str = "", **properties: str | int | None) -> str:
+    """Return one workflow command as a line, without its newline. Empty properties are left out."""
+    given = ",".join(
+        f"{key}={escape_property(str(value))}" for key, value in properties.items() if value not in (None, "")
+    )
+    return f"::{name}{' ' if given else ''}{given}::{escape_data(message)}"
+
+
+def annotation(
+    level: str, message: str, *, title: str = "", file: str | None = None, line: int | None = None
+) -> str:
+    """Return the command that annotates a line of code, or the whole run if no file is given.
+
+    Args:
+        level: ``error``, ``warning`` or ``notice``.
+        message: cut at :data:`MAX_MESSAGE` characters, with the cut shown.
+        title: shown above the message.
+        file: relative to the root of the repository.
+        line: counted from 1.
+    """
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 1] + "…"
+    return command(level, message, title=title, file=file, line=line if file else None)
+
+
+def group(title: str) -> str:
+    """Return the command that begins a block of log lines that can be folded."""
+    return command("group", " ".join(title.split()))
+
+
+def end_group() -> str:
+    """Return the command that ends the block."""
+    return command("endgroup")
+
+
+@contextmanager
+def commands_stopped(write: Callable[[str], object]) -> Iterator[None]:
+    """While this is open, what is written is text to GitHub, even where it looks like a command.
+
+    ``write`` gets one line, with its newline. The token can not be guessed by what is written in between.
+    """
+    token = secrets.token_hex(16)
+    write(f"::stop-commands::{token}\n")
+    try:
+        yield
+    finally:
+        write(f"::{token}::\n")
+
+
+def write_output(path: Path, name: str, value: str) -> None:
+    """Append an output of the step to the file that ``GITHUB_OUTPUT`` names.
+
+    Raises:
+        ValueError: the name can not be that of an output.
+    """
+    if not name or not name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"not the name of an output: {name!r}")
+    delimiter = f"end-{secrets.token_hex(16)}"
+    with path.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(f"{name}<<{delimiter}\n{value}\n{delimiter}\n")
+
+
+def append_summary(path: Path, markdown: str) -> bool:
+    """Append to the file that ``GITHUB_STEP_SUMMARY`` names; False, and nothing done, if it would not fit."""
+    present = path.stat().st_size if path.exists() else 0
+    addition = f"{markdown.rstrip()}\n\n".encode(errors="replace")
+    if present + len(addition) > MAX_SUMMARY_BYTES:
+        return False
+    with path.open("ab") as file:
+        file.write(addition)
+    return True

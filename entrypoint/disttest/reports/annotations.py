@@ -1,0 +1,99 @@
+"""Annotations: the failures beside the code, as many as GitHub shows and not one more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest import github
+from disttest.model import Cause
+from disttest.reports import digest
+from disttest.reports.digest import FailureGroup
+from disttest.reports.location import Repository, locate
+from disttest.reports.text import clean, count, one_line, shorten
+from disttest.results.fold import CollectionError, RunResult, TestOutcome
+
+NAMED = github.MAX_ANNOTATIONS - 1
+"""The last one is kept to count those that are not shown."""
+
+
+def render_annotations(run: RunResult, *, repository_top: str = "") -> str:
+    """Return workflow commands, one a line: nine errors and one that counts the rest, warnings likewise.
+
+    Args:
+        run: what to tell.
+        repository_top: root of the repository as the run saw it; the run's root directory if empty.
+    """
+    repository = Repository(root=run.root, top=repository_top)
+    errors = [*_errors(run, repository)]
+    warnings = [*_warnings(run, repository)]
+    lines = [*_capped("error", errors, "failure"), *_capped("warning", warnings, "warning")]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _capped(level: str, lines: list[str], noun: str) -> list[str]:
+    if len(lines) <= github.MAX_ANNOTATIONS:
+        return lines
+    rest = count(len(lines) - NAMED, f"more {noun}")
+    return [
+        *lines[:NAMED],
+        github.annotation(level, f"{rest}: see the summary, report.html or junit.xml", title=rest),
+    ]
+
+
+def _errors(run: RunResult, repository: Repository) -> Iterator[str]:
+    for error in run.collection_errors:
+        yield _not_collected(error, repository)
+    for group in digest.failure_groups(run):
+        yield _failure(group, repository)
+    if run.reason and not run.bad:
+        yield github.annotation("error", one_line(run.reason), title="disttest: the run ended early")
+
+
+def _not_collected(error: CollectionError, repository: Repository) -> str:
+    file = repository.relative(error.nodeid.partition("::")[0])
+    title = one_line(f"{error.nodeid} could not be collected", 200)
+    return github.annotation("error", shorten(clean(error.message), 3000), title=title, file=file, line=1)
+
+
+def _failure(group: FailureGroup, repository: Repository) -> str:
+    test = group.first
+    machine = test.final.cause is Cause.INFRASTRUCTURE
+    # A broken machine has no line in anybody's code.
+    place = None if machine else locate(test, repository)
+    title = _title(test) if len(group.tests) == 1 else f"{count(len(group.tests), 'test')} failed alike"
+    if machine:
+        title = f"machine, not test: {title}"
+    words = [group.message, digest.who(test.final), f"repeat: {digest.repeat_command(test)}"]
+    return github.annotation(
+        "error",
+        "\n".join(word for word in words if word),
+        title=title,
+        file=place.file if place else None,
+        line=place.line if place else None,
+    )
+
+
+def _title(test: TestOutcome) -> str:
+    return one_line(test.test.name or test.test.nodeid, 200)
+
+
+def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
+    for test in run.tests:
+        if test.flaky:
+            yield _flaky(test, repository)
+    for test in run.tests:
+        leaks = sorted({leak for rank in test.final.ranks for leak in rank.leaks})
+        if leaks:
+            file = repository.relative(test.test.file)
+            message = f"left behind: {one_line(', '.join(leaks), 1000)}"
+            title = f"{_title(test)} leaks"
+            yield github.annotation("warning", message, title=title, file=file, line=max(1, test.test.line))
+
+
+def _flaky(test: TestOutcome, repository: Repository) -> str:
+    first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+    message = f"passed at attempt {test.final.attempt}; attempt {first.attempt}: {digest.finding(first)}"
+    file = repository.relative(test.test.file)
+    return github.annotation(
+        "warning", message, title=f"{_title(test)} is flaky", file=file, line=max(1, test.test.line)
+    )

@@ -1,0 +1,233 @@
+"""What the reports for people say about a run, before any of them chooses how to say it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from disttest.errors import ExitCode
+from disttest.model import Cause, Outcome, RankRecord, TestResult
+from disttest.reports.text import clean, count, duration, one_line
+from disttest.results.fold import RunResult, TestOutcome, WorldSpan
+
+ORDINARY = "no world"
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """How many tests came to what. Every test is counted in exactly one of these."""
+
+    passed: int = 0
+    failed: int = 0
+    flaky: int = 0
+    """Passed in the end, but not at first."""
+    skipped: int = 0
+    xfailed: int = 0
+    infrastructure: int = 0
+    """Failed for a reason that is not the test's."""
+    time_s: float = 0.0
+    """All attempts together."""
+    gpu_s: float = 0.0
+    """The same, times the GPUs that the world held."""
+
+    @property
+    def total(self) -> int:
+        """Number of tests."""
+        return self.passed + self.failed + self.flaky + self.skipped + self.xfailed + self.infrastructure
+
+    @property
+    def bad(self) -> int:
+        """Number of tests that make the run red."""
+        return self.failed + self.infrastructure
+
+    def take(self, test: TestOutcome, gpus: dict[str, int]) -> None:
+        """Count a test; ``gpus`` says how many each world held."""
+        kind = classify(test)
+        setattr(self, kind, getattr(self, kind) + 1)
+        for attempt in test.attempts:
+            seconds = max(0.0, attempt.duration_s)
+            self.time_s += seconds
+            self.gpu_s += seconds * gpus.get(attempt.world_id, 0)
+
+
+def classify(test: TestOutcome) -> str:
+    """Return the name of the :class:`Tally` field that a test belongs to."""
+    match test.final.outcome:
+        case Outcome.FAILED | Outcome.ERROR:
+            return "infrastructure" if test.final.cause is Cause.INFRASTRUCTURE else "failed"
+        case Outcome.SKIPPED:
+            return "skipped"
+        case Outcome.XFAILED:
+            return "xfailed"
+        case Outcome.PASSED | Outcome.XPASSED:
+            return "flaky" if test.flaky else "passed"
+
+
+def gpus_by_world(worlds: Iterable[WorldSpan]) -> dict[str, int]:
+    """Return how many GPUs each world held."""
+    return {world.world_id: sum(not slot.startswith("cpu") for slot in world.slots) for world in worlds}
+
+
+def tally(run: RunResult) -> Tally:
+    """Count all tests of a run."""
+    total = Tally()
+    gpus = gpus_by_world(run.worlds)
+    for test in run.tests:
+        total.take(test, gpus)
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the final table: a suite at one world size and backend."""
+
+    suite: str
+    shape: str
+    tally: Tally
+
+
+def table(run: RunResult) -> list[Row]:
+    """Tally the tests by suite and shape: suites in the order of the run, shapes by size."""
+    gpus = gpus_by_world(run.worlds)
+    groups: dict[str, dict[tuple[int, str], Tally]] = defaultdict(dict)
+    for test in run.tests:
+        shape = test.test.world
+        key = (shape.size, str(shape)) if shape else (0, ORDINARY)
+        groups[test.test.suite].setdefault(key, Tally()).take(test, gpus)
+    return [
+        Row(suite=suite, shape=key[1], tally=shapes[key])
+        for suite, shapes in groups.items()
+        for key in sorted(shapes)
+    ]
+
+
+def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
+    """Return the tests that took longest in their final attempt, longest first."""
+    ran = [test for test in run.tests if test.final.duration_s > 0]
+    return sorted(ran, key=lambda test: -test.final.duration_s)[:limit]
+
+
+def skip_reasons(run: RunResult) -> list[tuple[str, int]]:
+    """Return each reason with the number of tests that it skipped, most frequent first."""
+    reasons = Counter(
+        one_line(test.final.message) or "no reason given"
+        for test in run.tests
+        if test.final.outcome is Outcome.SKIPPED
+    )
+    return reasons.most_common()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup:
+    """Tests that failed with the same words: a broken machine is told once, not a thousand times."""
+
+    message: str
+    tests: tuple[TestOutcome, ...] = field(repr=False)
+
+    @property
+    def first(self) -> TestOutcome:
+        """The one that stands for all."""
+        return self.tests[0]
+
+
+def failure_groups(run: RunResult) -> list[FailureGroup]:
+    """Return the failures, those with the same cause and message together: tests' own faults first."""
+    groups: dict[tuple[bool, str, str], list[TestOutcome]] = defaultdict(list)
+    for test in run.bad:
+        infrastructure = test.final.cause is Cause.INFRASTRUCTURE
+        message = finding(test.final)
+        # Equal words about different tests are one event only if they do not come from the tests themselves.
+        whose = "" if infrastructure else test.test.nodeid
+        groups[infrastructure, whose, message].append(test)
+    in_order = sorted(groups.items(), key=lambda item: item[0][0])
+    return [FailureGroup(message=key[2], tests=tuple(tests)) for key, tests in in_order]
+
+
+def finding(result: TestResult) -> str:
+    """Return the one line that says what happened; never empty."""
+    return one_line(result.message) or f"{result.outcome} without a message"
+
+
+def evidence(result: TestResult) -> list[str]:
+    """Return what there is to read about a bad result: the culprit's text, then what others add."""
+    parts = [clean(result.details)]
+    parts += [_rank_section(rank) for rank in result.ranks if _adds_something(rank, result)]
+    return [part.strip("\n") for part in parts if part.strip()]
+
+
+def _adds_something(rank: RankRecord, result: TestResult) -> bool:
+    known = result.details + "\n" + result.message
+    return any(text.strip() and text not in known for text in (rank.message, rank.details, rank.stacks))
+
+
+def _rank_section(rank: RankRecord) -> str:
+    how = str(rank.outcome or rank.end)
+    lines = [f"----- rank {rank.rank}: {how} in {rank.phase} -----", rank.message, rank.details, rank.stacks]
+    return clean("\n".join(line for line in lines if line))
+
+
+def fault(test: TestOutcome) -> str:
+    """Return whose fault a bad test is, in one word for a label."""
+    if test.final.cause is Cause.INFRASTRUCTURE:
+        return "machine"
+    return "hang" if any(rank.hung for rank in test.final.ranks) else "test"
+
+
+def who(result: TestResult) -> str:
+    """Return ``rank 1 is the culprit; victims: ranks 0, 2``, or nothing if no rank is named."""
+    if result.culprit is None:
+        return ""
+    text = f"rank {result.culprit} is the culprit"
+    if result.victims:
+        ranks = ", ".join(map(str, result.victims))
+        text += f"; {'victim: rank' if len(result.victims) == 1 else 'victims: ranks'} {ranks}"
+    return text
+
+
+def repeat_command(test: TestOutcome) -> str:
+    """Return the command that runs just this test again, from the root directory of the run."""
+    return f"pytest {shlex.quote(one_line(test.test.nodeid, 100_000))}"
+
+
+VERDICTS = {
+    ExitCode.PASSED: "passed",
+    ExitCode.FAILED: "failed",
+    ExitCode.INTERRUPTED: "interrupted",
+    ExitCode.INTERNAL: "broken",
+    ExitCode.USAGE: "not understood",
+    ExitCode.NOTHING_COLLECTED: "empty: nothing was collected",
+    ExitCode.NOT_ENOUGH_DEVICES: "not run: not enough devices",
+    ExitCode.INFRASTRUCTURE: "failed: the machine is broken",
+    ExitCode.ENGINE: "not run: the container engine refused",
+    ExitCode.DEADLINE: "stopped at its deadline",
+}
+
+
+def verdict(run: RunResult) -> str:
+    """Return what the run came to, in a few words."""
+    if run.exit_code > 128:
+        return f"ended by signal {run.exit_code - 128}"
+    return VERDICTS.get(ExitCode(run.exit_code), "failed") if run.exit_code in VERDICTS else "failed"
+
+
+def is_green(run: RunResult) -> bool:
+    """Whether the run says that all is well."""
+    return run.exit_code == ExitCode.PASSED and not run.bad and not run.collection_errors
+
+
+def headline(run: RunResult) -> str:
+    """Return the counts that are not zero: ``2 failed, 31 passed, 4 skipped in 12.0 s``."""
+    total = tally(run)
+    named = (
+        (total.failed, "failed"),
+        (total.infrastructure, "infrastructure"),
+        (len(run.collection_errors), "not collected"),
+        (total.flaky, "flaky"),
+        (total.passed, "passed"),
+        (total.skipped, "skipped"),
+        (total.xfailed, "expected to fail"),
+    )
+    parts = [f"{number:,} {name}" for number, name in named if number]
+    return f"{', '.join(parts) or count(0, 'test')} in {duration(run.duration_s)}"

@@ -1,0 +1,100 @@
+"""Where in the user's code a test failed: the innermost line of the culprit that is theirs."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from disttest.model import RankRecord, TestResult
+from disttest.reports.text import clean
+from disttest.results.fold import TestOutcome
+
+# pytest: "tests/test_x.py:19: AssertionError", each frame in turn, innermost last.
+_PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): ", re.MULTILINE)
+# Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<comma>,?) in ', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """A line of code, the file relative to the root of the repository."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """Maps paths of the run (which may have been in a container) to paths in the repository."""
+
+    root: str
+    """Root directory of the run, as it was seen there."""
+    top: str = ""
+    """Root of the repository, as it was seen there; empty if it is the same."""
+
+    def relative(self, file: str) -> str | None:
+        """Return ``file`` relative to the top of the repository; None if it is not the user's."""
+        whole = os.path.normpath(os.path.join(self.root or "/", file))  # noqa: PTH118 - a path of another machine
+        path = PurePosixPath(whole)
+        top = PurePosixPath(os.path.normpath(self.top or self.root or "/"))
+        if not path.is_relative_to(top):
+            return None
+        inside = path.relative_to(top)
+        return None if _FOREIGN & set(inside.parts) else str(inside)
+
+
+def locate(test: TestOutcome, repository: Repository) -> Location | None:
+    """Return the line to show beside the code; the test's first line if nothing better is known."""
+    texts = [*_words(test.final)]
+    frames = (frame for text in texts for frame in _innermost(text, test.test.file, repository))
+    file = repository.relative(test.test.file) if test.test.file else None
+    start = Location(file=file, line=max(1, test.test.line)) if file else None
+    return next(frames, start)
+
+
+def _words(result: TestResult) -> Iterator[str]:
+    """What the culprit left behind, the most telling first."""
+    rank = _accused(result)
+    if rank is not None:
+        waited = rank.hung or not rank.details
+        yield from (rank.stacks, rank.details) if waited else (rank.details, rank.stacks)
+    yield result.details
+
+
+def _accused(result: TestResult) -> RankRecord | None:
+    named = [rank for rank in result.ranks if rank.rank == result.culprit]
+    hung = [rank for rank in result.ranks if rank.hung]
+    return next(iter(named or hung), None)
+
+
+def _innermost(text: str, test_file: str, repository: Repository) -> Iterator[Location]:
+    text = clean(text)
+    entries = [entry for match in _PYTEST.finditer(text) if (entry := _location(match, repository))]
+    if entries:
+        yield entries[-1]
+    threads = [_frames(thread, repository) for thread in _THREAD.split(text)]
+    mine = repository.relative(test_file) if test_file else None
+    # The thread that runs the test comes before others that happen to be in the user's code.
+    threads.sort(key=lambda frames: all(frame.file != mine for frame in frames))
+    yield from (frames[0] for frames in threads if frames)
+
+
+def _frames(thread: str, repository: Repository) -> list[Location]:
+    """The user's own frames of one thread, innermost first."""
+    matches = list(_FRAME.finditer(thread))
+    if any(match["comma"] for match in matches):
+        matches.reverse()
+    return [frame for match in matches if (frame := _location(match, repository))]
+
+
+def _location(match: re.Match[str], repository: Repository) -> Location | None:
+    file = repository.relative(match["file"])
+    return Location(file=file, line=max(1, int(match["line"]))) if file else None

@@ -1,0 +1,271 @@
+"""``summary.md``: the run for GitHub's step summary, shortened step by step until it fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from disttest.model import RankRecord, TestResult
+from disttest.reports import digest
+from disttest.reports.digest import FailureGroup, Tally
+from disttest.reports.logs import LogFolder
+from disttest.reports.text import clean, count, duration, one_line, shorten
+from disttest.results.fold import RunResult
+
+FILE_NAME = "summary.md"
+MAX_BYTES = 1024 * 1024 - 16 * 1024
+"""GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
+
+LOG_TAILS = 4
+"""Ranks whose log is shown, the culprit's first; the others are links."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Detail:
+    """How much is told; each step of shortening takes the next, smaller one."""
+
+    failures: int
+    details: int
+    """Characters of a failure's text."""
+    log: int
+    """Bytes of each rank's log."""
+    listed: int
+    """Lines of a list: slowest tests, skip reasons, tests in a group."""
+    table: int = 500
+    cut: str = ""
+    """What the reader misses, in words."""
+
+
+STEPS = (
+    _Detail(failures=200, details=20_000, log=4_000, listed=20),
+    _Detail(failures=200, details=8_000, log=1_000, listed=20, cut="long failure texts and log tails"),
+    _Detail(failures=200, details=2_000, log=0, listed=10, cut="most failure texts and all log tails"),
+    _Detail(failures=100, details=500, log=0, listed=10, cut="nearly all failure texts, all log tails"),
+    _Detail(failures=50, details=0, log=0, listed=5, table=100, cut="all failure texts and log tails"),
+    _Detail(failures=10, details=0, log=0, listed=3, table=20, cut="all but the first failures"),
+)
+
+
+def render_summary(run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES) -> str:
+    """Return the Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
+
+    It is never longer than ``max_bytes``: what had to be cut is stated at its end.
+    """
+    logs = LogFolder(results_dir)
+    for step in STEPS:
+        text = _Summary(run, logs, step).render()
+        if len(text.encode()) <= max_bytes:
+            return text
+    return text.encode()[:max_bytes].decode(errors="ignore")
+
+
+class _Summary:
+    """One rendering of a run at one level of detail."""
+
+    def __init__(self, run: RunResult, logs: LogFolder, detail: _Detail) -> None:
+        self.run = run
+        self.logs = logs
+        self.detail = detail
+
+    def render(self) -> str:
+        sections = (self.head(), self.failures(), self.flaky(), self.table(), self.lists(), self.foot())
+        return "\n".join(line for section in sections for line in section).rstrip("\n") + "\n"
+
+    def head(self) -> Iterator[str]:
+        icon = "✅" if digest.is_green(self.run) else "❌"
+        yield f"## {icon} disttest: {digest.verdict(self.run)}"
+        yield ""
+        yield f"**{digest.headline(self.run)}**" + (f" · {code(self.argv())}" if self.run.argv else "")
+        yield ""
+        if self.run.reason:
+            yield f"The run ended early: {escape(one_line(self.run.reason))}"
+            yield ""
+
+    def argv(self) -> str:
+        return one_line(" ".join(self.run.argv), 200)
+
+    def failures(self) -> Iterator[str]:
+        groups = digest.failure_groups(self.run)
+        if not groups and not self.run.collection_errors:
+            return
+        yield "### Failures"
+        yield ""
+        for error in self.run.collection_errors[: self.detail.failures]:
+            yield from self.collection_error(error.nodeid, error.message)
+        for group in groups[: self.detail.failures]:
+            yield from self.failure(group)
+        if len(groups) > self.detail.failures:
+            yield f"… and {count(len(groups) - self.detail.failures, 'more failure')}, all in `junit.xml`."
+            yield ""
+
+    def collection_error(self, nodeid: str, message: str) -> Iterator[str]:
+        last = message.strip().rpartition("\n")[2]
+        body = [*self.block(message)]
+        yield from _collapsible(f"{code(nodeid)} could not be collected: {escape(one_line(last))}", body)
+
+    def failure(self, group: FailureGroup) -> Iterator[str]:
+        test = group.first
+        what = (
+            code(test.test.nodeid) if len(group.tests) == 1 else f"<b>{count(len(group.tests), 'test')}</b>"
+        )
+        title = f"{escape(digest.fault(test))} · {what}<br>{escape(group.message)}"
+        yield from _collapsible(title, [*self.failure_body(group)])
+
+    def failure_body(self, group: FailureGroup) -> Iterator[str]:
+        test, result = group.first, group.first.final
+        if len(group.tests) > 1:
+            yield from (f"- {code(member.test.nodeid)}" for member in group.tests[: self.detail.listed])
+            if len(group.tests) > self.detail.listed:
+                yield f"- … and {count(len(group.tests) - self.detail.listed, 'more test')}"
+            yield ""
+        if digest.who(result):
+            yield f"{escape(digest.who(result))}, in {escape(result.phase)}."
+            yield ""
+        yield from (f"- attempt {a.attempt}: {escape(digest.finding(a))}" for a in test.attempts[:-1])
+        if len(test.attempts) > 1:
+            yield ""
+        yield from self.block("\n\n".join(digest.evidence(result)))
+        yield from self.ranks(result)
+        yield f"Repeat: {code(digest.repeat_command(test))}"
+        yield ""
+
+    def ranks(self, result: TestResult) -> Iterator[str]:
+        if not result.ranks:
+            return
+        yield "| rank | ended | phase | log | says |"
+        yield "|---:|---|---|---|---|"
+        for rank in result.ranks[:64]:
+            ended = str(rank.outcome or rank.end)
+            says = cell(one_line(rank.message, 200))
+            yield f"| {rank.rank} | {ended} | {cell(rank.phase)} | {self.log_link(rank)} | {says} |"
+        yield ""
+        first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+        for rank in first[:LOG_TAILS]:
+            yield from self.log_tail(rank)
+
+    def log_link(self, rank: RankRecord) -> str:
+        if not self.logs.path(rank.log):
+            return "missing" if rank.log else ""
+        return f"[rank{rank.rank}.log]({quote(rank.log)})"
+
+    def log_tail(self, rank: RankRecord) -> Iterator[str]:
+        if not self.detail.log:
+            return
+        excerpt = self.logs.excerpt(rank.log, head_bytes=0, tail_bytes=self.detail.log)
+        if excerpt and str(excerpt).strip():
+            yield f"Log of rank {rank.rank}, its end:"
+            yield ""
+            yield from fenced(str(excerpt).strip("\n"))
+
+    def block(self, text: str) -> Iterator[str]:
+        if self.detail.details and text.strip():
+            yield from fenced(shorten(clean(text), self.detail.details).strip("\n"))
+
+    def flaky(self) -> Iterator[str]:
+        flaky = [test for test in self.run.tests if test.flaky]
+        if not flaky:
+            return
+        yield "### Flaky"
+        yield ""
+        for test in flaky[: self.detail.listed * 5]:
+            first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+            yield (
+                f"- {code(test.test.nodeid)} passed at attempt {test.final.attempt}; "
+                f"attempt {first.attempt}: {escape(digest.finding(first))}"
+            )
+        if len(flaky) > self.detail.listed * 5:
+            yield f"- … and {count(len(flaky) - self.detail.listed * 5, 'more flaky test')}"
+        yield ""
+
+    def table(self) -> Iterator[str]:
+        rows = digest.table(self.run)
+        if not rows:
+            return
+        yield "### Results"
+        yield ""
+        yield "| suite | world | passed | failed | flaky | skipped | infrastructure | time | GPU-minutes |"
+        yield "|---|---|---:|---:|---:|---:|---:|---:|---:|"
+        for row in rows[: self.detail.table]:
+            yield _table_line(cell(row.suite), cell(row.shape), row.tally)
+        if len(rows) > self.detail.table:
+            yield f"| … {count(len(rows) - self.detail.table, 'more row')} | | | | | | | | |"
+        if len(rows) > 1:
+            yield _table_line("**all**", "", digest.tally(self.run))
+        yield ""
+
+    def lists(self) -> Iterator[str]:
+        slow = digest.slowest(self.run, self.detail.listed)
+        if slow:
+            lines = [f"| {duration(test.final.duration_s)} | {code(test.test.nodeid)} |" for test in slow]
+            yield from _collapsible("Slowest tests", ["| time | test |", "|---:|---|", *lines, ""])
+        reasons = digest.skip_reasons(self.run)
+        if reasons:
+            lines = [f"| {number:,} | {cell(reason)} |" for reason, number in reasons[: self.detail.listed]]
+            if len(reasons) > self.detail.listed:
+                lines.append(f"| … | {count(len(reasons) - self.detail.listed, 'more reason')} |")
+            title = f"Skipped: {count(sum(number for _, number in reasons), 'test')}, by reason"
+            yield from _collapsible(title, ["| tests | reason |", "|---:|---|", *lines, ""])
+
+    def foot(self) -> Iterator[str]:
+        if self.run.notes:
+            notes = [f"- {escape(one_line(note))}" for note in self.run.notes[: self.detail.listed * 5]]
+            if len(self.run.notes) > len(notes):
+                notes.append(f"- … and {count(len(self.run.notes) - len(notes), 'more note')}")
+            yield from _collapsible(count(len(self.run.notes), "note"), [*notes, ""])
+        hardware = self.run.hardware
+        facts = [
+            f"disttest {self.run.disttest}" if self.run.disttest else "",
+            f"torch {hardware.torch}" if hardware.torch else "",
+            f"Python {hardware.python}" if hardware.python else "",
+            f"{hardware.cpus} CPUs" if hardware.cpus else "",
+            ", ".join(hardware.gpus) or "no GPU",
+        ]
+        yield f"<sub>{escape(' · '.join(one_line(fact) for fact in facts if fact))}</sub>"
+        if self.detail.cut:
+            yield ""
+            yield f"<sub>Shortened to fit: {self.detail.cut} left out; see `junit.xml` and `logs/`.</sub>"
+
+
+def _table_line(suite: str, shape: str, tally: Tally) -> str:
+    # An expected failure went as expected: for the reader of a summary it is a pass.
+    numbers = (tally.passed + tally.xfailed, tally.failed, tally.flaky, tally.skipped, tally.infrastructure)
+    cells = [suite, shape, *(f"{number:,}" if number else "" for number in numbers), duration(tally.time_s)]
+    return f"| {' | '.join(cells)} | {f'{tally.gpu_s / 60:.1f}' if tally.gpu_s else ''} |"
+
+
+def _collapsible(title: str, body: list[str]) -> Iterator[str]:
+    yield "<details>"
+    yield f"<summary>{title}</summary>"
+    yield ""
+    yield from body
+    yield "</details>"
+    yield ""
+
+
+def escape(text: str) -> str:
+    """Return ``text`` so that Markdown and HTML show it as it is."""
+    text = clean(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#+!|~@$])", lambda match: f"&#{ord(match[1])};", text)
+
+
+def cell(text: str) -> str:
+    """Return ``text`` for a cell of a table."""
+    return escape(one_line(text))
+
+
+def code(text: str, limit: int = 300) -> str:
+    """Return ``text`` as code, in HTML: it survives in titles, lists and tables, whatever it contains."""
+    return f"<code>{escape(one_line(text, limit))}</code>"
+
+
+def fenced(text: str) -> Iterator[str]:
+    """Yield a block that shows ``text`` as it is: its fence is longer than any within."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    yield f"{fence}text"
+    yield text
+    yield fence
+    yield ""

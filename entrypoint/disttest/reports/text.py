@@ -1,0 +1,87 @@
+"""Text that came out of a test, made safe to show: no escape sequences, no broken characters, no floods."""
+
+from __future__ import annotations
+
+import math
+import re
+
+REPLACEMENT = "\ufffd"
+
+_ANSI = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: window titles, hyperlinks
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # device control and other strings up to their terminator
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor movements
+    r"|\x1b[ -/]*[0-~]?"  # everything else that starts with an escape
+)
+# What XML 1.0 forbids; a run of them (a hole in a log is a million NULs) becomes one mark.
+_ILLEGAL = re.compile(
+    r"[^\t\n\u0020-\u007e\u0085\u00a0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]+"
+)
+
+
+def clean(text: str | bytes) -> str:
+    """Return ``text`` without ANSI sequences and with only the characters that XML 1.0 allows."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", errors="replace")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _ILLEGAL.sub(REPLACEMENT, _ANSI.sub("", text))
+
+
+def one_line(text: str | bytes, limit: int = 400) -> str:
+    """Return ``text`` cleaned, on one line and no longer than ``limit`` characters."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return ``text`` with its middle cut out, and the cut stated, if it is longer than ``limit`` characters.
+
+    The beginning says what failed and the end says where; the end is worth more and gets two thirds.
+    """
+    if len(text) <= limit:
+        return text
+    head = _up_to_newline(text[: limit // 3])
+    tail = _from_newline(text[len(text) - (limit - limit // 3) :]) if limit else ""
+    return f"{head}\n[… {count(len(text) - len(head) - len(tail), 'character')} cut …]\n{tail}".strip("\n")
+
+
+def _up_to_newline(text: str) -> str:
+    cut = text.rfind("\n")
+    return text[:cut] if cut > len(text) // 2 else text
+
+
+def _from_newline(text: str) -> str:
+    cut = text.find("\n")
+    return text[cut + 1 :] if 0 <= cut < len(text) // 2 else text
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 test``, ``2 tests``, ``12,000 tests``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: ``4 ms``, ``2.3 s``, ``4 min 05 s``, ``1 h 02 min``.
+
+    A clock that went backwards gives 0.
+    """
+    if not math.isfinite(seconds) or seconds <= 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes as people say it: ``512 B``, ``3.2 MB``."""
+    value = float(number)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.95:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

@@ -1,0 +1,57 @@
+"""Writes all reports of a run; one that fails does not take the others with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from disttest.errors import ReportError, UsageError
+from disttest.reports import junit, results_json, summary
+from disttest.reports.files import write_whole
+from disttest.results.fold import RunResult, fold
+from disttest.results.journal import FILE_NAME as JOURNAL
+from disttest.results.journal import read_events
+
+Render = Callable[[RunResult, Path], str]
+
+REPORTERS: Mapping[str, tuple[str, Render]] = {
+    "json": (results_json.FILE_NAME, results_json.render_results_json),
+    "junit": (junit.FILE_NAME, junit.render_junit),
+    "summary": (summary.FILE_NAME, summary.render_summary),
+}
+"""Format -> name of its file, and what renders it. The one that tools need most comes first."""
+
+
+def write_reports(
+    run: RunResult, results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)
+) -> tuple[Path, ...]:
+    """Write the reports of a run into its results directory and return their paths.
+
+    Raises:
+        ReportError: at least one could not be written; the others were.
+        UsageError: there is no such format.
+    """
+    unknown = sorted(set(formats) - set(REPORTERS))
+    if unknown:
+        raise UsageError(f"no report format {unknown[0]!r}; there are {', '.join(REPORTERS)}")
+    written: list[Path] = []
+    failed: list[str] = []
+    for name in formats:
+        file_name, render = REPORTERS[name]
+        try:
+            written.append(write_whole(results_dir / file_name, render(run, results_dir)))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
+            failed.append(f"{file_name}: {type(error).__name__}: {error}")
+    if failed:
+        raise ReportError(failed, written=tuple(written))
+    return tuple(written)
+
+
+def rebuild(results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)) -> tuple[Path, ...]:
+    """Write reports again from the journal in ``results_dir``.
+
+    Raises:
+        UsageError: there is no journal, or no such format.
+        ReportError: as in :func:`write_reports`.
+    """
+    return write_reports(fold(read_events(results_dir / JOURNAL)), results_dir, formats)

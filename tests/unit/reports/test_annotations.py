@@ -1,0 +1,227 @@
+"""Annotations: which, how many, beside which line, and nothing a test prints can forge one."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_runs import ASSERTION, STACKS, SampleRun, mixed_run, rank
+
+from disttest import github
+from disttest.model import Cause, Outcome, RankEnd
+from disttest.reports.annotations import render_annotations
+from disttest.reports.location import Repository, locate
+
+
+def lines_of(sample: SampleRun, **options) -> list[str]:
+    return render_annotations(sample.finish(), **options).splitlines()
+
+
+def place_of(sample: SampleRun, top: str = "") -> str:
+    run = sample.finish()
+    return str(locate(run.tests[0], Repository(root=run.root, top=top)))
+
+
+class TestWhich:
+    def test_a_failure_stands_at_its_failing_line_with_its_finding_first(self):
+        lines = render_annotations(mixed_run()).splitlines()
+
+        assert lines[1] == (
+            "::error title=test_all_reduce[2xgloo],file=tests/test_ddp.py,line=19::"
+            "rank 1 failed: assert tensor(1.) == 3%0Arank 1 is the culprit; victim: rank 0%0A"
+            "repeat: pytest 'tests/test_ddp.py::test_all_reduce[2xgloo]'"
+        )
+
+    def test_a_broken_machine_is_one_annotation_without_a_line(self):
+        lines = [line for line in render_annotations(mixed_run()).splitlines() if "machine" in line]
+
+        assert len(lines) == 1
+        assert lines[0].startswith(
+            "::error title=machine, not test%3A 2 tests failed alike::GPU 3".replace(", ", "%2C ")
+        )
+
+    def test_nine_and_one_that_counts_the_rest(self):
+        sample = SampleRun()
+        for number in range(25):
+            sample.test(Outcome.FAILED, name=f"test_{number}", message="bad")
+        lines = lines_of(sample)
+
+        assert len(lines) == 10
+        assert (
+            lines[-1]
+            == "::error title=16 more failures::16 more failures: see the summary, report.html or junit.xml"
+        )
+
+    def test_ten_are_shown_as_they_are(self):
+        sample = SampleRun()
+        for number in range(10):
+            sample.test(Outcome.FAILED, name=f"test_{number}", message="bad")
+
+        assert [line for line in lines_of(sample) if "more failure" in line] == []
+
+    def test_flaky_tests_and_leaks_are_warnings(self):
+        sample = SampleRun()
+        place = "file=tests/test_ddp.py,line=12"
+        sample.test(attempts=[{"outcome": Outcome.FAILED, "message": "reset"}])
+        sample.test(
+            name="test_leak", ranks=(rank(0, leaks=("env FOO",)), rank(1, leaks=("env FOO", "thread x")))
+        )
+
+        assert lines_of(sample) == [
+            f"::warning title=test_sum[2xgloo] is flaky,{place}::passed at attempt 2; attempt 1: reset",
+            f"::warning title=test_leak[2xgloo] leaks,{place}::left behind: env FOO, thread x",
+        ]
+
+    def test_a_run_that_died_is_told(self):
+        run = SampleRun().finish(3, "killed by SIGKILL")
+
+        assert render_annotations(run).splitlines() == [
+            "::error title=disttest%3A the run ended early::killed by SIGKILL"
+        ]
+
+    def test_green_says_nothing(self):
+        sample = SampleRun()
+        sample.test()
+
+        assert render_annotations(sample.finish()) == ""
+
+
+class TestWhere:
+    def test_a_hang_stands_where_the_rank_waited(self):
+        sample = SampleRun()
+        sample.test(
+            Outcome.FAILED,
+            message="hung",
+            ranks=(rank(0), rank(1, None, end=RankEnd.KILLED, hung=True, stacks=STACKS)),
+        )
+
+        assert place_of(sample) == "tests/test_ddp.py:33"
+
+    def test_the_thread_that_runs_the_test_comes_first(self):
+        stacks = (
+            'Thread 0x1 (most recent call first):\n  File "/nowhere/repo/lib/watch.py", line 5 in loop\n'
+            'Thread 0x2 (most recent call first):\n  File "/nowhere/repo/lib/net.py", line 7 in send\n'
+            '  File "/nowhere/repo/tests/test_ddp.py", line 9 in test_x\n'
+        )
+        sample = SampleRun()
+        sample.test(
+            Outcome.FAILED, message="hung", culprit=0, ranks=(rank(0, None, hung=True, stacks=stacks),)
+        )
+
+        assert place_of(sample) == "lib/net.py:7"
+
+    def test_a_python_traceback_is_read_from_its_end(self):
+        frames = ('"/nowhere/repo/tests/test_ddp.py", line 4, in test', '"/opt/torch.py", line 1, in f')
+        details = "".join(f"  File {frame}\n" for frame in frames)
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="x", details=details)
+
+        assert place_of(sample) == "tests/test_ddp.py:4"
+
+    def test_without_a_trace_it_is_the_test(self):
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="x")
+
+        assert place_of(sample) == "tests/test_ddp.py:12"
+
+    def test_paths_of_a_container_are_mapped_to_the_workspace(self):
+        sample = SampleRun(root="/src/python")
+        sample.test(Outcome.FAILED, message="x", details=ASSERTION)
+
+        assert place_of(sample, top="/src") == "python/tests/test_ddp.py:19"
+
+    @pytest.mark.parametrize(
+        "file", ["/etc/passwd", "../other/x.py", ".venv/lib/x.py", "a/site-packages/x.py"]
+    )
+    def test_files_that_are_not_the_users_are_never_named(self, file):
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="x", details=f"{file}:3: Error", case={"file": file})
+
+        assert place_of(sample) == "None"
+
+
+class TestProblemMatcher:
+    @pytest.mark.parametrize(
+        ("line", "groups"),
+        [
+            ("tests/test_x.py:3: error: rank 1 failed", ("tests/test_x.py", "3", "error", "rank 1 failed")),
+            ("tests/test_x.py:3: warning: flaky", ("tests/test_x.py", "3", "warning", "flaky")),
+            ("FAILED tests/test_x.py::test", None),
+        ],
+    )
+    def test_reads_the_lines_of_our_logs(self, line, groups):
+        matcher = json.loads(files("disttest.reports").joinpath("problem-matcher.json").read_text())
+        (pattern,) = matcher["problemMatcher"][0]["pattern"]
+        match = re.match(pattern["regexp"], line)
+
+        assert (match and match.groups()) == groups
+
+
+class TestGithub:
+    def test_percent_is_escaped_first_and_properties_more_than_data(self):
+        assert (
+            github.command("error", "100%\r\n::x", title="a:b,c%")
+            == "::error title=a%3Ab%2Cc%25::100%25%0D%0A::x"
+        )
+
+    def test_long_messages_are_cut_visibly(self):
+        line = github.annotation("error", "x" * 5000)
+
+        assert line == "::error::" + "x" * 4095 + "…"
+
+    def test_a_line_without_a_file_means_nothing(self):
+        assert github.annotation("warning", "m", line=3) == "::warning::m"
+
+    @given(st.text(), st.text())
+    def test_no_text_leaves_its_line(self, message, title):
+        assert len(github.annotation("error", message, title=title).split("\n")) == 1
+
+    def test_commands_are_stopped_with_a_token_that_differs_each_time(self):
+        out: list[str] = []
+        for _ in range(2):
+            with github.commands_stopped(out.append):
+                out.append("::error::forged\n")
+        tokens = [line.strip().removeprefix("::stop-commands::") for line in out[::3]]
+
+        assert tokens[0] != tokens[1]
+        assert [out[2], out[5]] == [f"::{token}::\n" for token in tokens]
+
+    def test_commands_are_resumed_even_after_an_error(self):
+        out: list[str] = []
+        with pytest.raises(KeyError), github.commands_stopped(out.append):
+            raise KeyError
+
+        assert out[0].strip().removeprefix("::stop-commands::") in out[1]
+
+    def test_an_output_can_not_end_itself_early(self, tmp_path):
+        path = tmp_path / "output"
+        github.write_output(path, "report-path", "a\nend\nb")
+        name, delimiter = path.read_text().splitlines()[0].split("<<")
+
+        assert name == "report-path"
+        assert path.read_text() == f"report-path<<{delimiter}\na\nend\nb\n{delimiter}\n"
+
+    @pytest.mark.parametrize("name", ["", "a=b", "a\nb", "a<<b"])
+    def test_the_name_of_an_output_is_checked(self, tmp_path, name):
+        with pytest.raises(ValueError, match="not the name of an output"):
+            github.write_output(tmp_path / "output", name, "x")
+
+    def test_a_summary_that_would_not_fit_is_not_written(self, tmp_path):
+        path = tmp_path / "summary"
+        assert github.append_summary(path, "a" * 1_000_000)
+        assert not github.append_summary(path, "b" * 100_000)
+        assert "b" not in path.read_text()
+
+    def test_groups(self):
+        assert (github.group("a\nb"), github.end_group()) == ("::group::a b", "::endgroup::")
+
+
+def test_cause_decides_the_line_not_the_outcome():
+    sample = SampleRun()
+    sample.test(Outcome.FAILED, message="x", cause=Cause.INFRASTRUCTURE)
+
+    assert "file=" not in lines_of(sample)[0]

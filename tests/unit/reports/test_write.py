@@ -1,0 +1,154 @@
+"""Writing reports: all or nothing, one failure does not take the others along, rebuilding from a journal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+from sample_runs import SampleRun, mixed_run
+
+from disttest.errors import ReportError, UsageError
+from disttest.model import Outcome
+from disttest.reports import rebuild, results_json, write, write_reports
+from disttest.reports.files import write_whole
+from disttest.reports.results_json import load_results_json, render_results_json, results_schema
+from disttest.results.journal import Journal
+
+PUBLISHED = Path(__file__).parents[3] / "docs" / results_json.SCHEMA_ID
+
+
+def journal(results_dir: Path, sample: SampleRun) -> Path:
+    sample.finish()
+    writer = Journal(results_dir / "events.jsonl")
+    for event in sample.events:
+        writer.append(event)
+    writer.close()
+    return results_dir / "events.jsonl"
+
+
+def sample_with_failure() -> SampleRun:
+    sample = SampleRun()
+    sample.test()
+    sample.test(Outcome.FAILED, name="test_bad", message="rank 1 failed")
+    return sample
+
+
+class TestWriteReports:
+    def test_writes_each_format_and_leaves_no_temporary_file(self, tmp_path):
+        written = write_reports(mixed_run(tmp_path), tmp_path)
+
+        names = [path.name for path in written]
+        assert names[:3] == ["results.json", "junit.xml", "summary.md"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "logs"])
+
+    def test_one_that_fails_does_not_stop_the_others(self, tmp_path, monkeypatch):
+        def broken(run, results_dir):
+            raise RuntimeError("no ink")
+
+        reporters = {"bad": ("bad.txt", broken), **write.REPORTERS}
+        monkeypatch.setattr(write, "REPORTERS", reporters)
+        with pytest.raises(ReportError, match=r"could not write bad\.txt: RuntimeError: no ink") as caught:
+            write_reports(mixed_run(), tmp_path, tuple(reporters))
+
+        assert len(caught.value.written) == len(reporters) - 1
+        assert all(path.is_file() for path in caught.value.written)
+        assert "`disttest report DIR` writes the reports again" in str(caught.value)
+
+    def test_a_place_that_can_not_be_written_is_told_with_each_report(self, tmp_path):
+        with pytest.raises(ReportError, match=r"junit\.xml: FileNotFoundError"):
+            write_reports(mixed_run(), tmp_path / "gone")
+
+    def test_an_unknown_format_names_those_that_exist(self, tmp_path):
+        with pytest.raises(UsageError, match="no report format 'pdf'; there are json, junit, summary"):
+            write_reports(mixed_run(), tmp_path, ("pdf",))
+
+    def test_a_reader_never_sees_half_a_report(self, tmp_path):
+        path = write_whole(tmp_path / "report", "old")
+        with pytest.raises(TypeError):
+            write_whole(path, 3)  # type: ignore[arg-type]
+
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+class TestRebuild:
+    def test_gives_the_same_reports_as_the_run_did(self, tmp_path):
+        sample = sample_with_failure()
+        journal(tmp_path, sample)
+        first = {path: path.read_text() for path in write_reports(sample.finish(), tmp_path)}
+
+        assert {path: path.read_text() for path in rebuild(tmp_path)} == first
+
+    def test_only_the_formats_asked_for(self, tmp_path):
+        journal(tmp_path, sample_with_failure())
+
+        assert [path.name for path in rebuild(tmp_path, ("junit",))] == ["junit.xml"]
+
+    def test_no_journal_is_a_clear_error(self, tmp_path):
+        with pytest.raises(UsageError, match=r"no journal at .*events\.jsonl: No such file"):
+            rebuild(tmp_path)
+
+    @pytest.mark.parametrize("keep", range(0, 101, 7))
+    def test_a_journal_cut_anywhere_still_gives_reports(self, tmp_path, keep):
+        path = journal(tmp_path, sample_with_failure())
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) * keep // 100])
+
+        rebuild(tmp_path)
+
+        assert (tmp_path / "junit.xml").stat().st_size > 0
+
+    def test_unknown_events_and_rubbish_are_noted_not_fatal(self, tmp_path):
+        path = journal(tmp_path, sample_with_failure())
+        with path.open("ab") as file:
+            file.write(b'{"event":"from_the_future","at_s":1}\n\xff\xfe\n{"event":"noted"\n')
+        rebuild(tmp_path)
+
+        assert (tmp_path / "summary.md").read_text().count("skipped, not an event") == 3
+
+    def test_two_runs_in_one_journal_are_reported_as_one_with_the_last_word(self, tmp_path):
+        path = journal(tmp_path, sample_with_failure())
+        path.write_bytes(path.read_bytes() * 2)
+        rebuild(tmp_path, ("json",))
+
+        assert len(load_results_json((tmp_path / "results.json").read_bytes()).tests) == 2
+
+
+class TestResultsJson:
+    def test_validates_against_its_schema_and_says_its_version(self, tmp_path):
+        content = json.loads(render_results_json(mixed_run(tmp_path)))
+
+        jsonschema.Draft202012Validator.check_schema(results_schema())
+        jsonschema.validate(content, results_schema())
+        assert content["schema_version"] == 1
+
+    def test_the_schema_refuses_what_it_should(self):
+        content = json.loads(render_results_json(mixed_run()))
+        content["tests"][0]["attempts"][0]["outcome"] = "fine"
+
+        with pytest.raises(jsonschema.ValidationError, match="'fine' is not one of"):
+            jsonschema.validate(content, results_schema())
+
+    def test_reads_back_as_it_was(self):
+        run = mixed_run()
+
+        assert load_results_json(render_results_json(run)) == run
+
+    def test_a_lone_surrogate_does_not_lose_the_file(self):
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="bad \ud800 byte")
+        run = load_results_json(render_results_json(sample.finish()))
+
+        assert run.tests[0].final.message == "bad \ufffd byte"
+
+    def test_rubbish_is_refused(self):
+        with pytest.raises(msgspec.ValidationError):
+            load_results_json('{"schema_version": 1}')
+
+    def test_the_published_schema_is_this_one(self, update_golden):
+        if update_golden:
+            PUBLISHED.write_text(results_json.render_schema())
+        assert PUBLISHED.read_text() == results_json.render_schema(), "run pytest with --update-golden"
