@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult
+
+_THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
+_RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
 
 
 def describe_ranks(result: TestResult) -> Iterator[str]:
@@ -42,14 +46,22 @@ def _stacks(result: TestResult) -> Iterator[str]:
     by_text: dict[str, list[int]] = {}
     for record in result.ranks:
         if record.stacks:
-            by_text.setdefault(_without_addresses(record.stacks), []).append(record.rank)
+            by_text.setdefault(shorten_stacks(record.stacks), []).append(record.rank)
     for text, ranks in by_text.items():
         yield f"stacks of rank {','.join(map(str, ranks))}:"
         yield from (f"  {line}" for line in text.splitlines())
 
 
-def _without_addresses(text: str) -> str:
-    """Thread ids differ from rank to rank; without them equal stacks are equal."""
-    import re
-
-    return re.sub(r"(hread) 0x[0-9a-f]+", r"\1", text)
+def shorten_stacks(text: str) -> str:
+    """Stacks (innermost frame first) without what called the test, and without thread ids, so that equal ones are equal."""
+    lines: list[str] = []
+    below_test = False
+    for line in text.splitlines():
+        if not line.startswith("  "):
+            below_test = False
+            lines.append(_THREAD_ID.sub(r"\1", line))
+            continue
+        below_test = below_test or (_RUNNER.search(line) is not None and lines[-1].startswith("  "))
+        if not below_test:
+            lines.append(line)
+    return "\n".join(lines)

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from disttest.host.process import STACKS_SIGNAL, Child
 
+STACKS_HEADING = "[disttest: stacks of rank "
+"""Begins the stacks in a rank's log."""
+
 _SETTLED_S = 0.02
 _MOST_KEPT = 64 * 1024
 

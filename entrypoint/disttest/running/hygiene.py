@@ -44,6 +44,12 @@ def read_facts() -> Facts:
     return facts
 
 
+def with_own_groups(before: Facts) -> Facts:
+    """The facts with the process groups as they are now: the default group has just been made for the test."""
+    others = {name: value for name, value in before.items() if _kind(name) != "process_group"}
+    return {**others, **_process_groups()}
+
+
 def clean_up(before: Facts, at_call: Facts, *, shared_fixtures: bool) -> Cleanup:
     """Put back what a test changed.
 

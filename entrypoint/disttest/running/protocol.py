@@ -19,7 +19,7 @@ MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="message", tag=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=True):
     """Base of all messages."""
 
 

@@ -13,6 +13,7 @@ from _pytest._io import TerminalWriter
 
 from disttest.model import Outcome, TestCase, TestResult
 from disttest.results.narrative import describe_ranks
+from disttest.running.evidence import STACKS_HEADING
 from disttest.running.protocol import TestJudged
 
 _TAIL = 4096
@@ -117,7 +118,7 @@ def _tail_of(result: TestResult, results_dir: Path) -> str:
             file.seek(0, 2)
             size = file.tell()
             file.seek(max(0, size - _TAIL))
-            text = file.read().decode("utf-8", "replace").strip()
+            text = file.read().decode("utf-8", "replace").partition(STACKS_HEADING)[0].strip()
     except OSError:
         return ""
     return f"…\n{text}" if size > _TAIL and text else text

@@ -97,6 +97,7 @@ class _Session:
         self.channel = channel
         self.config = config
         self.order: RunTest | None = None
+        self.facts_before: hygiene.Facts = {}
         self.facts_at_call: hygiene.Facts = {}
 
     def scratch(self) -> Path:
@@ -142,6 +143,7 @@ class _Session:
             world_size=shape.size,
             device_id=device_id if shape.backend == "nccl" else None,
         )
+        self.facts_before = hygiene.with_own_groups(self.facts_before)
 
 
 def serve(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
@@ -181,12 +183,13 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     following = items.get(order.next_nodeid) if order.next_nodeid else None
     _redirect_output(session.config, Path(order.log))
     _register_stacks(state.spec.stacks)
-    before = hygiene.read_facts()
     state.order = order
-    state.facts_at_call = before
+    state.facts_before = state.facts_at_call = hygiene.read_facts()
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    cleanup = hygiene.clean_up(before, state.facts_at_call, shared_fixtures=_shared_fixtures(session))
+    cleanup = hygiene.clean_up(
+        state.facts_before, state.facts_at_call, shared_fixtures=_shared_fixtures(session)
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     state.channel.send(TestDone(leaks=tuple(map(clean_text, cleanup.leaks)), retire=cleanup.retire))

@@ -24,7 +24,7 @@ from disttest.host.process import Child, adopt_orphans, children_of, end_all, ki
 from disttest.model import TestCase, TestResult
 from disttest.results.verdict import judge
 from disttest.running.attempt import Attempt, Progress
-from disttest.running.evidence import StackSource, take_stacks
+from disttest.running.evidence import STACKS_HEADING, StackSource, take_stacks
 from disttest.running.logs import RankLog
 from disttest.running.protocol import (
     AnyMessage,
@@ -249,7 +249,7 @@ class World:
         for progress in attempt.ranks:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
-                self._log(progress).append(f"\n[disttest: stacks of rank {progress.rank} {heading}]\n{progress.stacks}\n")
+                self._log(progress).append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
             self._log(progress).finish()
         result = self._judge(attempt)
         self._controller.send(TestJudged(result=result, reports=_speaking_reports(attempt, result)))
