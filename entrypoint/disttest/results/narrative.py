@@ -46,7 +46,7 @@ def _stacks(result: TestResult) -> Iterator[str]:
     by_text: dict[str, list[int]] = {}
     for record in result.ranks:
         if record.stacks:
-            by_text.setdefault(shorten_stacks(record.stacks), []).append(record.rank)
+            by_text.setdefault(record.stacks, []).append(record.rank)
     for text, ranks in by_text.items():
         yield f"stacks of rank {','.join(map(str, ranks))}:"
         yield from (f"  {line}" for line in text.splitlines())
@@ -61,7 +61,7 @@ def shorten_stacks(text: str) -> str:
             below_test = False
             lines.append(_THREAD_ID.sub(r"\1", line))
             continue
-        below_test = below_test or (_RUNNER.search(line) is not None and lines[-1].startswith("  "))
+        below_test = below_test or (_RUNNER.search(line) is not None and lines[-1:] != [] and lines[-1][:2] == "  ")
         if not below_test:
             lines.append(line)
-    return "\n".join(lines)
+    return "\n".join(line for line in lines if not line.startswith("Extension modules: "))

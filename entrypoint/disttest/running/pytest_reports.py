@@ -12,11 +12,13 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
 from disttest.model import Outcome, TestCase, TestResult
-from disttest.results.narrative import describe_ranks
+from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.evidence import STACKS_HEADING
 from disttest.running.protocol import TestJudged
 
 _TAIL = 4096
+_READ = 32 * 1024
+"""How much of the log is read for that, so that a long crash dump can be shortened first."""
 
 
 class WorldFailure(TerminalRepr):
@@ -110,15 +112,15 @@ def _made_up(item: pytest.Item, when: str, outcome: str, longrepr: Any, *, durat
 
 
 def _tail_of(result: TestResult, results_dir: Path) -> str:
+    """The end of what the speaking rank printed; the stacks below it are told elsewhere, crash dumps shortened."""
     if not result.ranks:
         return ""
-    log = results_dir / result.ranks[_speaker(result)].log
     try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            size = file.tell()
-            file.seek(max(0, size - _TAIL))
-            text = file.read().decode("utf-8", "replace").partition(STACKS_HEADING)[0].strip()
+        with (results_dir / result.ranks[_speaker(result)].log).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _READ))
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return f"…\n{text}" if size > _TAIL and text else text
+    text = shorten_stacks(text.partition(STACKS_HEADING)[0].strip())
+    return f"…\n{text[-_TAIL:]}" if len(text) > _TAIL or (size > _READ and text) else text

@@ -22,6 +22,7 @@ import psutil
 from disttest.errors import ProtocolError
 from disttest.host.process import Child, adopt_orphans, children_of, end_all, kill_descendants
 from disttest.model import TestCase, TestResult
+from disttest.results.narrative import shorten_stacks
 from disttest.results.verdict import judge
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, StackSource, take_stacks
@@ -232,7 +233,7 @@ class World:
         for progress, text in zip(living, stacks, strict=True):
             if progress.is_over:
                 continue
-            progress.stacks = text
+            progress.stacks = shorten_stacks(text)
             progress.killed = True
             progress.hung = deadline_passed
         victims = [progress for progress in living if progress.killed]

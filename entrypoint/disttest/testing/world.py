@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,13 @@ class World:
     """This process, 0 to ``size - 1``."""
     size: int
     """Number of ranks."""
-    local_rank: int
+    local_rank: int = field(repr=False)
     """Rank among those of this machine; the index of this rank's GPU."""
     backend: str
     """Backend of the default process group: ``gloo``, ``nccl``, …"""
-    device_type: str
+    device_type: str = field(repr=False)
     """``cpu`` or ``cuda``."""
-    tmp_path: Path
+    tmp_path: Path = field(repr=False)
     """A directory that all ranks of this test share."""
 
     @functools.cached_property

@@ -1,0 +1,5 @@
+"""``python -m disttest`` is the ``disttest`` command."""
+
+from disttest.cli import main
+
+main()

@@ -1,0 +1,131 @@
+"""The ``disttest`` command: parses, calls, prints, and is the only place that leaves the process.
+
+Imports neither torch nor pytest: ``disttest --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+import disttest
+from disttest.errors import DisttestError, ExitCode, NotEnoughDevices
+from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.planning.targets import resolve_targets, suite_names
+
+
+class _DefaultRun(click.Group):
+    """``disttest ddp`` means ``disttest run ddp``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_DefaultRun, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(disttest.__version__)
+def command() -> None:
+    """Run distributed PyTorch tests: real ranks, one verdict for each test, every rank's log kept.
+
+    \b
+    disttest ddp                      a bundled suite (see: disttest list)
+    disttest run tests/ -- -k reduce  your own tests; what follows -- is for pytest
+    """
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a run."""
+    for option in reversed(OPTIONS):
+        function = click.option(
+            f"--{option.name}", option.field, metavar=option.metavar, help=f"{option.help}  [{option.variable}]"
+        )(function)
+    return function
+
+
+@command.command(context_settings={"ignore_unknown_options": False})
+@click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@run_options
+@click.pass_obj
+def run(pytest_args: Sequence[str], targets: tuple[str, ...], **flags: str | None) -> None:
+    """Run suites or paths of tests, and write reports into the results directory."""
+    from disttest.reports import write_reports
+    from disttest.results.directory import claim
+    from disttest.running.guard import count_line, pytest_command, run_guarded
+
+    options = resolve_options(flags)
+    resolved = resolve_targets(targets)
+    _check_devices(options)
+    results = claim(options.results or Path("results"))
+    argv = pytest_command(resolved, _given(flags, results), pytest_args)
+    guarded = run_guarded(argv, options, results)
+    write_reports(guarded.result, results)
+    if guarded.result.reason:
+        click.echo(f"disttest: {guarded.result.reason}", err=True)
+    click.echo(f"disttest: {count_line(guarded.result)}; reports and logs in {_short(results)}")
+    _leave(guarded.exit_code)
+
+
+def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
+    return {name: value for name, value in flags.items() if value} | {"results": str(results)}
+
+
+def _check_devices(options: RunOptions) -> None:
+    from disttest.host.devices import detect_machine
+
+    gpus = len(detect_machine().usable_gpus)
+    if not gpus and (options.device == "cuda" or "nccl" in options.backend):
+        asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
+        raise NotEnoughDevices(
+            f"{asked} needs a GPU, and this machine has none that works: see disttest doctor, or drop the option"
+        )
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+@command.command(name="list")
+@click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
+@click.option("--tests", "each", is_flag=True, help="List every test, not only the suites.")
+@run_options
+@click.pass_obj
+def list_(pytest_args: Sequence[str], targets: tuple[str, ...], *, each: bool, **flags: str | None) -> None:
+    """List suites and tests with the world sizes that they would run at here."""
+    from disttest.running.listing import collect_tests, render_list
+
+    resolve_options(flags)
+    with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
+        given = _given(flags, Path(folder))
+        collection = collect_tests(resolve_targets(targets or suite_names()), given, pytest_args, Path(folder))
+    click.echo(render_list(collection.tests, each=each))
+    if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
+        click.echo(collection.output, err=True)
+    _leave(collection.exit_code)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.exit(code)  # noqa: TID251
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    split = words.index("--") if "--" in words else len(words)
+    try:
+        command.main(args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False)
+    except DisttestError as error:
+        click.echo(f"disttest: {error}", err=True)
+        _leave(error.exit_code)
+    except click.UsageError as error:
+        error.show()
+        _leave(ExitCode.USAGE)
+    except click.Abort:
+        _leave(130)
+    _leave(ExitCode.PASSED)

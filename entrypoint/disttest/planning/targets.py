@@ -1,0 +1,55 @@
+"""What a user may name on the command line: bundled suites, paths, node ids."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import disttest
+from disttest.errors import UsageError
+from disttest.model import Frozen
+
+
+class Targets(Frozen):
+    """What pytest is asked to collect."""
+
+    arguments: tuple[str, ...]
+    bundled: bool
+    """Only bundled suites were named: they bring their own pytest configuration."""
+
+
+def suites_dir() -> Path:
+    """The folder of the bundled suites: inside the installed package, or in the checkout."""
+    package = Path(disttest.__file__).parent
+    installed = package / "suites"
+    return installed if installed.is_dir() else package.parents[1] / "suites"
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names of the bundled suites, in order."""
+    folder = suites_dir()
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(path.name for path in folder.iterdir() if (path / "__init__.py").is_file()))
+
+
+def resolve_targets(names: Sequence[str]) -> Targets:
+    """Turn names into pytest arguments; a suite's name wins over a folder of the same name (write ``./ddp``).
+
+    Raises:
+        UsageError: a name is neither a suite nor a path; the message suggests the nearest suite.
+    """
+    suites = suite_names()
+    arguments = tuple(str(suites_dir() / name) if name in suites else _path(name, suites) for name in names)
+    return Targets(arguments=arguments, bundled=bool(names) and all(name in suites for name in names))
+
+
+def _path(name: str, suites: Sequence[str]) -> str:
+    if Path(name.partition("::")[0]).exists():
+        return name
+    if "/" in name or "." in name:
+        raise UsageError(f"no such file or directory: {name}")
+    near = difflib.get_close_matches(name, suites, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise UsageError(f"no suite or path is called {name!r}. {hint}Suites: {', '.join(suites)}")

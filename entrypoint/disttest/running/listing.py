@@ -1,0 +1,57 @@
+"""Collects without running: what ``disttest list`` shows and ``disttest plan`` plans."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from disttest.model import Frozen, TestCase
+from disttest.planning.targets import Targets
+from disttest.results.events import TestCollected
+from disttest.results.journal import FILE_NAME, read_events
+from disttest.running.guard import pytest_command
+
+
+class Collection(Frozen):
+    """What pytest found."""
+
+    tests: tuple[TestCase, ...]
+    exit_code: int
+    output: str
+    """What pytest printed; worth showing when something could not be collected."""
+
+
+def collect_tests(
+    targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path
+) -> Collection:
+    """Have a child of ours collect; ``folder`` is where ``flags`` send its journal."""
+    argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
+    ended = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    journal = folder / FILE_NAME
+    events = read_events(journal) if journal.exists() else ()
+    return Collection(
+        tests=tuple(event.test for event in events if isinstance(event, TestCollected)),
+        exit_code=ended.returncode,
+        output=ended.stdout + ended.stderr,
+    )
+
+
+def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
+    """A table of suites (tests, world sizes, backends), or of every test."""
+    if each:
+        return "\n".join(test.nodeid for test in tests)
+    by_suite: dict[str, list[TestCase]] = {}
+    for test in tests:
+        by_suite.setdefault(test.suite, []).append(test)
+    rows = [("suite", "tests", "world sizes", "backends"), *(_row(*entry) for entry in by_suite.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(suite: str, tests: Sequence[TestCase]) -> tuple[str, str, str, str]:
+    shapes = [test.world for test in tests if test.world is not None]
+    sizes = ",".join(str(size) for size in sorted({shape.size for shape in shapes})) or "-"
+    backends = ",".join(sorted({shape.backend for shape in shapes})) or "-"
+    return suite, str(len(tests)), sizes, backends
