@@ -136,16 +136,25 @@ def _no_world_reason(node: Any, options: RunOptions) -> str:
 class WorldMethod(TestCaseFunction):
     """A unittest method at one world size; pytest parametrizes functions only."""
 
+    @property
+    def method_name(self) -> str:
+        """Name of the method, without the world."""
+        return self.name.partition("[")[0]
+
     def _getinstance(self) -> Any:
-        return self.parent.obj(self.originalname)  # type: ignore[union-attr]
+        return self.parent.obj(self.method_name)  # type: ignore[union-attr]
+
+    def _getobj(self) -> Any:
+        owner = self.instance if self.instance is not None else self.parent.obj  # type: ignore[union-attr]
+        return getattr(owner, self.method_name)
 
     def runtest(self) -> None:
         """Run the method under its own name, which is what unittest looks it up by."""
-        name, self.name = self.name, self.originalname
+        full_name, self.name = self.name, self.method_name
         try:
             super().runtest()
         finally:
-            self.name = name
+            self.name = full_name
 
 
 def expand_methods(nodes: Iterable[Any], options: RunOptions, host: Host) -> Iterator[Any]:
@@ -170,9 +179,7 @@ def expand_methods(nodes: Iterable[Any], options: RunOptions, host: Host) -> Ite
 
 
 def _method_at(node: TestCaseFunction, shape: WorldShape, host: Host) -> WorldMethod:
-    method: WorldMethod = WorldMethod.from_parent(
-        node.parent, name=f"{node.name}[{shape}]", originalname=node.originalname
-    )
+    method: WorldMethod = WorldMethod.from_parent(node.parent, name=f"{node.name}[{shape}]")
     method.stash[_SHAPE] = shape
     if refusal := host.refusal(shape):
         method.add_marker(pytest.mark.skip(reason=refusal))

@@ -80,6 +80,12 @@ def late_reports(item: pytest.Item, test: TestCase, result: TestResult, results_
 
 def _load(config: pytest.Config, text: str) -> pytest.TestReport:
     data = json.loads(text)
+    # JSON has no tuples, and pytest insists on them here.
+    data["location"] = tuple(data["location"])
+    if isinstance(data["longrepr"], list):
+        data["longrepr"] = tuple(data["longrepr"])
+    for name in ("sections", "user_properties"):
+        data[name] = [tuple(pair) for pair in data[name]]
     report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
     return report
 

@@ -1,0 +1,1 @@
+"""Real runs of the command and the plugin, with real ranks on gloo."""
