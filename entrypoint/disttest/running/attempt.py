@@ -20,6 +20,10 @@ class Progress:
     rank: int
     pid: int
     log: str
+    ready: bool = True
+    """Whether it ever came up."""
+    start_log: str = ""
+    """What a rank that never came up had printed."""
     phase: str = "setup"
     reports: list[PhaseEnded] = field(default_factory=list)
     done: TestDone | None = None
@@ -69,7 +73,7 @@ class Progress:
             outcome=report.outcome if report and reported else None,
             phase=self.phase if self.died or not report else report.phase,
             message=message,
-            details=report.details if report else "",
+            details=report.details if report else self.start_log,
             stacks=self.stacks,
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=self.death.code if self.death else None,
@@ -90,6 +94,8 @@ class Progress:
 
     def _obituary(self) -> str:
         when = "after it had finished the test" if self.done else f"in {self.phase}, before it reported"
+        if not self.ready:
+            when = "before it was ready"
         if self.death is None:
             return f"was given up {when}: {self.lost}"
         if self.death.signal is not None:

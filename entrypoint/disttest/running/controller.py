@@ -185,7 +185,10 @@ class Controller(Listener):
     def on_ended(self, world: Running, ended: Exit) -> None:
         """A world is gone: free its slots, and give what it still owes to the next one."""
         closed = world.closed
-        if closed is None and world.owed:
+        cancelled = closed is not None and bool(closed.reason)
+        no_progress = len(world.owed) == len(world.order.tests) and not cancelled
+        # One test is taken off the list each time, so that no gang starts worlds for ever.
+        if world.owed and (closed is None or no_progress):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason)
@@ -194,7 +197,7 @@ class Controller(Listener):
         self._scheduler.ended(
             world.gang.gang_id, quarantined=world.slots if closed and closed.survivors else ()
         )
-        if world.owed and not reason.startswith("the run"):
+        if world.owed and not cancelled:
             owed = tuple(test.nodeid for test in world.owed)
             self._scheduler.submit(
                 Gang(

@@ -65,6 +65,15 @@ class RankLog:
             target.write(source.read())
         short.replace(self.path)
 
+    def tail(self, size: int) -> str:
+        """The last bytes as text; empty if there is no file."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+                return file.read().decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return ""
+
     def append(self, text: str) -> None:
         """Add evidence to the end, such as the stacks of the rank."""
         with self.path.open("ab") as file:

@@ -57,7 +57,8 @@ class InterpreterStarter:
         order = folder / f"rank{spec.rank}.order.json"
         order.write_bytes(
             msgspec.json.encode(
-                InterpreterOrder(spec=spec, channel_fd=channel.fileno(), modules=self._modules)
+                InterpreterOrder(spec=spec, channel_fd=channel.fileno(), modules=self._modules),
+                enc_hook=str,
             )
         )
         argv = [sys.executable, "-m", "pytest", *self._arguments, f"--disttest-rank={order}"]
@@ -72,4 +73,4 @@ class InterpreterStarter:
 
 def read_order(path: Path) -> InterpreterOrder:
     """The order of a rank in a fresh interpreter."""
-    return msgspec.json.decode(path.read_bytes(), type=InterpreterOrder)
+    return msgspec.json.decode(path.read_bytes(), type=InterpreterOrder, dec_hook=lambda kind, text: kind(text))

@@ -51,6 +51,7 @@ LEAVE_LIMIT_S = 5.0
 """How long the ranks of a healthy world may take to tear down and end."""
 BROKEN_LEAVE_LIMIT_S = 1.0
 START_LIMIT_S = 120.0
+_START_LOG_KEPT = 16 * 1024
 _TICK_S = 0.2
 """How often log sizes are looked at while a test runs."""
 
@@ -102,8 +103,12 @@ class World:
         try:
             self._start_ranks()
             self._run_tests()
-        finally:
+        except BaseException:
+            # Whatever it says now could be wrong: end everything, and let the controller blame this world.
+            self._abandoned = True
             self._close()
+            raise
+        self._close()
 
     # --- starting
 
@@ -350,6 +355,9 @@ class World:
             return
         progress.death = seat.child.poll()
         progress.died_at_s = time.monotonic() if at_s is None else at_s
+        progress.ready = seat.ready
+        if not seat.ready:
+            progress.start_log = RankLog(seat.spec.log, limit=self._order.log_limit).tail(_START_LOG_KEPT)
         attempt.note_failure(progress.died_at_s)
 
     # --- ending

@@ -1,0 +1,143 @@
+"""Whatever happens to the pytest process or the command, reports appear and nothing lives on."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from disttest.model import Cause, Outcome
+from disttest.results.journal import FILE_NAME
+
+from .conftest import Ended
+
+SLOW = """
+    import pathlib, time, pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_quick(world):
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    def test_slow(world):
+        pathlib.Path("rank%d.up" % world.rank).touch()
+        time.sleep(600)
+
+    @pytest.mark.world_size(2)
+    def test_never_starts(world):
+        pass
+"""
+
+
+def wait_for(*paths, limit_s=60):
+    deadline = time.monotonic() + limit_s
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, f"never appeared: {paths}"
+        time.sleep(0.01)
+
+
+def finish(lab, process) -> Ended:
+    output, _ = process.communicate(timeout=60)
+    return Ended(process.returncode, output, lab.folder / "results")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_cancel_writes_reports_and_leaves_nothing(lab, name):
+    signum = getattr(signal, name)
+    process = lab.write(test_slow=SLOW).start("test_slow.py")
+    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+
+    began = time.monotonic()
+    process.send_signal(signum)
+    ended = finish(lab, process)
+
+    assert time.monotonic() - began < 5
+    assert 128 + signum == ended.exit_code
+    assert Outcome.PASSED is ended.result("test_quick").outcome
+    assert Outcome.ERROR is ended.result("test_slow").outcome
+    assert "in test_slow" in ended.result("test_slow").ranks[0].stacks
+    never = ended.result("test_never_starts")
+    assert f"did not finish: it had not started when the run was cancelled by {name}" == never.message
+    assert 3 == len(list(ended.junit().iter("testcase")))
+    assert (ended.results / "summary.md").exists()
+
+
+DEATHS = {
+    "segfault at import": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    "exit at import": ("import os; os._exit(0)", "exit code 0"),
+    "kill itself at import": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("source,how", DEATHS.values(), ids=DEATHS)
+def test_death_of_pytest_at_import_is_reported(lab, source, how):
+    ended = lab.write(conftest=source, test_x="def test_x(): pass").run(".")
+
+    assert 3 == ended.exit_code, ended.output
+    assert f"the pytest process ended with {how} in the middle of the run" in ended.output
+    assert 1 == len([c for c in ended.junit().iter("testcase") if c.find("error") is not None])
+
+
+def test_death_of_the_controller_in_mid_run(lab):
+    process = lab.write(test_slow=SLOW).start("test_slow.py")
+    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+    controller = int(_children(process.pid)[0])
+
+    os.kill(controller, signal.SIGKILL)
+    ended = finish(lab, process)
+
+    assert 3 == ended.exit_code
+    slow = ended.result("test_slow")
+    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (slow.outcome, slow.cause)
+    assert "the pytest process ended with SIGKILL in the middle of the run" in slow.message
+
+
+def test_death_of_a_world_process_is_an_infrastructure_error_and_the_rest_runs(lab):
+    lab.write(
+        test_world="""
+        import os, signal, pytest
+        import torch.distributed as dist
+
+        @pytest.mark.world_size(2)
+        def test_kills_its_world(world):
+            if world.rank == 0:
+                os.kill(os.getppid(), signal.SIGKILL)
+            dist.barrier()
+
+        @pytest.mark.world_size(2)
+        def test_next(world):
+            dist.barrier()
+        """
+    )
+    ended = lab.run("test_world.py")
+
+    result = ended.result("test_kills_its_world")
+    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (result.outcome, result.cause)
+    assert "ended with SIGKILL before it judged the test" in result.message
+    assert Outcome.PASSED is ended.result("test_next").outcome
+    assert 7 == ended.exit_code
+
+
+def test_deadline_of_the_run(lab):
+    ended = lab.write(test_slow=SLOW).run("test_slow.py", "--deadline", "6")
+
+    assert 124 == ended.exit_code
+    assert Outcome.PASSED is ended.result("test_quick").outcome
+    assert "the deadline of the run (6 s) passed" in ended.result("test_slow").message
+
+
+def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
+    process = lab.write(test_slow=SLOW).start("test_slow.py")
+    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+
+    process.kill()
+    process.communicate(timeout=30)
+
+    assert (lab.folder / "results" / FILE_NAME).exists()
+    # the fixture `nothing_left` checks that pytest and all below it are gone
+
+
+def _children(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()

@@ -1,0 +1,200 @@
+"""What people do with pytest works with world tests too."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from disttest.model import Outcome
+
+SUITE = """
+    import os
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.fixture(scope="module")
+    def module_value(request):
+        value = {"pid": os.getpid(), "uses": 0}
+        yield value
+        print("module fixture torn down after", value["uses"], "uses in", os.getpid())
+
+    @pytest.fixture(scope="class")
+    def class_value():
+        return []
+
+    @pytest.mark.world_size(2)
+    class TestScopes:
+        def test_first(self, world, module_value, class_value):
+            module_value["uses"] += 1
+            class_value.append(world.rank)
+            assert module_value["pid"] == os.getpid()
+
+        def test_second(self, world, module_value, class_value):
+            module_value["uses"] += 1
+            assert class_value == [world.rank], "the class fixture lives through the class"
+            assert module_value["uses"] == 2, "the module fixture lives through the module"
+
+    @pytest.mark.world_size(1, 2)
+    @pytest.mark.parametrize("value", [10, 20])
+    def test_parametrized(world, value):
+        assert value in (10, 20)
+
+    @pytest.mark.world_size(2)
+    def test_directories(world, tmp_path, world_tmp_path):
+        (tmp_path / "mine").write_text(str(world.rank))
+        (world_tmp_path / f"rank{world.rank}").write_text("here")
+        dist.barrier()
+        assert sorted(p.name for p in world_tmp_path.iterdir()) == ["rank0", "rank1"]
+        assert (tmp_path / "mine").read_text() == str(world.rank)
+
+    @pytest.mark.world_size(2)
+    def test_fails(world):
+        assert world.rank == 0
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.skipif(True, reason="never here")
+    def test_skipped(world):
+        pass
+
+    @pytest.mark.world_size(2)
+    def test_capture_fixtures(world, capsys, capfd, caplog):
+        pass
+
+    @pytest.mark.world_size(2)
+    def test_capsys(world, capsys):
+        print("seen by the test")
+        assert capsys.readouterr().out == "seen by the test\\n"
+
+    @pytest.mark.world_size(2)
+    def test_environment(monkeypatch):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            assert os.environ[name]
+        assert os.environ["WORLD_SIZE"] == "2"
+        dist.init_process_group("gloo")          # env://, as under torchrun
+        assert dist.get_world_size() == 2
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def test_ordinary(tmp_path):
+        assert "RANK" not in os.environ
+
+    def test_ordinary_fails():
+        assert 0
+
+    def test_ordinary_asks_for_a_world(world):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def suite(module_lab):
+    return module_lab.write(test_suite=SUITE)
+
+
+@pytest.fixture(scope="module")
+def ended(suite):
+    return suite.pytest("test_suite.py", "--junitxml=own.xml", "--durations=3", "-v", results="plain")
+
+
+def test_outcomes(ended):
+    bad = {test.test.name for test in ended.run.bad}
+
+    assert {"test_fails[2xgloo]", "test_ordinary_fails", "test_ordinary_asks_for_a_world"} == bad
+    assert 1 == ended.exit_code
+    assert "@pytest.mark.world_size" in ended.result("test_ordinary_asks_for_a_world").message
+
+
+def test_ids_carry_world_and_backend(ended):
+    ids = [test.test.name for test in ended.run.tests if "parametrized" in test.test.name]
+
+    assert [
+        "test_parametrized[1xgloo-10]",
+        "test_parametrized[1xgloo-20]",
+        "test_parametrized[2xgloo-10]",
+        "test_parametrized[2xgloo-20]",
+    ] == sorted(ids)
+
+
+def test_module_fixtures_are_torn_down_in_the_rank(ended):
+    logs = "".join(path.read_text() for path in (ended.results / "logs").rglob("rank*.log"))
+
+    assert 2 == logs.count("module fixture torn down after 2 uses")
+
+
+def test_verbose_terminal_and_durations(ended):
+    assert "test_suite.py::test_parametrized[1xgloo-10] PASSED" in ended.output
+    assert "slowest 3 durations" in ended.output
+    assert "rank 1 of 2 failed: assert 1 == 0" in ended.output or "rank 1 of 2 failed: Assert" in ended.output
+
+
+def test_pytests_own_junitxml(ended):
+    root = ET.parse(ended.results.parent / "own.xml").getroot()
+    failed = {case.get("name") for case in root.iter("testcase") if case.find("failure") is not None}
+
+    assert "test_fails[2xgloo]" in failed
+    assert len(list(root.iter("testcase"))) == len(ended.run.tests)
+
+
+def test_selection_by_keyword_and_node_id(suite):
+    by_keyword = suite.pytest("test_suite.py", "-k", "2xgloo and parametrized", results="k")
+    by_id = suite.pytest("test_suite.py::test_parametrized[1xgloo-10]", results="id")
+
+    assert 2 == len(by_keyword.run.tests)
+    assert ["test_suite.py::test_parametrized[1xgloo-10]"] == [test.test.nodeid for test in by_id.run.tests]
+
+
+def test_last_failed_runs_only_the_failed_ones(suite, ended):
+    again = suite.pytest("test_suite.py", "--lf", results="lf")
+
+    assert {test.test.name for test in ended.run.bad} == {test.test.name for test in again.run.tests}
+
+
+def test_maxfail_stops_the_run_and_says_so(suite):
+    stopped = suite.pytest("test_suite.py", "-x", results="x")
+
+    assert 1 == stopped.exit_code
+    assert "stopping after 1 failures" in stopped.output
+    assert any("stopping after 1 failures" in t.final.message for t in stopped.run.tests)
+
+
+def test_collect_only_lists_and_runs_nothing(suite):
+    listed = suite.pytest("test_suite.py", "--co", "-q", results="co")
+
+    assert "test_suite.py::test_parametrized[2xgloo-20]" in listed.output
+    assert 0 == listed.exit_code
+    assert not (listed.results / "logs").exists()
+
+
+def test_marks_select(suite):
+    only = suite.pytest("test_suite.py", "-m", "world_size", results="m")
+
+    assert all(test.test.world is not None for test in only.run.tests)
+
+
+def test_world_sizes_option_selects_and_names_what_is_skipped(suite):
+    ended = suite.pytest("test_suite.py", "--disttest-world-sizes=1", "-k", "parametrized or capsys", results="ws")
+
+    assert Outcome.PASSED is ended.result("test_parametrized[1xgloo-10]").outcome
+    skipped = ended.result("test_capsys[no-world]")
+    assert "none of the run's world sizes (1) and backends suits world_size(2)" == skipped.message
+
+
+def test_disabled_plugin_leaves_no_trace(suite):
+    suite.write(
+        test_plain="""
+        def test_untouched():
+            import sys
+            assert not any(name.startswith("disttest.running") for name in sys.modules)
+        """
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:disttest", "-q", "test_plain.py"],
+        cwd=suite.folder,
+        env=suite.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stdout

@@ -1,0 +1,136 @@
+"""Warm worlds: reused, cleaned between tests, leaks named, replaced after a failure."""
+
+import pytest
+
+from disttest.model import Outcome
+
+SUITE = """
+    import os
+    import random
+    import signal
+    import threading
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size(2)
+    PIDS = {}
+
+    def test_a_first(world):
+        print("pid", os.getpid())
+        torch.rand(3)
+
+    def test_b_same_process(world):
+        print("pid", os.getpid())
+
+    def test_c_leaks(world):
+        os.environ["LEAKED"] = "1"
+        os.environ.pop("HOME", None)
+        os.chdir("/")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        dist.new_group([0, 1])
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    def test_d_is_clean(world):
+        assert "LEAKED" not in os.environ and "HOME" in os.environ
+        assert os.getcwd() != "/"
+        assert torch.get_default_dtype() is torch.float32
+        assert torch.is_grad_enabled()
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+        print("pid", os.getpid())
+
+    def test_e_thread(world):
+        threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
+
+    def test_f_after_thread(world):
+        assert [t.name for t in threading.enumerate()] == ["MainThread"]
+        print("pid", os.getpid())
+
+    def test_g_destroys_group(world):
+        dist.destroy_process_group()
+
+    def test_h_group_is_back(world):
+        dist.barrier()
+
+    def test_i_fails(world):
+        assert world.rank
+
+    def test_j_new_world_goes_on(world):
+        dist.barrier()
+        print("pid", os.getpid())
+
+    @pytest.mark.fresh_world
+    def test_k_fresh(world):
+        print("pid", os.getpid())
+
+    def test_l_seed_is_the_same_on_all_ranks(world):
+        mine = torch.rand(4)
+        theirs = mine.clone()
+        dist.broadcast(theirs, 0)
+        assert torch.equal(mine, theirs)
+        everyone = [None, None]
+        dist.all_gather_object(everyone, random.random())
+        assert everyone[0] == everyone[1]
+
+    @pytest.fixture(scope="module", autouse=True)
+    def module_environment():
+        os.environ["FROM_FIXTURE"] = "yes"
+        yield
+        del os.environ["FROM_FIXTURE"]
+
+    def test_m_module_fixture_is_no_leak(world):
+        assert os.environ["FROM_FIXTURE"] == "yes"
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(module_lab):
+    return module_lab.write(test_warm=SUITE).run("test_warm.py")
+
+
+def pid(ended, name):
+    return ended.log(name, 0).split("pid ")[1].split()[0]
+
+
+def test_all_but_the_failing_one_pass(ended):
+    assert ["test_i_fails[2xgloo]"] == [test.test.name for test in ended.run.bad], ended.output
+
+
+def test_processes_are_kept_until_something_breaks(ended):
+    same = {pid(ended, name) for name in ("test_a_first", "test_b_same_process", "test_d_is_clean")}
+
+    assert 1 == len(same)
+    assert len({*same, pid(ended, "test_f_after_thread"), pid(ended, "test_j_new_world_goes_on")}) == 3
+    assert pid(ended, "test_k_fresh") not in same
+
+
+def test_leaks_are_named(ended):
+    notes = "\n".join(ended.result("test_c_leaks").notes)
+
+    for leak in (
+        "rank 0,1 leaked environment LEAKED: unset became '1'",
+        "rank 0,1 leaked environment HOME:",
+        "rank 0,1 leaked directory:",
+        "rank 0,1 leaked torch default dtype: torch.float32 became torch.float64",
+        "rank 0,1 leaked torch grad mode: True became False",
+        "rank 0,1 leaked torch deterministic algorithms:",
+        "rank 0,1 leaked process group ",
+        "rank 0,1 leaked signal SIGUSR1:",
+    ):
+        assert leak in notes
+    assert "rank 0,1 leaked thread forgotten (still there)" in ended.result("test_e_thread").notes
+
+
+def test_what_is_not_a_leak_is_not_named(ended):
+    for name in ("test_a_first", "test_b_same_process", "test_m_module_fixture_is_no_leak"):
+        assert () == ended.result(name).notes
+
+
+def test_fresh_isolation_gives_every_test_new_processes(module_lab):
+    fresh = module_lab.pytest("test_warm.py", "--disttest-isolation=fresh", "-k", "_a_ or _b_", results="fresh")
+
+    assert Outcome.PASSED is fresh.result("test_b_same_process").outcome
+    assert pid(fresh, "test_a_first") != pid(fresh, "test_b_same_process")
