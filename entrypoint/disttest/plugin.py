@@ -5,6 +5,7 @@ It is a door: each hook is a few lines that call into the packages below.
 
 from __future__ import annotations
 
+import os
 import secrets
 import tempfile
 import time
@@ -18,6 +19,7 @@ from _pytest.unittest import UnitTestCase
 from disttest import __version__
 from disttest.errors import ExitCode, UsageError
 from disttest.host.devices import detect_machine
+from disttest.host.process import leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import TestCase, WorldShape
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
@@ -239,7 +241,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
     state = session.config.stash[_STATE]
     if state.rank_order is not None:
-        _be_a_rank(session, state.rank_order)
+        _be_a_rank(session, state.rank_order, state.errors)
     if session.config.option.collectonly or state.recorder is None or state.workplace is None:
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -269,9 +271,13 @@ def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:
             raise session.Interrupted(session.shouldstop)
 
 
-def _be_a_rank(session: pytest.Session, order: InterpreterOrder) -> None:
+def _be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: list[tuple[str, str]]) -> None:
     import socket
 
+    if errors:
+        for nodeid, message in errors:
+            os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
+        leave(ExitCode.INTERRUPTED)
     items = {item.nodeid: item for item in session.items}
     serve(order.spec, Channel(socket.socket(fileno=order.channel_fd)), session, items)
 

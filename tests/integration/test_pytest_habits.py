@@ -56,8 +56,9 @@ SUITE = """
         pass
 
     @pytest.mark.world_size(2)
-    def test_capture_fixtures(world, capsys, capfd, caplog):
-        pass
+    def test_capfd_and_caplog(world, capfd, caplog):
+        os.write(1, b"low\\n")
+        assert capfd.readouterr().out == "low\\n"
 
     @pytest.mark.world_size(2)
     def test_capsys(world, capsys):

@@ -50,10 +50,11 @@ def with_own_groups(before: Facts) -> Facts:
     return {**others, **_process_groups()}
 
 
-def clean_up(before: Facts, at_call: Facts, *, shared_fixtures: bool) -> Cleanup:
+def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures: bool) -> Cleanup:
     """Put back what a test changed.
 
     Args:
+        pristine: facts when the rank started; a fixture of a wider scope that is torn down returns to them.
         before: facts before the set-up of the test.
         at_call: facts when its call began.
         shared_fixtures: fixtures of a wider scope than the test are still set up.
@@ -62,6 +63,8 @@ def clean_up(before: Facts, at_call: Facts, *, shared_fixtures: bool) -> Cleanup
     retire = False
     for facet in _facets():
         for name, now, then in _changes(facet.read(), before):
+            if _same(pristine.get(name, _MISSING), now):
+                continue
             if shared_fixtures and _same(at_call.get(name, _MISSING), now):
                 continue
             leaks.append(_describe(name, now, then))

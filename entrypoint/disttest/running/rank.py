@@ -97,6 +97,7 @@ class _Session:
         self.channel = channel
         self.config = config
         self.order: RunTest | None = None
+        self.pristine = hygiene.read_facts()
         self.facts_before: hygiene.Facts = {}
         self.facts_at_call: hygiene.Facts = {}
 
@@ -188,7 +189,10 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     cleanup = hygiene.clean_up(
-        state.facts_before, state.facts_at_call, shared_fixtures=_shared_fixtures(session)
+        state.facts_before,
+        state.facts_at_call,
+        pristine=state.pristine,
+        shared_fixtures=_shared_fixtures(session),
     )
     sys.stdout.flush()
     sys.stderr.flush()
