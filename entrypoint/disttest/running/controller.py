@@ -78,7 +78,6 @@ class Controller(Listener):
         runnable = [test for item, test in pairs if not self._skip_early(item, test)]
         if not runnable:
             return
-        _load_torch()
         self._hazard = fork_hazard()
         if self._hazard:
             self._announce_hazard(self._hazard)
@@ -254,8 +253,8 @@ def build_gangs(tests: Sequence[TestCase]) -> list[Gang]:
     ]
 
 
-def _load_torch() -> None:
-    """Import torch once, here, so that no rank has to; tests that do not need it run without it."""
+def load_torch() -> None:
+    """Import torch once, before the fork, so that no rank has to; tests that do not need it run without it."""
     if "torch" in sys.modules:
         return
     try:
