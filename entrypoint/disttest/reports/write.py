@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from disttest.errors import ReportError, UsageError
-from disttest.reports import junit, results_json, summary
+from disttest.reports import html, junit, results_json, summary
 from disttest.reports.files import write_whole
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
@@ -18,6 +18,7 @@ REPORTERS: Mapping[str, tuple[str, Render]] = {
     "json": (results_json.FILE_NAME, results_json.render_results_json),
     "junit": (junit.FILE_NAME, junit.render_junit),
     "summary": (summary.FILE_NAME, summary.render_summary),
+    "html": (html.FILE_NAME, html.render_html),
 }
 """Format -> name of its file, and what renders it. The one that tools need most comes first."""
 
