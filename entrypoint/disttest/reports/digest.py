@@ -153,7 +153,8 @@ def finding(result: TestResult) -> str:
 def evidence(result: TestResult) -> list[str]:
     """Return what there is to read about a bad result: the culprit's text, then what others add."""
     known = result.message + "\n" + result.details
-    sections = (_rank_section(rank, known) for rank in result.ranks if not _was_cleared_away(rank))
+    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+    sections = (_rank_section(rank, known) for rank in culprit_first if not _was_cleared_away(rank))
     return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: how long they took, how often tests were flaky, how often the machine was to blame."""
+"""Several runs side by side: how long they took, how often tests were flaky or machines broken."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def trend(runs: Sequence[RunResult]) -> list[Point]:
 
 
 def marks(nodeid: str, runs: Sequence[dict[str, str]]) -> list[str]:
-    """Return what a test came to in each run, by the names of :class:`digest.Tally`; empty where it was not run."""
+    """Return what a test came to in each run, in the names of :class:`digest.Tally`, or empty."""
     return [kinds.get(nodeid, "") for kinds in runs]
 
 

@@ -85,7 +85,7 @@ def _is_worth_opening(test: TestOutcome) -> bool:
 
 
 def _log_folder(test: TestOutcome) -> str:
-    """The folder of the final attempt's logs, if they lie where they usually do: the page knows their names then."""
+    """The folder of the final attempt's logs, if they lie where they usually do."""
     folder = f"logs/{test.test.slug}/attempt-{test.final.attempt}/"
     usual = test.final.ranks and all(rank.log == f"{folder}rank{rank.rank}.log" for rank in test.final.ranks)
     return folder if usual else ""
@@ -93,9 +93,8 @@ def _log_folder(test: TestOutcome) -> str:
 
 def _timeline(run: RunResult) -> dict[str, Any]:
     timeline = build_timeline(run)
-    groups = list(
-        dict.fromkeys([*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)])
-    )
+    held = [*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)]
+    groups = list(dict.fromkeys(held))
     number = {lanes: index for index, lanes in enumerate(groups)}
     return {
         "slots": [one_line(slot, 40) for slot in timeline.slots],
@@ -119,7 +118,7 @@ def _timeline(run: RunResult) -> dict[str, Any]:
 
 
 def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]]:
-    """Index of a test -> what it came to in each earlier run, oldest first; only for tests that were not always green."""
+    """Index of a test -> what it came to in each earlier run; only for tests that were not always green."""
     found: dict[str, list[int]] = {}
     for index, test in enumerate(run.tests):
         marks = trend.marks(test.test.nodeid, older)

@@ -104,6 +104,17 @@
       ...attempt.ranks.flatMap((rank) => laneOf(rank, attempt, total, parted)));
   }
 
+  // Phases have lengths but no beginnings: where a rank failed is known, so its phases end there.
+  function beginning(rank) {
+    if (rank.failed === null || !(rank.phase in rank.phases)) return null;
+    let until = 0;
+    for (const [phase, long] of Object.entries(rank.phases)) {
+      until += long;
+      if (phase === rank.phase) break;
+    }
+    return Math.max(0, rank.failed - until);
+  }
+
   function laneOf(rank, attempt, total, parted) {
     const track = el("div", { class: "track", "aria-hidden": "true" });
     const share = (value) => `${Math.max(0, Math.min(100, (100 * value) / total))}%`;
@@ -113,7 +124,11 @@
       part.style.width = share(long);
       track.append(part);
     };
-    let at = 0;
+    const known = attempt.ranks.map(beginning).filter((start) => start !== null);
+    const own = beginning(rank);
+    const length = Object.values(rank.phases).reduce((sum, part) => sum + part, 0);
+    const begun = own === null ? Math.min(...known) : own;
+    let at = Number.isFinite(begun) ? Math.min(begun, Math.max(0, total - length)) : 0;
     for (const [phase, long] of Object.entries(rank.phases)) {
       const bad = ["failed", "error"].includes(rank.how) && rank.phase === phase;
       const cut = rank.how === "killed" && rank.phase === phase;
@@ -188,7 +203,8 @@
     const lines = (rank.text || "").split("\n");
     const rows = lines.map((text) => el("div", { class: /^\[… .* cut …\]$/.test(text) ? "cut" : null }, text));
     const box = el("pre", { class: "log", tabindex: "0", "aria-label": `Log of rank ${rank.rank}`, "data-rank": String(rank.rank) });
-    const none = rank.missing ? `There is no file ${rank.missing}.` : rank.log ? "Not shown here; open the file." : "No log.";
+    const kept = rank.text === undefined ? "Not shown here; open the file." : "The log is empty.";
+    const none = rank.missing ? `There is no file ${rank.missing}.` : rank.log ? kept : "No log.";
     box.append(...(rank.text ? rows : [el("div", { class: "cut" }, none)]));
     let last = null;
     const times = lines.map((text) => { const time = stamp(text); last = time === null ? last : time; return last; });
