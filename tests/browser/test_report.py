@@ -223,7 +223,9 @@ class TestLogs:
 
 class TestHostileText:
     def test_names_and_messages_stay_text(self, visit, tmp_path):
-        hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'--></script><!--"
+        hostile = (
+            "<script>alert(1)</script><img src=x onerror=alert(2)>\"'--></script><!--<script </script x "
+        )
         sample = SampleRun()
         case = {"nodeid": f"tests/x.py::t[{hostile}]", "suite": hostile, "name": hostile}
         sample.test(

@@ -61,6 +61,22 @@ def load_run(results_dir: Path) -> RunResult:
         raise UsageError(message) from None
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """Return the results directories that a path stands for: itself, or those right below it, by name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [path for path in (folder, *sorted(folder.glob("*/"))) if _holds_run(path)]
+    if not found:
+        raise UsageError(f"no run in {folder} or right below it: a run leaves {JOURNAL} in its directory")
+    return found
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / results_json.FILE_NAME).is_file() or (path / JOURNAL).is_file()
+
+
 def point(run: RunResult) -> Point:
     """Return what a trend shows of a run."""
     tally = digest.tally(run)

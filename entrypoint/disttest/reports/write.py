@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from disttest.errors import ReportError, UsageError
@@ -24,9 +25,19 @@ REPORTERS: Mapping[str, tuple[str, Render]] = {
 
 
 def write_reports(
-    run: RunResult, results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)
+    run: RunResult,
+    results_dir: Path,
+    formats: tuple[str, ...] = tuple(REPORTERS),
+    *,
+    history: Sequence[RunResult] = (),
 ) -> tuple[Path, ...]:
     """Write the reports of a run into its results directory and return their paths.
+
+    Args:
+        run: what the run came to.
+        results_dir: where its logs are, and where the reports go.
+        formats: which, by the names in :data:`REPORTERS`.
+        history: earlier runs, for the trend in the page.
 
     Raises:
         ReportError: at least one could not be written; the others were.
@@ -39,6 +50,8 @@ def write_reports(
     failed: list[str] = []
     for name in formats:
         file_name, render = REPORTERS[name]
+        if name == "html":
+            render = partial(html.render_html, history=history)
         try:
             written.append(write_whole(results_dir / file_name, render(run, results_dir)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
@@ -48,11 +61,14 @@ def write_reports(
     return tuple(written)
 
 
-def rebuild(results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)) -> tuple[Path, ...]:
-    """Write reports again from the journal in ``results_dir``.
+def rebuild(
+    results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS), *, history: Sequence[RunResult] = ()
+) -> tuple[Path, ...]:
+    """Write reports again from the journal in ``results_dir``, with the arguments of :func:`write_reports`.
 
     Raises:
         UsageError: there is no journal, or no such format.
         ReportError: as in :func:`write_reports`.
     """
-    return write_reports(fold(read_events(results_dir / JOURNAL)), results_dir, formats)
+    run = fold(read_events(results_dir / JOURNAL))
+    return write_reports(run, results_dir, formats, history=history)

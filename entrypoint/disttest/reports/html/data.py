@@ -17,6 +17,8 @@ from disttest.results.fold import RunResult, TestOutcome
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
 """In the order in which a reader wants to see them."""
 
+MESSAGES_TOTAL = 500_000
+"""Characters of the messages in the list of tests."""
 DETAILS_TOTAL = 1_200_000
 """Characters of all failure texts together."""
 LOGS_TOTAL = 1_500_000
@@ -38,6 +40,7 @@ def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, An
     suites = list(dict.fromkeys(test.test.suite for test in run.tests))
     shapes = sorted({_shape_key(test) for test in run.tests})
     older = [trend.kinds(earlier) for earlier in history]
+    room = max(40, min(300, MESSAGES_TOTAL // max(1, sum(bool(test.final.message) for test in run.tests))))
     return {
         "kinds": KINDS,
         "suites": [one_line(suite) for suite in suites],
@@ -49,7 +52,7 @@ def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, An
                 shapes.index(_shape_key(test)),
                 KINDS.index(digest.classify(test)),
                 round(max(0.0, test.final.duration_s), 4),
-                one_line(test.final.message, 300),
+                one_line(test.final.message, room),
                 len(test.attempts),
                 _log_folder(test),
                 len(test.final.ranks),
