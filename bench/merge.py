@@ -19,7 +19,14 @@ import time
 from pathlib import Path
 
 from disttest.model import Hardware, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
-from disttest.results.events import RunFinished, RunStarted, TestCollected, TestFinished, WorldEnded, WorldStarted
+from disttest.results.events import (
+    RunFinished,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+    WorldEnded,
+    WorldStarted,
+)
 from disttest.results.journal import FILE_NAME, Journal
 
 SHARDS = 8
@@ -66,11 +73,20 @@ def write_shard(folder: Path, shard: int, tests: int, log_bytes: int) -> None:
             path.write_text(text)
             phases = {"setup": 0.01, "call": 1.5, "teardown": 0.01}
             ranks.append(
-                RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, log=log, pid=7, durations_s=phases)
+                RankRecord(
+                    rank=rank,
+                    end=RankEnd.REPORTED,
+                    outcome=Outcome.PASSED,
+                    log=log,
+                    pid=7,
+                    durations_s=phases,
+                )
             )
         at_s, world_id = 1e9 + number, f"w{number}"
         journal.append(TestCollected(at_s=at_s, test=case))
-        journal.append(WorldStarted(at_s=at_s, world_id=world_id, shape=shape, slots=("gpu:0", "gpu:1"), pid=1))
+        journal.append(
+            WorldStarted(at_s=at_s, world_id=world_id, shape=shape, slots=("gpu:0", "gpu:1"), pid=1)
+        )
         result = TestResult(
             nodeid=nodeid,
             outcome=Outcome.PASSED if number % 1000 else Outcome.FAILED,
@@ -99,11 +115,15 @@ def merge_here(folder: Path, *, reports: bool) -> None:
     took_s = time.perf_counter() - started_s
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     what = "with reports" if reports else "merge alone"
-    print(f"{what}: {len(run.tests)} tests of {len(run.shards)} shards in {took_s:.1f} s, peak {peak_mb:.0f} MB")
+    print(
+        f"{what}: {len(run.tests)} tests of {len(run.shards)} shards in {took_s:.1f} s, peak {peak_mb:.0f} MB"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tests", type=int, default=100_000)
     parser.add_argument("--log-bytes", type=int, default=10_000, help="of each rank's log")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")

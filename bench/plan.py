@@ -81,7 +81,9 @@ def draw(seed: int, gpus: int, durations: Sequence[float]) -> Instance:
     for number in range(max(LEAST_TESTS, TESTS_PER_GPU * gpus)):
         seconds = source.choice(durations) if seed % 2 else log_normal(source)
         size = source.choices(sizes, WEIGHTS[: len(sizes)])[0]
-        pieces.append(Piece(f"t{number:06}", size, seconds, seconds * source.lognormvariate(0, ESTIMATE_SIGMA)))
+        pieces.append(
+            Piece(f"t{number:06}", size, seconds, seconds * source.lognormvariate(0, ESTIMATE_SIGMA))
+        )
     source.shuffle(pieces)
     return Instance(gpus, pieces)
 
@@ -150,7 +152,10 @@ def by_size(instance: Instance) -> float:
     totals: dict[int, float] = {}
     for piece in instance.pieces:
         totals[piece.size] = totals.get(piece.size, 0.0) + piece.seconds
-    jobs = [gang_of(Piece(f"size-{size}", size, total, total)) for size, total in sorted(totals.items(), reverse=True)]
+    jobs = [
+        gang_of(Piece(f"size-{size}", size, total, total))
+        for size, total in sorted(totals.items(), reverse=True)
+    ]
     return simulate(jobs, cpu_slots(instance.gpus), scheduler=FirstCome).makespan_s
 
 
@@ -187,7 +192,9 @@ def compare(instances: int) -> Table:
             instance = draw(seed, gpus, durations)
             for name, policy in POLICIES.items():
                 ratios[name].append(policy(instance) / instance.bound_s)
-        cells = [f"{statistics.median(values):.3f}  {quantile(values, 0.95):.3f}" for values in ratios.values()]
+        cells = [
+            f"{statistics.median(values):.3f}  {quantile(values, 0.95):.3f}" for values in ratios.values()
+        ]
         gain = [theirs / ours for theirs, ours in zip(ratios["pool"], ratios["disttest"], strict=True)]
         table.add_row(str(gpus), *cells, f"{statistics.median(gain):.2f}  {quantile(gain, 0.95):.2f}")
     return table
@@ -198,7 +205,13 @@ def planning_time(tests: int = 20_000, runners: int = 64) -> str:
     source = random.Random(0)
     cases = [planned_case(number, source) for number in range(tests)]
     samples = [
-        Sample(test=case.nodeid, duration_s=log_normal(source), size=case.world.size, backend="nccl", file=case.file)
+        Sample(
+            test=case.nodeid,
+            duration_s=log_normal(source),
+            size=case.world.size,
+            backend="nccl",
+            file=case.file,
+        )
         for case in cases
         if case.world
     ]
@@ -208,7 +221,9 @@ def planning_time(tests: int = 20_000, runners: int = 64) -> str:
     plan = plan_shards(cases, timings, pools=pools)
     planned_s = time.perf_counter() - started_s
     size = len(encode_plan(plan))
-    work = [(timings.expect(case) + timings.start_s(case.world), case.world.size) for case in cases if case.world]
+    work = [
+        (timings.expect(case) + timings.start_s(case.world), case.world.size) for case in cases if case.world
+    ]
     bound_s = lower_bound_s(work, 8 * runners)
     longest_s = max(shard.expected_s for shard in plan.shards)
     return (
@@ -268,7 +283,9 @@ def decision_time(tests: int = 20_000, gpus: int = 512) -> str:
     instance = draw(0, gpus, torch_durations())
     source = random.Random(1)
     pieces = (instance.pieces * (tests // len(instance.pieces) + 1))[:tests]
-    gangs = [gang_of(piece._replace(name=f"{n}", estimate_s=log_normal(source))) for n, piece in enumerate(pieces)]
+    gangs = [
+        gang_of(piece._replace(name=f"{n}", estimate_s=log_normal(source))) for n, piece in enumerate(pieces)
+    ]
     actual = {str(n): piece.seconds for n, piece in enumerate(pieces)}
     lines = [f"decisions over {tests} gangs on {gpus} GPUs, CPU time of each:"]
     for collector in ("off", "on"):
@@ -283,7 +300,9 @@ def decision_time(tests: int = 20_000, gpus: int = 512) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--instances", type=int, default=200)
     arguments = parser.parse_args()
     console = Console(width=140)

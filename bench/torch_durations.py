@@ -26,8 +26,11 @@ os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", str(WORLD_SIZE))
 os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="torch-durations-"))
 
-import torch
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+import torch  # noqa: E402
+from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
+    DistributedTest,
+    TestDistBackend,
+)
 
 
 class TorchSuite(TestDistBackend, DistributedTest._DistTestBase):

@@ -27,7 +27,9 @@ START_S = 1_780_000_000.0
 class ShardRun:
     """A journal in the making; each test takes a second in a world of its own."""
 
-    def __init__(self, path: Path, shard: int | None = None, *, plan_id: str = "", at_s: float = START_S) -> None:
+    def __init__(
+        self, path: Path, shard: int | None = None, *, plan_id: str = "", at_s: float = START_S
+    ) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.now_s = at_s

@@ -27,12 +27,18 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
     @click.command(name="merge")
     @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
     @click.option("--plan", "plan_file", type=Path, help="The plan (default: the plan.json in a DIR).")
-    @click.option("--shards", type=int, default=0, metavar="N", help="Without a plan: how many there must be.")
+    @click.option(
+        "--shards", type=int, default=0, metavar="N", help="Without a plan: how many there must be."
+    )
     @click.option("--reruns", is_flag=True, help="Two results of one shard are a run and its re-run.")
     @click.option("--results", type=Path, default=Path("merged"), help="Where the merged results go.")
     @click.option("--min-tests", type=int, default=0, metavar="N", help="Fail if fewer tests ran.")
-    @click.option("--max-skip-ratio", type=float, default=1.0, metavar="0…1", help="Fail if more were skipped.")
-    @click.option("--expect", type=Path, metavar="FILE", help="Fail if a test named in this file did not run.")
+    @click.option(
+        "--max-skip-ratio", type=float, default=1.0, metavar="0…1", help="Fail if more were skipped."
+    )
+    @click.option(
+        "--expect", type=Path, metavar="FILE", help="Fail if a test named in this file did not run."
+    )
     def merge_(directories: tuple[Path, ...], plan_file: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
         if given["shards"] < 0:

@@ -40,19 +40,31 @@ def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Dec
 
     @click.command(name="plan")
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
-    @click.option("--pool", "pools", multiple=True, metavar="NAME:GPUS:RUNNERS[:COST]", help="A kind of runner.")
-    @click.option("--labels", multiple=True, metavar="NAME=LABEL,…", help="runs-on of a pool (default: its name).")
+    @click.option(
+        "--pool", "pools", multiple=True, metavar="NAME:GPUS:RUNNERS[:COST]", help="A kind of runner."
+    )
+    @click.option(
+        "--labels", multiple=True, metavar="NAME=LABEL,…", help="runs-on of a pool (default: its name)."
+    )
     @click.option("--shards", type=int, metavar="N", help="Split over N equal runners instead.")
     @click.option("--by", type=click.Choice(["world-size"]), help="One shard for each world size instead.")
-    @click.option("--timings", multiple=True, type=Path, metavar="FILE", help="Journal, results.json or JUnit file.")
+    @click.option(
+        "--timings", multiple=True, type=Path, metavar="FILE", help="Journal, results.json or JUnit file."
+    )
     @click.option("--hardware", default="", metavar="MODEL", help="GPU model that the runners have, or cpu.")
-    @click.option("--revision", default="", metavar="COMMIT", help="State of the repository, kept in the plan.")
+    @click.option(
+        "--revision", default="", metavar="COMMIT", help="State of the repository, kept in the plan."
+    )
     @click.option("--output", type=Path, default=Path("plan.json"), help="Where the plan goes.")
-    @click.option("--matrix", type=Path, metavar="FILE|-", help="Write the matrix of GitHub Actions (one line).")
-    @click.option("--allow-empty", is_flag=True, help="No tests: a plan with the no-op entry, and exit code 0.")
+    @click.option(
+        "--matrix", type=Path, metavar="FILE|-", help="Write the matrix of GitHub Actions (one line)."
+    )
+    @click.option(
+        "--allow-empty", is_flag=True, help="No tests: a plan with the no-op entry, and exit code 0."
+    )
     @run_options
     @click.pass_obj
-    def plan(pytest_args: Sequence[str] | None, targets: tuple[str, ...], **given: Any) -> None:
+    def plan(pytest_args: Sequence[str] | None, /, targets: tuple[str, ...], **given: Any) -> None:
         """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
         given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
         check_one_way(given)
@@ -107,7 +119,9 @@ def render_plan(plan: Plan) -> str:
     total = sum(shard.gpu_minutes for shard in plan.shards)
     longest_s = max((shard.expected_s for shard in plan.shards), default=0.0)
     tests = sum(len(shard.tests) for shard in plan.shards)
-    summary = f"{tests} tests in {len(plan.shards)} shards: {longest_s:.0f} s, {total:.1f} GPU-minutes expected"
+    summary = (
+        f"{tests} tests in {len(plan.shards)} shards: {longest_s:.0f} s, {total:.1f} GPU-minutes expected"
+    )
     return "\n".join([*lines, summary])
 
 

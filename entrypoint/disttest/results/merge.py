@@ -296,7 +296,9 @@ class _ShardStream:
             case TestCollected(test=test):
                 self._open.setdefault(test.nodeid, None)
                 self._same[test.nodeid] = test.nodeid
-                same = {name: self._once(getattr(test, name)) for name in ("file", "classname", "suite", "world")}
+                same = {
+                    name: self._once(getattr(test, name)) for name in ("file", "classname", "suite", "world")
+                }
                 yield replace(event, test=replace(test, **same))
             case TestStarted(nodeid=nodeid):
                 self._open[nodeid] = event

@@ -23,7 +23,6 @@ from disttest.reports import write_reports
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
 
 
-
 def leave(code: int) -> None:
     raise click.exceptions.Exit(code)
 
@@ -47,7 +46,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
 
 
 def test_a_plan_is_written_and_shown(plan, tmp_path: Path) -> None:
-    code, out, _ = plan("--pool", "gpu1:1:2", "--pool", "gpu8:8:1", "--revision", "abc", "--matrix", "matrix.json")
+    code, out, _ = plan(
+        "--pool", "gpu1:1:2", "--pool", "gpu8:8:1", "--revision", "abc", "--matrix", "matrix.json"
+    )
 
     made = decode_plan((tmp_path / "plan.json").read_bytes())
     assert (0, 2, "abc") == (code, len(made.shards), made.revision)
@@ -101,7 +102,9 @@ def test_timings_split_by_time_and_bad_ones_warn(plan, tmp_path: Path) -> None:
         (("--shards", "2", "--slots", "-1"), "--slots: '-1' is not a whole number"),
     ],
 )
-def test_bad_requests_are_refused_and_nothing_is_written(plan, tmp_path: Path, arguments, message: str) -> None:
+def test_bad_requests_are_refused_and_nothing_is_written(
+    plan, tmp_path: Path, arguments, message: str
+) -> None:
     code, _, err = plan(*arguments)
 
     assert 4 == code
@@ -113,7 +116,9 @@ def test_a_pool_that_is_too_small_is_exit_code_6(plan) -> None:
     code, _, err = plan("--pool", "gpu1:1:1")
 
     assert 6 == code
-    assert "no pool holds 2 ranks for tests/test_a.py::b[2xgloo]; 4 ranks for tests/test_a.py::c[4xgloo]" in err
+    assert (
+        "no pool holds 2 ranks for tests/test_a.py::b[2xgloo]; 4 ranks for tests/test_a.py::c[4xgloo]" in err
+    )
 
 
 def test_a_place_that_can_not_be_written_is_named(plan, tmp_path: Path) -> None:
@@ -177,7 +182,11 @@ def test_floors_make_a_merged_run_red(merge, tmp_path: Path) -> None:
     code, _, err = merge("in", "--min-tests", "1", "--max-skip-ratio", "0.5", "--expect", "must.txt")
 
     assert 1 == code
-    for message in ("only 0 tests ran", "2 of 2 tests were skipped", "must.txt:1 expects tests/test_a.py::a to run"):
+    for message in (
+        "only 0 tests ran",
+        "2 of 2 tests were skipped",
+        "must.txt:1 expects tests/test_a.py::a to run",
+    ):
         assert message in err
 
 

@@ -36,7 +36,12 @@ def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_gang() -> None:
 
 
 def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
-    tests = [case("a", warm=True), case("b", warm=True), case("c", 4, warm=True), case("d", warm=True, backend="x")]
+    tests = [
+        case("a", warm=True),
+        case("b", warm=True),
+        case("c", 4, warm=True),
+        case("d", warm=True, backend="x"),
+    ]
 
     gangs = build_gangs(tests, timed(tests, 1, 1, 1, 1), slots=4)
 
@@ -90,7 +95,11 @@ def test_failed_tests_lead_urgent_gangs() -> None:
 @given(
     drawn=st.lists(
         st.tuples(
-            st.sampled_from([None, 1, 2, 4]), st.integers(0, 3), st.booleans(), st.booleans(), st.floats(0, 50)
+            st.sampled_from([None, 1, 2, 4]),
+            st.integers(0, 3),
+            st.booleans(),
+            st.booleans(),
+            st.floats(0, 50),
         ),
         max_size=40,
     ),
@@ -110,4 +119,8 @@ def test_every_world_test_is_in_exactly_one_gang_of_its_shape(drawn: list, slots
     assert len({gang.gang_id for gang in gangs}) == len(gangs)
     for gang in gangs:
         for test in (by_id[nodeid] for nodeid in gang.nodeids):
-            assert (gang.shape, gang.isolation, gang.exclusive) == (test.world, test.isolation, test.exclusive)
+            assert (gang.shape, gang.isolation, gang.exclusive) == (
+                test.world,
+                test.isolation,
+                test.exclusive,
+            )

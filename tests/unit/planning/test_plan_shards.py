@@ -35,7 +35,9 @@ def test_each_world_size_goes_to_the_cheapest_pool_that_holds_it() -> None:
     plan = plan_shards(mixed(), Timings(), pools=POOLS)
 
     sizes = {
-        pool: {test.world.size if test.world else 0 for s in plan.shards if s.pool == pool for test in s.tests}
+        pool: {
+            test.world.size if test.world else 0 for s in plan.shards if s.pool == pool for test in s.tests
+        }
         for pool in ("gpu1", "gpu8")
     }
     assert {"gpu1": {0, 1}, "gpu8": {2, 4, 8}} == sizes
@@ -206,7 +208,9 @@ def test_a_selection_says_what_vanished_and_what_is_new() -> None:
 
 
 def test_a_new_test_goes_to_the_last_shard_that_holds_its_world() -> None:
-    plan = plan_shards(mixed(), Timings(), pools=parse_pools(["gpu8:8:1:1.0", "gpu16:16:1:100.0", "z1:1:1:0.01"]))
+    plan = plan_shards(
+        mixed(), Timings(), pools=parse_pools(["gpu8:8:1:1.0", "gpu16:16:1:100.0", "z1:1:1:0.01"])
+    )
     assert ["z1", "gpu8"] == [shard.pool for shard in plan.shards]
 
     assert (case("new", 8).nodeid,) == select(plan, 2, [case("new", 8)]).new
@@ -235,12 +239,14 @@ def test_equal_input_gives_equal_bytes() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b'{"version": 1}', b'{"version": "new"}'])
 def test_what_is_no_plan_is_refused(data: bytes) -> None:
-    with pytest.raises(UsageError, match="p.json is not a plan"):
+    with pytest.raises(UsageError, match=r"p\.json is not a plan"):
         decode_plan(data, "p.json")
 
 
 def test_a_plan_of_another_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="p.json is a plan of version 99, and this disttest reads version 1"):
+    with pytest.raises(
+        UsageError, match=r"p\.json is a plan of version 99, and this disttest reads version 1"
+    ):
         decode_plan(b'{"version": 99, "shards": "whatever"}', "p.json")
 
 
@@ -264,13 +270,17 @@ def test_a_plan_with_two_shards_of_one_number_is_refused() -> None:
 
 def test_a_plan_with_a_test_in_two_shards_is_refused() -> None:
     plan = plan_equal_shards(mixed(), Timings(), shards=2)
-    twice = msgspec.structs.replace(plan, shards=(plan.shards[0], msgspec.structs.replace(plan.shards[1], tests=plan.shards[0].tests)))
+    twice = msgspec.structs.replace(
+        plan, shards=(plan.shards[0], msgspec.structs.replace(plan.shards[1], tests=plan.shards[0].tests))
+    )
 
     with pytest.raises(UsageError, match=r"test tests/test_a.py::\S+ stands in it twice"):
         decode_plan(encode_plan(twice))
 
 
-Drawn = st.lists(st.tuples(st.sampled_from([None, 1, 2, 3, 8]), st.booleans(), st.integers(0, 3)), max_size=40)
+Drawn = st.lists(
+    st.tuples(st.sampled_from([None, 1, 2, 3, 8]), st.booleans(), st.integers(0, 3)), max_size=40
+)
 
 
 @given(drawn=Drawn, shards=st.integers(1, 9), lost=st.sets(st.integers(0, 39)), added=st.integers(0, 3))

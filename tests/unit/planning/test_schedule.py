@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning_cases import gang, slots
 
 from disttest.model import Gang, Slot
 from disttest.planning.schedule import OVERTAKE_LIMIT, GangScheduler, Start
 from disttest.planning.simulate import VirtualClock, lower_bound_s, simulate
-from planning_cases import gang, slots
 
 
 def scheduler_of(machine: tuple[Slot, ...], *gangs: Gang) -> tuple[GangScheduler, VirtualClock]:
@@ -222,7 +222,9 @@ Gangs = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(machine=Machine, drawn=Gangs, data=st.data())
-def test_every_gang_runs_once_on_free_good_slots(machine: tuple[Slot, ...], drawn: list, data: st.DataObject) -> None:
+def test_every_gang_runs_once_on_free_good_slots(
+    machine: tuple[Slot, ...], drawn: list, data: st.DataObject
+) -> None:
     """Whatever is submitted, however wrong the estimates, and whichever slots are lost on the way."""
     clock = VirtualClock()
     scheduler = GangScheduler(machine, clock=clock)
@@ -277,7 +279,9 @@ def test_every_gang_runs_once_on_free_good_slots(machine: tuple[Slot, ...], draw
 @settings(max_examples=60, deadline=None)
 @given(drawn=Gangs)
 def test_equal_input_gives_equal_decisions(drawn: list) -> None:
-    gangs = [gang(str(n), size, seconds, urgent=urgent) for n, (size, seconds, _, _, urgent, _) in enumerate(drawn)]
+    gangs = [
+        gang(str(n), size, seconds, urgent=urgent) for n, (size, seconds, _, _, urgent, _) in enumerate(drawn)
+    ]
 
     assert simulate(gangs, slots(4)) == simulate(gangs, slots(4))
 

@@ -12,7 +12,9 @@ from disttest.planning.timings import UNKNOWN_S, WINDOW, Sample, Timings, WorldS
 TEST = case("test_a", 2)
 
 
-def sample(seconds: float, *, test: str = TEST.nodeid, size: int = 2, at_s: float = 0, hardware: str = "", **more) -> Sample:
+def sample(
+    seconds: float, *, test: str = TEST.nodeid, size: int = 2, at_s: float = 0, hardware: str = "", **more
+) -> Sample:
     fields = {"backend": "gloo", "file": TEST.file, "suite": "tests", **more}
     return Sample(test=test, duration_s=seconds, size=size, at_s=at_s, hardware=hardware, **fields)
 
@@ -60,7 +62,12 @@ def test_the_median_of_a_file_prefers_the_same_shape() -> None:
 
 
 def test_failed_attempts_teach_no_time_but_who_failed_last() -> None:
-    samples = [sample(300, bad=True, at_s=1), sample(2, at_s=0), sample(1, test="fixed", bad=True), sample(1, test="fixed", at_s=5)]
+    samples = [
+        sample(300, bad=True, at_s=1),
+        sample(2, at_s=0),
+        sample(1, test="fixed", bad=True),
+        sample(1, test="fixed", at_s=5),
+    ]
 
     timings = Timings(samples)
 

@@ -74,7 +74,11 @@ def test_junit_of_any_tool(tmp_path: Path) -> None:
         ('time="2.5"', 'time="NaN"', "j.xml:3: skipped, a test can not take nan seconds"),
         ('time="2.5"', 'time="inf"', "j.xml:3: skipped, a test can not take inf seconds"),
         ('time="2.5"', 'time="soon"', "j.xml:3: skipped, time='soon' is not a number"),
-        ("2026-05-28T", "2999-05-28T", "j.xml:3: skipped, it is said to have run at 2999-05-28T20:26:40+00:00"),
+        (
+            "2026-05-28T",
+            "2999-05-28T",
+            "j.xml:3: skipped, it is said to have run at 2999-05-28T20:26:40+00:00",
+        ),
         ("</testsuite>", "</nonsense>", "j.xml:6: the rest is skipped, not XML: mismatched tag"),
     ],
 )
@@ -94,21 +98,23 @@ def test_bad_junit_is_a_warning_with_file_and_line(tmp_path: Path, old: str, new
         ("{not json", "skipped, not an event: JSON is malformed"),
         ('{"event": "test_finished", "at_s": 1}', "skipped, not an event: Object missing required field"),
         (
-            '{"event":"test_finished","at_s":1,"result":{"nodeid":"%s","outcome":"passed","duration_s":-1}}' % A.nodeid,
+            '{"event":"test_finished","at_s":1,"result":{"nodeid":"NODEID","outcome":"passed","duration_s":-1}}',
             "skipped, a test can not take -1.0 seconds",
         ),
         (
-            '{"event":"test_finished","at_s":1,"result":{"nodeid":"%s","outcome":"passed","started_at_s":9e11}}' % A.nodeid,
+            '{"event":"test_finished","at_s":1,"result":{"nodeid":"NODEID","outcome":"passed","started_at_s":9e11}}',
             "which is not in the past",
         ),
     ],
 )
-def test_a_bad_line_of_a_journal_is_a_warning_with_file_and_line(tmp_path: Path, line: str, warning: str) -> None:
+def test_a_bad_line_of_a_journal_is_a_warning_with_file_and_line(
+    tmp_path: Path, line: str, warning: str
+) -> None:
     journal(tmp_path)
     file = tmp_path / FILE_NAME
     before = len(file.read_text().splitlines())
     with file.open("a") as opened:
-        opened.write(line + "\n")
+        opened.write(line.replace("NODEID", A.nodeid) + "\n")
 
     timings, (found,) = read_timings([file], now_s=NOW_S)
 

@@ -35,8 +35,10 @@ def test_too_few_tests() -> None:
 
     assert () == check_floors(run, make_floors(min_tests=2))
     assert (
-        "only 2 tests ran and --min-tests asks for 3 (8 of 10 were skipped): "
-        "see the skip reasons, or lower the floor",
+        (
+            "only 2 tests ran and --min-tests asks for 3 (8 of 10 were skipped): "
+            "see the skip reasons, or lower the floor"
+        ),
     ) == check_floors(run, make_floors(min_tests=3))
 
 
@@ -45,8 +47,10 @@ def test_too_much_skipped() -> None:
 
     assert () == check_floors(run, make_floors(max_skip_ratio=0.8))
     assert (
-        "8 of 10 tests were skipped (80%) and --max-skip-ratio allows 79%: "
-        "most often (8 times) because needs 2 GPUs",
+        (
+            "8 of 10 tests were skipped (80%) and --max-skip-ratio allows 79%: "
+            "most often (8 times) because needs 2 GPUs"
+        ),
     ) == check_floors(run, make_floors(max_skip_ratio=0.79))
 
 

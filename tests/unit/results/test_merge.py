@@ -61,7 +61,9 @@ def test_two_shards_become_one_run(artifacts: Path, into: Path) -> None:
 
     assert {A.nodeid: "passed", B.nodeid: "skipped", C.nodeid: "passed", D.nodeid: "failed"} == outcomes(run)
     assert (1, 4, 4) == (run.exit_code, run.slots, len(run.hardware.gpus))
-    assert ["shard-1/w1", "shard-1/w2", "shard-2/w1", "shard-2/w2"] == [world.world_id for world in run.worlds]
+    assert ["shard-1/w1", "shard-1/w2", "shard-2/w1", "shard-2/w2"] == [
+        world.world_id for world in run.worlds
+    ]
     assert ("shard-1/gpu:0", "shard-1/gpu:1") == run.worlds[0].slots
     assert [(1, 0), (2, 1)] == [(shard.shard, shard.exit_code) for shard in run.shards]
     assert run == fold(read_events(into / FILE_NAME))
@@ -80,7 +82,9 @@ def test_logs_are_linked_and_reports_find_them(artifacts: Path, into: Path) -> N
     assert rebuild(into)
 
 
-def test_single_directories_do_as_well_and_the_merged_one_is_not_read(artifacts: Path, tmp_path: Path) -> None:
+def test_single_directories_do_as_well_and_the_merged_one_is_not_read(
+    artifacts: Path, tmp_path: Path
+) -> None:
     two_shards(artifacts)
     inside = artifacts / "merged"
     inside.mkdir()
@@ -89,7 +93,9 @@ def test_single_directories_do_as_well_and_the_merged_one_is_not_read(artifacts:
     other = tmp_path / "again"
     other.mkdir()
 
-    assert outcomes(first) == outcomes(merge([artifacts / "results-1", artifacts / "results-2", artifacts / "results-1"], other))
+    assert outcomes(first) == outcomes(
+        merge([artifacts / "results-1", artifacts / "results-2", artifacts / "results-1"], other)
+    )
 
 
 def test_a_shard_that_never_reported_is_not_a_pass(artifacts: Path, into: Path) -> None:
@@ -254,7 +260,7 @@ def test_a_shard_out_of_range_is_refused(artifacts: Path, into: Path) -> None:
 def test_nothing_to_merge_is_refused(artifacts: Path, into: Path) -> None:
     with pytest.raises(UsageError, match="no results in the given directories"):
         merge([artifacts], into)
-    with pytest.raises(UsageError, match="no directory .*elsewhere"):
+    with pytest.raises(UsageError, match=r"no directory .*elsewhere"):
         merge([artifacts / "elsewhere"], into)
 
 
