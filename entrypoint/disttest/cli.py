@@ -14,9 +14,13 @@ from typing import Any, NoReturn
 import click
 
 import disttest
-from disttest.errors import DisttestError, ExitCode, NotEnoughDevices
+from disttest.commands.merge import merge_command
+from disttest.commands.plan import plan_command
+from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
+from disttest.results.fold import RunResult
 
 
 class _DefaultRun(click.Group):
@@ -117,9 +121,35 @@ def list_(
     _leave(collection.exit_code)
 
 
+def _collect(
+    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str]
+) -> Sequence[TestCase]:
+    """Collect for a plan. What can not be collected would be in no shard, so it is an error."""
+    from disttest.running.listing import collect_tests
+
+    resolve_options(flags)
+    with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
+        given = _given(flags, Path(folder))
+        collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
+    if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
+        click.echo(collection.output, err=True)
+        raise UsageError("some tests could not be collected (see above), and a plan without them would lose them")
+    return collection.tests
+
+
+def _write_reports(result: RunResult, results: Path) -> None:
+    from disttest.reports import write_reports
+
+    write_reports(result, results)
+
+
 def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.exit(code)  # noqa: TID251
+
+
+command.add_command(plan_command(_collect, _leave, run_options))
+command.add_command(merge_command(_write_reports, _leave))
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
