@@ -75,7 +75,8 @@ class Ended(Frozen):
             case End.DONE:
                 return "ended"
             case End.FAILED:
-                return f"left with exit code {self.code}"
+                last = self.errors.splitlines()[-1:] or [""]
+                return f"left with exit code {self.code}: {last[0]}".removesuffix(": ")
             case End.SIGNALLED:
                 return f"was ended by {signal_name(self.signal or 0)}"
             case _:
@@ -92,7 +93,7 @@ def signal_name(number: int) -> str:
 
 
 class BoundedChild:
-    """A living bounded child. Call :meth:`advance` when one of its descriptors is ready, or its time is up."""
+    """A living bounded child. Call :meth:`advance` when a descriptor of it is ready, or its time is up."""
 
     def __init__(
         self,
