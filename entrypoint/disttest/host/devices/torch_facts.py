@@ -68,7 +68,7 @@ def _about(torch: Any) -> TorchFacts:
 
     backends = ("gloo", "nccl", "mpi", "ucc", "xccl") if dist.is_available() else ()
     return TorchFacts(
-        version=torch.__version__,
+        version=str(torch.__version__),
         cuda=torch.version.cuda or "",
         hip=torch.version.hip or "",
         nccl=_nccl(torch) if dist.is_available() and dist.is_nccl_available() else "",
