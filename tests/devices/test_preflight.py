@@ -10,6 +10,8 @@ import pytest
 
 from disttest.host.preflight import Bounds, Level, Target, run_preflight
 
+WORKERS = Path(__file__).parents[1] / "support" / "workers"
+
 BOUNDS = Bounds(check=3.0, collective=4.0, grace=1.0)
 
 ON_DEVICE = {"context", "allocate", "copy", "matmul", "memory", "timing"}
@@ -23,7 +25,7 @@ def targets(count):
 @pytest.fixture
 def prove(monkeypatch):
     def run(count=3, *, faults="", bounds=BOUNDS, level=Level.QUICK, **environment):
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        monkeypatch.setenv("PYTHONPATH", str(WORKERS))
         monkeypatch.setenv("DISTTEST_FAULTS", faults)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -40,7 +42,7 @@ def test_healthy_devices_pass_every_check():
     result = run_preflight(targets(3))
 
     assert result.passed
-    assert {} == result.broken
+    assert result.broken == {}
     for device in ("cpu:0", "cpu:1", "cpu:2"):
         assert {c.check for c in result.checks if c.devices == (device,)} == ON_DEVICE
     pairs = {c.devices for c in result.checks if c.check == "peer_copy"}

@@ -230,7 +230,7 @@ def _processes(handle: Any) -> dict[str, Any]:
     if compute is None:  # a driver older than R510
         compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
     drawing = {entry.pid for entry in _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []}
-    held = {pid: 0 for pid in drawing} | {entry.pid: entry.usedGpuMemory or 0 for entry in compute or []}
+    held = dict.fromkeys(drawing, 0) | {entry.pid: entry.usedGpuMemory or 0 for entry in compute or []}
     return {
         "processes": tuple(
             GpuProcess(pid=pid, memory=memory, name=_process_name(pid), computes=pid not in drawing)

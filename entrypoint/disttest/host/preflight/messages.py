@@ -54,7 +54,7 @@ class PreflightResult(Frozen):
     """What came of a preflight."""
 
     checks: tuple[Check, ...]
-    broken: dict[str, str] = {}
+    broken: dict[str, str] = msgspec.field(default_factory=dict)
     """Slot name -> why it must not be used."""
     duration_s: float = 0.0
 

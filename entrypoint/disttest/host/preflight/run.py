@@ -71,7 +71,7 @@ def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tup
     return tuple(
         Target(
             name=slot.name,
-            label=f"MIG slice {slot.uuid} of {labels[slot.index]}" if "." in slot.name else labels[slot.index],
+            label=f"{'MIG slice ' + slot.uuid + ' of ' if '.' in slot.name else ''}{labels[slot.index]}",
             device=compute,
             visible=slot.uuid,
             is_slice="." in slot.name,
@@ -118,9 +118,7 @@ class _Worker:
         self.began: Began | None = None
         self.idle = False
         self.failed = False
-        self.child = BoundedChild(
-            module, timeout_s=bounds.total, stall_s=bounds.start, on_line=self._hear
-        )
+        self.child = BoundedChild(module, timeout_s=bounds.total, stall_s=bounds.start, on_line=self._hear)
 
     @property
     def settled(self) -> bool:
@@ -218,7 +216,9 @@ class _Preflight:
             pairs = self._try_pairs(peers, pairs)
         for pair in pairs:
             message = "not tried: too many pairs before it hung"
-            self._note_pair(peers, Began(check=PAIR_CHECK, pair=pair), Measured(passed=False, message=message))
+            self._note_pair(
+                peers, Began(check=PAIR_CHECK, pair=pair), Measured(passed=False, message=message)
+            )
 
     def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Try pairs in one worker; those that are left because it hung or crashed."""
@@ -236,9 +236,7 @@ class _Preflight:
         self._settle([worker])
         if worker.child.ended is not None:
             began, end = worker.last_words()
-            measured(
-                msgspec.structs.replace(began, check=PAIR_CHECK), Measured(passed=False, message=end)
-            )
+            measured(msgspec.structs.replace(began, check=PAIR_CHECK), Measured(passed=False, message=end))
         return [pair for pair in pairs if pair not in tried]
 
     def prove_collectives(self) -> None:

@@ -45,7 +45,7 @@ class Worker:
         """Do jobs until the input ends."""
         # Ranks on CPU devices share the machine; one thread each keeps them from waiting for each other.
         torch.set_num_threads(1)
-        decoder = msgspec.json.Decoder(AnyJob)  # type: ignore[var-annotated]
+        decoder = msgspec.json.Decoder(AnyJob)
         speak(Ready())
         for line in sys.stdin:
             self._do(decoder.decode(line))

@@ -22,7 +22,19 @@ def build() -> Path:
     built = Path(tempfile.gettempdir()) / f"disttest-fake-nvml-{os.getuid()}-{digest}.so"
     if not built.exists():
         fresh = built.with_suffix(f".{os.getpid()}")
-        command = ["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-o", fresh, SOURCE, "-ldl"]
+        command = [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            "-o",
+            fresh,
+            SOURCE,
+            "-ldl",
+        ]
         subprocess.run(command, check=True)
         fresh.rename(built)
     return built
@@ -42,7 +54,9 @@ class FakeDriver:
 
     def change(self, **facts: object) -> None:
         """Change facts (``gpu_3_error=15`` is ``gpu.3.error``); None removes one."""
-        self.set({name.replace("_", ".", 2) if name.startswith("gpu_") else name: v for name, v in facts.items()})
+        self.set(
+            {name.replace("_", ".", 2) if name.startswith("gpu_") else name: v for name, v in facts.items()}
+        )
 
     def set(self, facts: Facts) -> None:
         """Change facts by their own names."""
