@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fake_driver import FakeDriver
 
 from disttest.host.devices import detect_machine
-from fake_driver import FakeDriver
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 
+import fake_driver as fakes
 import pytest
 
 from disttest.errors import NotEnoughDevices, UsageError
 from disttest.host.lease import Leaser, Request
-import fake_driver as fakes
 
 GIB = 1 << 30
 
@@ -94,9 +94,8 @@ def test_waiting_says_who_holds_what_and_goes_on_when_it_is_free(fake, leaser):
     lease = leaser(driver, time=time, said=said).take(Request(count=1))
 
     assert names(lease) == ["gpu:0"]
-    assert said == [
-        f"0 of 1 GPUs are free; GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) held by nightly ddp, pid {os.getpid()}"
-    ]
+    gpu = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
+    assert said == [f"0 of 1 GPUs are free; {gpu} held by nightly ddp, pid {os.getpid()}"]
 
 
 def test_gives_up_in_time_and_says_why(fake, leaser):
@@ -190,7 +189,7 @@ def test_quarantine_for_a_stuck_process_ends_with_it(fake, leaser):
     lease = leaser(driver).take(Request(count=1, share=True))
     lease.quarantine(lease.slots[0], "pid 4242 does not let go", pid=4242)
 
-    with pytest.raises(NotEnoughDevices, match="no lease within 1 s.*pid 4242 does not let go"):
+    with pytest.raises(NotEnoughDevices, match=r"no lease within 1 s.*pid 4242 does not let go"):
         leaser(driver).take(Request(count=1, share=True, timeout_s=1.0))
     driver.set({"gpu.0.processes": None})
 
@@ -249,7 +248,7 @@ def test_a_directory_that_can_not_be_used(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(
-        UsageError, match="the lease directory .*file/leases can not be used: Not a directory"
+        UsageError, match=r"the lease directory .*file/leases can not be used: Not a directory"
     ):
         Leaser(tmp_path / "file" / "leases", lambda: None)
 

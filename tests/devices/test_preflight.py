@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
@@ -147,12 +146,12 @@ def test_when_no_rank_can_be_singled_out_all_are_broken(prove):
 
 
 def test_nothing_is_left_behind(prove):
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
 
     prove(faults="cpu:0=hang@copy cpu:1=crash@copy")
 
     assert not psutil.Process().children(recursive=True)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 def test_a_worker_that_does_not_start_is_a_finding(monkeypatch):

@@ -20,11 +20,12 @@ from disttest.host.choice import choose_slots
 from disttest.host.devices.machine import Gpu, Machine
 from disttest.host.lockfiles import Holder, Lock, LockDirectory, boot_clock
 from disttest.host.quarantine import Quarantine, QuarantineNotes
-from disttest.host.queue import first_ahead, join_queue, leave_queue
+from disttest.host.queue import join_queue, leave_queue, tickets_ahead
 from disttest.model import Frozen, Slot
 
-_POLL_S = 0.05
-"""flock has no way to wait for one of several locks."""
+_POLL_S = 0.01
+_LONGEST_POLL_S = 0.1
+"""flock can not wait for one of several locks: who is near the head of the line looks often, others seldom."""
 _FRESH_S = 1.0
 """A picture of the machine older than this is not trusted when GPUs are taken."""
 _UNSEEN_SHARE = 0.05
@@ -126,6 +127,7 @@ class Leaser:
         self._sleep = sleep
         self._seen: Machine | None = None
         self._seen_s = 0.0
+        self._ahead = 0
 
     def take(self, request: Request) -> Lease:
         """Take ``request.count`` slots; waits in line for them.
@@ -146,7 +148,7 @@ class Leaser:
                     said = reason
                 if self._clock() >= deadline_s:
                     raise NotEnoughDevices(f"no lease within {request.timeout_s:g} s: {reason}")
-                self._sleep(_POLL_S)
+                self._sleep(min(_LONGEST_POLL_S, _POLL_S * (1 + self._ahead)))
         finally:
             leave_queue(self._directory, ticket)
 
@@ -219,9 +221,10 @@ class Leaser:
         with self._gate(1.0) as opened:
             if not opened:
                 return [], "the lease directory is busy"
-            ahead = first_ahead(self._directory, ticket)
-            if ahead is not None:
-                return [], f"in line behind {_render_holder(self._directory.read(ahead))}"
+            ahead = tickets_ahead(self._directory, ticket)
+            self._ahead = len(ahead)
+            if ahead:
+                return [], f"in line behind {_render_holder(self._directory.read(ahead[0]))}"
             return self._lock_at_head(request, entries)
 
     def _lock_at_head(

@@ -27,16 +27,16 @@ def leave_queue(directory: LockDirectory, ticket: Lock) -> None:
     ticket.release()
 
 
-def first_ahead(directory: LockDirectory, ticket: Lock) -> str | None:
-    """The first living ticket ahead of this one, None at the head of the line; under the gate."""
-    for name in _tickets(directory):
-        if name >= ticket.name:
-            break
-        lock = directory.try_lock(name)
+def tickets_ahead(directory: LockDirectory, ticket: Lock) -> tuple[str, ...]:
+    """Tickets ahead of this one, empty at the head of the line; under the gate. The first one is alive."""
+    ahead = [name for name in _tickets(directory) if name < ticket.name]
+    while ahead:
+        lock = directory.try_lock(ahead[0])
         if lock is None:
-            return name
+            break
         leave_queue(directory, lock)
-    return None
+        ahead.pop(0)
+    return tuple(ahead)
 
 
 def _tickets(directory: LockDirectory) -> list[str]:

@@ -50,16 +50,10 @@ class FakeDriver:
         self.library.symlink_to(build())
         self._scenario = folder / "scenario"
         self.facts: Facts = dict(facts or {})
-        self.change()
-
-    def change(self, **facts: object) -> None:
-        """Change facts (``gpu_3_error=15`` is ``gpu.3.error``); None removes one."""
-        self.set(
-            {name.replace("_", ".", 2) if name.startswith("gpu_") else name: v for name, v in facts.items()}
-        )
+        self.set({})
 
     def set(self, facts: Facts) -> None:
-        """Change facts by their own names."""
+        """Change facts; None removes one."""
         self.facts.update(facts)
         lines = [f"{name}={value}" for name, value in self.facts.items() if value is not None]
         fresh = self._scenario.with_suffix(".new")

@@ -33,6 +33,8 @@ from disttest.host.preflight.messages import (
     Ready,
     Target,
 )
+from disttest.model import Slot
+
 
 WORKER = "disttest.host.preflight.worker"
 
@@ -78,6 +80,10 @@ def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tup
         )
         for slot in slots
     )
+
+
+def _name_slice(slot: Slot) -> str:
+    return f"MIG slice {slot.uuid} of " if "." in slot.name else ""
 
 
 def run_preflight(
@@ -215,10 +221,8 @@ class _Preflight:
                 return
             pairs = self._try_pairs(peers, pairs)
         for pair in pairs:
-            message = "not tried: too many pairs before it hung"
-            self._note_pair(
-                peers, Began(check=PAIR_CHECK, pair=pair), Measured(passed=False, message=message)
-            )
+            untried = Measured(passed=False, message="not tried: too many pairs before it hung")
+            self._note_pair(peers, Began(check=PAIR_CHECK, pair=pair), untried)
 
     def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Try pairs in one worker; those that are left because it hung or crashed."""
