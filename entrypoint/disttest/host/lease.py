@@ -25,7 +25,7 @@ from disttest.model import Frozen, Slot
 
 _POLL_S = 0.01
 _LONGEST_POLL_S = 0.1
-"""flock can not wait for one of several locks: who is near the head of the line looks often, others seldom."""
+"""flock can not wait for one of several locks: the head of the line looks often, the others seldom."""
 _FRESH_S = 1.0
 """A picture of the machine older than this is not trusted when GPUs are taken."""
 _UNSEEN_SHARE = 0.05

@@ -35,7 +35,6 @@ from disttest.host.preflight.messages import (
 )
 from disttest.model import Slot
 
-
 WORKER = "disttest.host.preflight.worker"
 
 _MAX_LOST_PAIRS = 3
@@ -112,8 +111,15 @@ def run_preflight(
             preflight.prove_collectives()
         finally:
             preflight.close()
-    checks = tuple(preflight.checks)
+    checks = _in_order(preflight.checks, targets)
     return PreflightResult(checks=checks, broken=find_broken(checks), duration_s=clock() - started_s)
+
+
+def _in_order(checks: Iterable[Check], targets: Sequence[Target]) -> tuple[Check, ...]:
+    """Devices report as they go; a reader wants one after another, then what concerns several."""
+    places = {target.name: place for place, target in enumerate(targets)}
+    last = len(places)
+    return tuple(sorted(checks, key=lambda c: places[c.devices[0]] if len(c.devices) == 1 else last))
 
 
 class _Worker:
