@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from disttest.host.preflight import Bounds, Level, Target, run_preflight
+from disttest.host.preflight import Bounds, Level, Proof, Target, run_preflight
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
@@ -159,3 +161,41 @@ def test_a_worker_that_does_not_start_is_a_finding(monkeypatch):
 
     assert set(result.broken) == {"cpu:0"}
     assert "No module named 'disttest.no_such_module'" in result.broken["cpu:0"]
+
+
+def wait_for(proof):
+    poller = select.poll()
+    for descriptor in proof.descriptors():
+        poller.register(descriptor)
+    result = None
+    while result is None:
+        poller.poll(200)
+        result = proof.advance()
+    return result
+
+
+def test_a_proof_runs_beside_other_work(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.setenv("DISTTEST_FAULTS", "cpu:1=wrong_matmul")
+    proof = Proof(targets(2), worker="faulty_worker", bounds=BOUNDS)
+
+    assert proof.advance() is None
+    result = wait_for(proof)
+
+    assert set(result.broken) == {"cpu:1"}
+    assert "a matrix product is off by" in result.broken["cpu:1"]
+
+
+def test_a_killed_proof_takes_its_workers_along(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.setenv("DISTTEST_FAULTS", "cpu:0=hang@copy")
+    proof = Proof(targets(1), worker="faulty_worker")
+    (child,) = psutil.Process().children()
+    while not child.children():
+        time.sleep(0.01)
+    (worker,) = child.children()
+
+    proof.kill()
+
+    assert set(proof.advance().broken) == {"cpu:0"}
+    assert worker.wait(timeout=5) is None or not worker.is_running()

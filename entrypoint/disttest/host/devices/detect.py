@@ -17,6 +17,7 @@ from disttest.host.devices.cpu import (
 )
 from disttest.host.devices.machine import Gpu, Machine, Peer
 from disttest.host.devices.messages import AnyMessage, Asking, Done, Driver, Found, Link, Refused
+from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 
 PROBE = "disttest.host.devices.nvml"
 LIBRARY = "libnvidia-ml.so.1"
@@ -55,10 +56,13 @@ def detect_machine(
     probed = _Probed()
     if library or nodes or has_library(root):
         probed = _probe(library, timeout_s=timeout_s, stall_s=stall_s)
+    gpus = probed.machine_gpus(root)
+    if not gpus and (root / "dev/kfd").exists():
+        gpus = _gpus_of_torch(ask_torch(timeout_s=timeout_s))
     return Machine(
         cpu=detect_cpu(mounts),
         limits=detect_limits(mounts, root),
-        gpus=probed.machine_gpus(root),
+        gpus=gpus,
         driver=probed.driver.driver or kernel_driver(root),
         cuda_driver=probed.driver.cuda,
         nvml=probed.driver.nvml,
@@ -67,6 +71,13 @@ def detect_machine(
         fabrics=detect_fabrics(root),
         cgroup=cgroup_version(mounts),
     )
+
+
+def _gpus_of_torch(facts: TorchFacts) -> tuple[Gpu, ...]:
+    """GPUs of another vendor (ROCm), which only torch can be asked about: their names, and no more."""
+    if facts.device_type != "cuda":
+        return ()
+    return tuple(Gpu(index=index, name=name) for index, name in enumerate(facts.devices))
 
 
 def device_nodes(root: Path = Path("/")) -> tuple[str, ...]:
