@@ -126,7 +126,9 @@ def test_a_lost_gpu_is_named_from_the_kernel(fake, detect, tmp_path):
     for index in range(2):
         folder = root / "proc/driver/nvidia/gpus" / fakes.bus(index).lower()
         folder.mkdir(parents=True)
-        text = f"Model: \t\t NVIDIA L4\nGPU UUID: \t {fakes.uuid(index)}\nBus Location: \t {fakes.bus(index)}\n"
+        text = (
+            f"Model: \t\t NVIDIA L4\nGPU UUID: \t {fakes.uuid(index)}\nBus Location: \t {fakes.bus(index)}\n"
+        )
         (folder / "information").write_text(text)
 
     machine = detect(fake(fakes.plain(2) | {"gpu.1.error": 15}), root=root)
@@ -194,7 +196,11 @@ def test_throttle_reasons_of_new_and_old_drivers(fake, detect, name):
 
 
 def test_processes(fake, detect):
-    facts = {"gpu.0.processes": f"10:{GIB},20:5", "gpu.0.graphics": f"20:{GIB}", "process.10": "/usr/bin/python"}
+    facts = {
+        "gpu.0.processes": f"10:{GIB},20:5",
+        "gpu.0.graphics": f"20:{GIB}",
+        "process.10": "/usr/bin/python",
+    }
 
     gpu = detect(fake(fakes.plain(1) | facts)).gpus[0]
 

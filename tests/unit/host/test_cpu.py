@@ -132,7 +132,11 @@ def test_both_versions_are_a_hybrid(root):
 
 
 def test_nonsense_and_nothing(root):
-    files = {"proc/self/mountinfo": "x\n" + V2, "proc/self/cgroup": "0::/../../up\n", "sys/fs/cgroup/cpu.max": "x"}
+    files = {
+        "proc/self/mountinfo": "x\n" + V2,
+        "proc/self/cgroup": "0::/../../up\n",
+        "sys/fs/cgroup/cpu.max": "x",
+    }
     folder = root(files)
 
     assert cpu_of(folder).quota is None

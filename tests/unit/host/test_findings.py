@@ -129,8 +129,16 @@ def test_kernels_that_fit(capability):
         ({"cuda_driver": "12.4"}, "torch", "broken", "the driver serves up to 12.4", "driver-too-old"),
         ({"torch": TorchFacts(error="importing torch: …")}, "torch", "broken", "importing", "torch-unusable"),
         ({"torch": TorchFacts(version="2.13.0+cpu")}, "torch", "warning", "without CUDA", "torch-unusable"),
-        ({"fabrics": (Fabric(name="mlx5_0"),), "limits": msgspec.structs.replace(MACHINE.limits, memlock=65536)},
-         "memlock", "warning", "64 KiB", "memlock"),
+        (
+            {
+                "fabrics": (Fabric(name="mlx5_0"),),
+                "limits": msgspec.structs.replace(MACHINE.limits, memlock=65536),
+            },
+            "memlock",
+            "warning",
+            "64 KiB",
+            "memlock",
+        ),
     ],
 )
 def test_what_a_machine_may_have(facts, check, grade, words, slug):
@@ -183,12 +191,21 @@ def test_no_gpu_and_no_driver_is_fine():
         ("Failed to initialize NVML: Unknown Error", "nvml-lost"),
         ("Failed to initialize NVML: Driver/library version mismatch", "driver-library-mismatch"),
         ("The NVIDIA driver on your system is too old (found version 11040).", "driver-too-old"),
-        ("Error 803: system has unsupported display driver / cuda driver combination", "stale-compat-libcuda"),
-        ("nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0", "unsatisfied-condition"),
+        (
+            "Error 803: system has unsupported display driver / cuda driver combination",
+            "stale-compat-libcuda",
+        ),
+        (
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0",
+            "unsatisfied-condition",
+        ),
         ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000", "nccl-one-gpu-per-rank"),
         ("Error while creating shared memory segment /dev/shm/nccl-x: No space left", "nccl-shared-memory"),
         ("CUDA error: uncorrectable ECC error encountered", "gpu-memory-errors"),
-        ("all CUDA-capable devices are busy or unavailable: device(s) is/are busy or unavailable", "gpu-busy"),
+        (
+            "all CUDA-capable devices are busy or unavailable: device(s) is/are busy or unavailable",
+            "gpu-busy",
+        ),
     ],
 )
 def test_known_messages_have_advice(message, slug):
