@@ -192,18 +192,18 @@ def test_no_gpu_and_no_driver_is_fine():
         ("Failed to initialize NVML: Driver/library version mismatch", "driver-library-mismatch"),
         ("The NVIDIA driver on your system is too old (found version 11040).", "driver-too-old"),
         (
-            "Error 803: system has unsupported display driver / cuda driver combination",
+            "Error 803: system has unsupported display driver",
             "stale-compat-libcuda",
         ),
         (
-            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0",
+            "nvidia-container-cli: unsatisfied condition: cuda>=13.0",
             "unsatisfied-condition",
         ),
         ("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000", "nccl-one-gpu-per-rank"),
         ("Error while creating shared memory segment /dev/shm/nccl-x: No space left", "nccl-shared-memory"),
         ("CUDA error: uncorrectable ECC error encountered", "gpu-memory-errors"),
         (
-            "all CUDA-capable devices are busy or unavailable: device(s) is/are busy or unavailable",
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "gpu-busy",
         ),
     ],
@@ -214,6 +214,14 @@ def test_known_messages_have_advice(message, slug):
 
 def test_an_unknown_message_has_none():
     assert explain("assert 1 == 2") is None
+
+
+def test_locked_memory_matters_with_rdma_only():
+    limits = msgspec.structs.replace(MACHINE.limits, memlock=65536)
+
+    assert with_machine(limits=limits)["memlock"].grade is Grade.OK
+    finding = with_machine(limits=limits, fabrics=(Fabric(name="mlx5_0"),))["memlock"]
+    assert (finding.grade, finding.advice.slug) == (Grade.WARNING, "memlock")
 
 
 @pytest.mark.parametrize(("number", "version"), [("11040", "11.4"), ("13000", "13.0"), ("9000", "9.0")])
