@@ -20,6 +20,7 @@ from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageErro
 from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
+from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
 
 
@@ -133,7 +134,9 @@ def _collect(
         collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
-        raise UsageError("some tests could not be collected (see above), and a plan without them would lose them")
+        raise UsageError(
+            "some tests could not be collected (see above), and a plan without them would lose them"
+        )
     return collection.tests
 
 
@@ -150,6 +153,8 @@ def _leave(code: int) -> NoReturn:
 
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
+command.add_command(report)
+command.add_command(trend)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
