@@ -4,12 +4,15 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: ddp smoke test lint format clean
+.PHONY: ddp smoke test lint format clean catalogue
 
 ddp smoke: $(READY)
 	$(BIN)/disttest $@
 
 test: lint unit integration
+
+catalogue: $(READY)
+	$(BIN)/python scripts/catalogue.py
 
 unit: $(READY)
 	$(BIN)/python -m pytest tests/unit

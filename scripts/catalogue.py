@@ -53,7 +53,9 @@ def faults_of(section: Section, coverage: dict[str, list[str]]) -> list[str]:
         for name, title in section.ids.items()
         if name not in coverage and not section.accounted.get(name)
     ]
-    faults += [f"{name} has a reason and does not exist" for name in section.accounted if name not in section.ids]
+    faults += [
+        f"{name} has a reason and does not exist" for name in section.accounted if name not in section.ids
+    ]
     faults += [
         f"{name} has a reason and a test as well ({coverage[name][0]}): drop one"
         for name in section.accounted
@@ -64,22 +66,30 @@ def faults_of(section: Section, coverage: dict[str, list[str]]) -> list[str]:
 
 def main() -> int:
     """Print the table and the faults."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sections", nargs="*", help="sections to look at (default: all)")
     parser.add_argument("--tests", action="store_true", help="also print the tests of each id")
     arguments = parser.parse_args()
     sections, coverage = read_sections(), read_coverage()
     if unknown := set(arguments.sections) - {section.name for section in sections}:
-        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in sections)}")
+        parser.error(
+            f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in sections)}"
+        )
     known = {name for section in sections for name in section.ids}
-    faults = [f"{name} does not exist ({places[0]})" for name, places in coverage.items() if name not in known]
+    faults = [
+        f"{name} does not exist ({places[0]})" for name, places in coverage.items() if name not in known
+    ]
     print(f"{'section':<18} {'ids':>5} {'tested':>7} {'reason':>7} {'open':>5}")
     for section in sections:
         if arguments.sections and section.name not in arguments.sections:
             continue
         tested = sum(name in coverage for name in section.ids)
         open_ids = [n for n in section.ids if n not in coverage and not section.accounted.get(n)]
-        print(f"{section.name:<18} {len(section.ids):>5} {tested:>7} {len(section.accounted):>7} {len(open_ids):>5}")
+        print(
+            f"{section.name:<18} {len(section.ids):>5} {tested:>7} {len(section.accounted):>7} {len(open_ids):>5}"
+        )
         faults += faults_of(section, coverage)
         if arguments.tests:
             for name in section.ids:

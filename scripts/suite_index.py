@@ -57,7 +57,9 @@ def functions_of(path: Path) -> list[TestFunction]:
     return list(_functions(path, tree.body, prefix="", outer=tuple(_module_marks(tree))))
 
 
-def _functions(path: Path, body: Iterable[ast.stmt], *, prefix: str, outer: tuple[Mark, ...]) -> Iterator[TestFunction]:
+def _functions(
+    path: Path, body: Iterable[ast.stmt], *, prefix: str, outer: tuple[Mark, ...]
+) -> Iterator[TestFunction]:
     for node in body:
         if isinstance(node, ast.ClassDef):
             marks = tuple(_marks(node.decorator_list))
@@ -83,7 +85,11 @@ def _marks(nodes: Iterable[ast.AST]) -> Iterator[Mark]:
     for root in nodes:
         called = {id(node.func): node for node in ast.walk(root) if isinstance(node, ast.Call)}
         for node in ast.walk(root):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "mark":
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Attribute)
+                and node.value.attr == "mark"
+            ):
                 call = called.get(id(node))
                 arguments = [_constant(a) for a in call.args] if call else []
                 options = {k.arg: _constant(k.value) for k in call.keywords if k.arg} if call else {}

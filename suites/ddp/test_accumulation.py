@@ -58,7 +58,9 @@ def test_no_sync_does_not_communicate(world: World) -> None:
     together = wrap(world, linear())
     if world.is_first:
         with together.no_sync():
-            together(torch.ones(1, together.module.in_features, dtype=DOUBLE, device=world.device)).sum().backward()
+            together(
+                torch.ones(1, together.module.in_features, dtype=DOUBLE, device=world.device)
+            ).sum().backward()
     flat = exchange(world, None if together.module.weight.grad is None else together.module.weight.grad.sum())
     assert flat[0] is not None
     assert flat[1:] == [None] * (world.size - 1)

@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 from torch.distributed.algorithms.model_averaging import averagers, hierarchical_model_averager, utils
 from torch.distributed.optim import PostLocalSGDOptimizer
 
@@ -137,9 +140,7 @@ def test_post_local_sgd_optimizer(world: World, kind: str, view: bool) -> None:
     if kind == "hierarchical" and (world.size < 4 or world.size % 2):
         pytest.skip("pairs inside a larger world need 4, 6, 8 … ranks")
     model = nn.Sequential(linear(), nn.ReLU(), linear())
-    by_hand, by_optimizer = (
-        wrap(world, twin(world, model), gradient_as_bucket_view=view) for _ in range(2)
-    )
+    by_hand, by_optimizer = (wrap(world, twin(world, model), gradient_as_bucket_view=view) for _ in range(2))
     own, _ = dist.new_subgroups_by_enumeration([[rank] for rank in range(world.size)])
     for each in (by_hand, by_optimizer):
         each.register_comm_hook(PostLocalSGDState(None, own, start_localSGD_iter=4), post_localSGD_hook)
@@ -166,7 +167,9 @@ def test_optimizer_state_carries_the_step(world: World, world_tmp_path) -> None:
 
     def make() -> PostLocalSGDOptimizer:
         inner = torch.optim.SGD(_model_of(world).parameters(), lr=0.1)
-        return PostLocalSGDOptimizer(optim=inner, averager=averagers.PeriodicModelAverager(period=4, warmup_steps=4))
+        return PostLocalSGDOptimizer(
+            optim=inner, averager=averagers.PeriodicModelAverager(period=4, warmup_steps=4)
+        )
 
     first = make()
     for _ in range(6):
@@ -188,7 +191,9 @@ def test_optimizer_state_carries_the_step(world: World, world_tmp_path) -> None:
 
 
 @pytest.mark.covers("CD-029")
-@pytest.mark.parametrize(("period", "warmup", "text"), [(0, 0, "period"), (-1, 0, "period"), (4, -1, "warmup_steps")])
+@pytest.mark.parametrize(
+    ("period", "warmup", "text"), [(0, 0, "period"), (-1, 0, "period"), (4, -1, "warmup_steps")]
+)
 def test_averager_arguments(world: World, period: int, warmup: int, text: str) -> None:
     """A period below one and a negative warm-up are errors."""
     with pytest.raises(ValueError, match=text):

@@ -93,7 +93,9 @@ def test_old_argument_warns(world: World, value: bool) -> None:
 
 @pytest.mark.covers("CD-276", "CD-277")
 @pytest.mark.parametrize("returns_future", [True, False], ids=["future", "waits"])
-@pytest.mark.parametrize("where", [_BufferCommHookLocation.PRE_FORWARD, _BufferCommHookLocation.POST_FORWARD], ids=str)
+@pytest.mark.parametrize(
+    "where", [_BufferCommHookLocation.PRE_FORWARD, _BufferCommHookLocation.POST_FORWARD], ids=str
+)
 def test_buffer_hook_sums(world: World, where: _BufferCommHookLocation, returns_future: bool) -> None:
     """A buffer hook that all-reduces leaves the sum over ranks, before or after the forward's own change."""
     before = where is _BufferCommHookLocation.PRE_FORWARD

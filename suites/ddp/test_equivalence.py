@@ -102,7 +102,10 @@ def test_construction_takes_the_first_ranks_values(world: World) -> None:
     expected = exchange(world, [*parameters(model).values(), *model.buffers()])[0]
     together = wrap(world, model)
     torch.testing.assert_close(
-        [tensor.cpu() for tensor in (*parameters(together).values(), *together.buffers())], expected, rtol=0, atol=0
+        [tensor.cpu() for tensor in (*parameters(together).values(), *together.buffers())],
+        expected,
+        rtol=0,
+        atol=0,
     )
 
 
@@ -193,7 +196,9 @@ def test_many_steps_stay_together(world: World) -> None:
     together = wrap(world, linear(1, 1))
     for step in range(100):
         together.zero_grad()
-        together(torch.full((1, 1), float(world.rank + step), dtype=DOUBLE, device=world.device)).sum().backward()
+        together(
+            torch.full((1, 1), float(world.rank + step), dtype=DOUBLE, device=world.device)
+        ).sum().backward()
         assert together.module.weight.grad.item() == pytest.approx(step + (world.size - 1) / 2)
 
 
@@ -208,7 +213,9 @@ def test_side_stream(world: World) -> None:
             together.zero_grad()
             together(torch.full((1, 1000), float(world.rank + step), device=world.device)).sum().backward()
             mean = step + (world.size - 1) / 2
-            torch.testing.assert_close(together.module.weight.grad, torch.full((1, 1000), mean, device=world.device))
+            torch.testing.assert_close(
+                together.module.weight.grad, torch.full((1, 1000), mean, device=world.device)
+            )
 
 
 @pytest.mark.needs("cuda_tensors")
@@ -235,7 +242,9 @@ def test_two_wrapped_models_side_by_side(world: World) -> None:
     copies = [twin(world, model) for model in models]
     wrapped = [wrap(world, model) for model in models]
     for batch, (one, other) in zip(batches(world, 4), itertools.cycle([(0, 1), (1, 0)])):
-        loss = wrapped[one](share(world, batch)).square().mean() + 2 * wrapped[other](share(world, batch)).mean()
+        loss = (
+            wrapped[one](share(world, batch)).square().mean() + 2 * wrapped[other](share(world, batch)).mean()
+        )
         loss.backward()
         (copies[one](batch).square().mean() + 2 * copies[other](batch).mean()).backward()
         for model, alone in zip(wrapped, copies, strict=True):

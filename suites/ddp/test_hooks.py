@@ -94,7 +94,9 @@ def test_fp16_hook_really_narrows(world: World) -> None:
 
 
 @pytest.mark.covers("CD-197")
-@pytest.mark.parametrize("hook", [quantization_hooks.quantization_pertensor_hook, quantization_hooks.quantization_perchannel_hook])
+@pytest.mark.parametrize(
+    "hook", [quantization_hooks.quantization_pertensor_hook, quantization_hooks.quantization_perchannel_hook]
+)
 def test_quantising_hooks(world: World, hook: object) -> None:
     """Quantised gradients are the sum over ranks within a byte's precision (these hooks do not divide)."""
     if world.device.type == "cpu":
@@ -192,14 +194,19 @@ def test_power_sgd_state_is_picklable(world: World, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.covers("CD-200")
-@pytest.mark.parametrize(("start", "post_allreduce"), [(3, True), (3, False), (1000, True)], ids=["sub", "local", "late"])
+@pytest.mark.parametrize(
+    ("start", "post_allreduce"), [(3, True), (3, False), (1000, True)], ids=["sub", "local", "late"]
+)
 def test_post_local_sgd_hook(world: World, start: int, post_allreduce: bool) -> None:
     """Gradients are averaged over the world until the start, then over the sub-group or not at all."""
     pairs = [list(range(low, min(low + 2, world.size))) for low in range(0, world.size, 2)]
     own, _ = dist.new_subgroups_by_enumeration(pairs)
     partners = next(pair for pair in pairs if world.rank in pair)
     state = post_localSGD_hook.PostLocalSGDState(
-        process_group=None, subgroup=own, start_localSGD_iter=start, post_local_gradient_allreduce=post_allreduce
+        process_group=None,
+        subgroup=own,
+        start_localSGD_iter=start,
+        post_local_gradient_allreduce=post_allreduce,
     )
     together = wrap(world, linear(1, 1))
     together.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
@@ -207,7 +214,9 @@ def test_post_local_sgd_hook(world: World, start: int, post_allreduce: bool) -> 
         together.zero_grad()
         together(torch.full((1, 1), float(world.rank), dtype=DOUBLE, device=world.device)).sum().backward()
         members = list(range(world.size)) if step < start else partners if post_allreduce else [world.rank]
-        assert together.module.weight.grad.item() == pytest.approx(sum(members) / len(members)), f"step {step}"
+        assert together.module.weight.grad.item() == pytest.approx(sum(members) / len(members)), (
+            f"step {step}"
+        )
 
 
 @pytest.mark.covers("CD-197")

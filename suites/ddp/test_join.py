@@ -60,7 +60,9 @@ def _batch_norm() -> nn.Module:
 
 
 def _convolution() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, dtype=DOUBLE), nn.Flatten(), linear(16, 1))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, dtype=DOUBLE), nn.Flatten(), linear(16, 1)
+    )
 
 
 def _unused() -> nn.Module:
@@ -97,7 +99,9 @@ def _inputs_of(rank: int, *, early: int, base: int, offset: int) -> int:
 @pytest.mark.parametrize("sync_interval", [1, 2], ids=["plain", "no-sync"])
 @pytest.mark.parametrize(("early", "base", "offset"), [(1, 0, 3), (1, 5, 2), (2, 5, 10)], ids=str)
 @pytest.mark.parametrize("kind", list(_MODELS))
-def test_uneven_inputs(world: World, kind: str, early: int, base: int, offset: int, sync_interval: int) -> None:
+def test_uneven_inputs(
+    world: World, kind: str, early: int, base: int, offset: int, sync_interval: int
+) -> None:
     """Whatever the model, the hook and who runs out first: all inputs are used and all ranks end with one model."""
     if early >= world.size:
         pytest.skip(f"{early} early ranks need a larger world than {world.size}")
@@ -134,7 +138,11 @@ def test_early_termination(world: World, communicates: bool) -> None:
     together = wrap(world, Apply(forward))
     data = batches(world, 5 if world.rank else 8)
     steps = 0
-    text = f"Rank {world.rank} exhausted all inputs" if world.rank else "Detected at least one rank that exhausted inputs"
+    text = (
+        f"Rank {world.rank} exhausted all inputs"
+        if world.rank
+        else "Detected at least one rank that exhausted inputs"
+    )
     with pytest.raises(RuntimeError, match=text), together.join(throw_on_early_termination=True):
         for batch in data:
             together(share(world, batch)).square().mean().backward()

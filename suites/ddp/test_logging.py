@@ -24,7 +24,13 @@ def test_relevant_environment(capfd: pytest.CaptureFixture[str]) -> None:
     """The dump prints one line per relevant variable, its value or N/A, and no line for others."""
     nn.parallel.distributed._dump_DDP_relevant_env_vars()
     lines = capfd.readouterr().out.split()
-    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NCCL_TOPO_DUMP_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+    for name in (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "WORLD_SIZE",
+        "NCCL_TOPO_DUMP_FILE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ):
         assert f"env:{name}={os.environ.get(name, 'N/A')}" in lines
     assert not any(line.startswith("env:NO_SUCH_VARIABLE") for line in lines)
 
@@ -127,7 +133,9 @@ def _names(profiler: object) -> list[str]:
 
 
 @pytest.mark.covers("CD-226", "CD-227")
-@pytest.mark.parametrize("make", [torch.autograd.profiler.profile, _torch_profiler], ids=["autograd", "torch"])
+@pytest.mark.parametrize(
+    "make", [torch.autograd.profiler.profile, _torch_profiler], ids=["autograd", "torch"]
+)
 def test_profiled_training(world: World, make: object) -> None:
     """Each of six steps shows one all-reduce; the rebuild of buckets shows a broadcast; the search shows once a step."""
     together = wrap(world, nn.Sequential(linear(), linear()))

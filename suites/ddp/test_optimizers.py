@@ -111,7 +111,9 @@ def test_change_of_group(world: World, after_failure: bool, search: bool) -> Non
         together._update_process_group(group)
         for _ in range(2):
             together.zero_grad()
-            together(torch.full((1, 1), float(world.rank), dtype=DOUBLE, device=world.device)).sum().backward()
+            together(
+                torch.full((1, 1), float(world.rank), dtype=DOUBLE, device=world.device)
+            ).sum().backward()
             assert together.module.weight.grad.item() == pytest.approx(sum(members) / len(members))
 
     with subgroup([0, 1]) as pair:
@@ -163,5 +165,3 @@ def test_batched_gradient_copy(world: World) -> None:
             each(share(world, batch)).square().mean().backward()
         torch.testing.assert_close(one.module[0].weight.grad, other.module[0].weight.grad)
         assert_same_everywhere(world, other.module[0].weight.grad)
-
-

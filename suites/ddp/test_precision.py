@@ -55,7 +55,9 @@ def test_autocast_and_scaler(world: World) -> None:
 def test_bfloat16_model(world: World) -> None:
     """A model in bfloat16 keeps bfloat16 gradients, which are the mean over ranks."""
     together = wrap(world, nn.Linear(4, 1, bias=False, dtype=torch.bfloat16))
-    together(torch.full((1, 4), float(world.rank), dtype=torch.bfloat16, device=world.device)).sum().backward()
+    together(
+        torch.full((1, 4), float(world.rank), dtype=torch.bfloat16, device=world.device)
+    ).sum().backward()
     gradient = together.module.weight.grad
     assert gradient.dtype == torch.bfloat16
     assert gradient.tolist() == [[(world.size - 1) / 2] * 4]
@@ -67,8 +69,12 @@ def test_ignored_parameters_stay_wide(world: World) -> None:
     """DDP's own mixed precision keeps no narrow copy of what DDP ignores."""
     model = _model()
     model.register_buffer("table", torch.ones(2))
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight", "table"])
-    narrow = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, ["0.weight", "table"]
+    )
+    narrow = _MixedPrecision(
+        param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16
+    )
     wrap(world, model, mixed_precision=narrow)
     for name, parameter in model.named_parameters():
         assert hasattr(parameter, "_mp_param") == hasattr(parameter, "_fp_param") == (name != "0.weight")
@@ -98,7 +104,9 @@ class _Watching(nn.Module):
 @pytest.mark.parametrize("view", [True, False], ids=["view", "copy"])
 def test_native_mixed_precision(world: World, view: bool, to_none: bool) -> None:
     """Inside forward all is float16; outside, parameters and gradients are float32 and equal across ranks."""
-    narrow = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)
+    narrow = _MixedPrecision(
+        param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16
+    )
     together = wrap(world, _Watching(), mixed_precision=narrow, gradient_as_bucket_view=view)
     for batch in _data(world, 6):
         together(batch[world.rank]).float().square().mean().backward()

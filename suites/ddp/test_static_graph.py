@@ -74,8 +74,14 @@ def test_nested_outputs(world: World) -> None:
         for each, part in ((alone, batch), (together, share(world, batch))):
             out = each(part)
             assert type(out) is dict
-            assert [type(out["list"]), type(out["tuple"]), type(out["list"][1]["deep"])] == [list, tuple, tuple]
-            (out["list"][0].mean() + out["list"][1]["deep"][1].square().mean() + out["tuple"][0].mean()).backward()
+            assert [type(out["list"]), type(out["tuple"]), type(out["list"][1]["deep"])] == [
+                list,
+                tuple,
+                tuple,
+            ]
+            (
+                out["list"][0].mean() + out["list"][1]["deep"][1].square().mean() + out["tuple"][0].mean()
+            ).backward()
         assert_gradients_equal(together, alone)
         descend(alone, together)
 
@@ -143,7 +149,10 @@ def test_reentrant_checkpoint_of_a_shared_layer_needs_a_static_graph(world: Worl
 def test_compiled(world: World) -> None:
     """Compiled, the dynamic and the static wrapper give equal outputs and gradients."""
     model = nn.Sequential(linear(), nn.ReLU(), linear())
-    pair = [torch.compile(wrap(world, twin(world, model), static_graph=s), backend="aot_eager") for s in (False, True)]
+    pair = [
+        torch.compile(wrap(world, twin(world, model), static_graph=s), backend="aot_eager")
+        for s in (False, True)
+    ]
     alone = twin(world, model)
     for batch in batches(world, 4):
         outputs = [each(share(world, batch)) for each in pair]

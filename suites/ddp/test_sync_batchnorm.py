@@ -72,7 +72,9 @@ def test_equals_batch_norm_on_the_whole_batch(world: World, per_rank: int, rows:
         alone(batch).square().mean().backward()
         together(share(world, batch)).square().mean().backward()
         for name, gradient in ((n, p.grad) for n, p in together.module.named_parameters()):
-            torch.testing.assert_close(gradient, dict(alone.named_parameters())[name].grad, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                gradient, dict(alone.named_parameters())[name].grad, rtol=1e-3, atol=1e-4
+            )
         descend(alone, together)
     torch.testing.assert_close(together.module[1].running_mean, alone[1].running_mean, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(together.module[1].running_var, alone[1].running_var, rtol=1e-3, atol=1e-4)
@@ -80,7 +82,9 @@ def test_equals_batch_norm_on_the_whole_batch(world: World, per_rank: int, rows:
 
 @pytest.mark.needs("cuda_tensors")
 @pytest.mark.covers("CD-207")
-@pytest.mark.parametrize(("dimension", "layout"), [(2, torch.channels_last), (3, torch.channels_last_3d)], ids=["2d", "3d"])
+@pytest.mark.parametrize(
+    ("dimension", "layout"), [(2, torch.channels_last), (3, torch.channels_last_3d)], ids=["2d", "3d"]
+)
 def test_memory_format(world: World, dimension: int, layout: torch.memory_format) -> None:
     """The output keeps the memory format of the input."""
     together = wrap(world, _synced(getattr(nn, f"BatchNorm{dimension}d")(4)))
@@ -126,7 +130,9 @@ def test_eval_exchanges_nothing(world: World) -> None:
         together.train(training)
         with torch.autograd.profiler.profile() as profiler:
             together(x)
-        gathered = [e.name for e in profiler.function_events if "all_gather" in e.name or "allgather" in e.name]
+        gathered = [
+            e.name for e in profiler.function_events if "all_gather" in e.name or "allgather" in e.name
+        ]
         assert bool(gathered) == (training and world.size > 1)
 
 

@@ -82,7 +82,9 @@ def test_layer_that_some_steps_use(world: World, debug_level: str) -> None:
         assert together.reducer._get_local_used_map().tolist() == [world.size, world.size if step % 2 else 0]
     strict = wrap(world, Switch())
     strict(x, both=False).sum().backward()
-    _assert_names(_second_step_error(strict, x, both=False), world, debug_level, index=1, name="second.weight")
+    _assert_names(
+        _second_step_error(strict, x, both=False), world, debug_level, index=1, name="second.weight"
+    )
 
 
 @pytest.mark.world_size(min=2)
@@ -116,7 +118,10 @@ def test_unused_parameters_that_share_a_gradient(world: World, static_graph: boo
     model = nn.ModuleDict({"used": linear(), "one": linear(bias=True), "other": linear(bias=True)})
     model["other"].bias = model["one"].bias
     together = wrap(
-        world, Apply(lambda layers, x: layers["used"](x), model), find_unused_parameters=True, static_graph=static_graph
+        world,
+        Apply(lambda layers, x: layers["used"](x), model),
+        find_unused_parameters=True,
+        static_graph=static_graph,
     )
     alone = twin(world, model["used"])
     for batch in batches(world, 3):
@@ -140,7 +145,10 @@ def test_output_that_the_loss_ignores(world: World, as_dict: bool, view: bool) -
         return (out["a"], out["b"]["inner"]) if as_dict else out
 
     model = Apply(forward, TwoHeads())
-    alone, together = twin(world, model), wrap(world, model, find_unused_parameters=True, gradient_as_bucket_view=view)
+    alone, together = (
+        twin(world, model),
+        wrap(world, model, find_unused_parameters=True, gradient_as_bucket_view=view),
+    )
     data = batches(world, 6)
     for step, batch in enumerate(data):
         for each, part in ((alone, batch), (together, share(world, batch))):
@@ -157,11 +165,17 @@ def test_output_that_the_loss_ignores(world: World, as_dict: bool, view: bool) -
 def test_used_by_one_rank_only(world: World, view: bool) -> None:
     """A layer that only rank 1 uses gets rank 1's gradient divided by all, on every rank; unused by all: None."""
     together = wrap(
-        world, Apply(lambda heads, x: sum(h(x).sum() for h in heads), nn.ModuleList([linear(1, 1) for _ in range(3)])),
-        find_unused_parameters=True, gradient_as_bucket_view=view,
+        world,
+        Apply(
+            lambda heads, x: sum(h(x).sum() for h in heads), nn.ModuleList([linear(1, 1) for _ in range(3)])
+        ),
+        find_unused_parameters=True,
+        gradient_as_bucket_view=view,
     )
     layers = together.module.layer
-    together.module.function = lambda heads, x: heads[0](x).sum() + (heads[1](x).sum() if world.rank == 1 else 0)
+    together.module.function = lambda heads, x: (
+        heads[0](x).sum() + (heads[1](x).sum() if world.rank == 1 else 0)
+    )
     together(torch.full((1, 1), 6.0, dtype=DOUBLE, device=world.device)).backward()
     assert layers[0].weight.grad.item() == pytest.approx(6.0)
     assert layers[1].weight.grad.item() == pytest.approx(6.0 / world.size)
@@ -193,7 +207,9 @@ def test_undefined_gradients(world: World) -> None:
         def backward(ctx: object, grad: torch.Tensor) -> None:
             return None
 
-    model = Apply(lambda heads, x: (heads[0](x), Undefined.apply(heads[1](x))), nn.ModuleList([linear(), linear()]))
+    model = Apply(
+        lambda heads, x: (heads[0](x), Undefined.apply(heads[1](x))), nn.ModuleList([linear(), linear()])
+    )
     alone, together = twin(world, model), wrap(world, model, find_unused_parameters=True)
     for batch in batches(world, 2):
         for each, part in ((alone, batch), (together, share(world, batch))):
@@ -241,7 +257,9 @@ def test_error_names_nested_parameters(world: World, debug_level: str, ignore: b
     """The error lists each unused parameter by full name and index; used and ignored ones are not in it."""
     model = _Nested()
     if ignore:
-        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["table.weight"])
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            model, ["table.weight"]
+        )
     names = [name for name, _ in model.named_parameters() if not (ignore and name == "table.weight")]
     unused = [name for name in names if "unused" in name or name == "table.weight"]
     together = wrap(world, model)
@@ -251,7 +269,9 @@ def test_error_names_nested_parameters(world: World, debug_level: str, ignore: b
     tail = text[text.index("did not receive grad") :]
     indices = re.search(rf"indices which did not receive grad for rank {world.rank}: ([\d ]+)", text)
     assert sorted(map(int, indices[1].split())) == sorted(names.index(name) for name in unused)
-    named = {name for name, _ in model.named_parameters() if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", tail)}
+    named = {
+        name for name, _ in model.named_parameters() if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", tail)
+    }
     assert named == (set() if debug_level == "OFF" else set(unused))
 
 
@@ -306,7 +326,11 @@ def test_skip_all_reduce_of_unused(world: World, skip: bool) -> None:
     require_option("skip_all_reduce_unused_params")
     model = Switch()
     together = wrap(
-        world, twin(world, model), find_unused_parameters=True, bucket_cap_mb=1e-5, skip_all_reduce_unused_params=skip
+        world,
+        twin(world, model),
+        find_unused_parameters=True,
+        bucket_cap_mb=1e-5,
+        skip_all_reduce_unused_params=skip,
     )
     plain = wrap(world, twin(world, model), find_unused_parameters=True)
     for batch in batches(world, 3):

@@ -148,7 +148,9 @@ MIB = 1024 * 1024
 )
 def test_bucket_capacity(megabytes: int | None, each: list[int] | None, capacity: int, first: int) -> None:
     """What was asked for becomes a capacity in bytes, one for the first bucket, and one for each bucket of a list."""
-    config = _bucket_config().create(bucket_cap_mb=megabytes, bucket_cap_mb_list=each, use_python_reducer=False)
+    config = _bucket_config().create(
+        bucket_cap_mb=megabytes, bucket_cap_mb_list=each, use_python_reducer=False
+    )
     assert config.bucket_bytes_cap == capacity * MIB
     assert config.bucket_cap_mb == capacity
     assert tuple(config.per_bucket_bytes_caps) == tuple(mb * MIB for mb in each or [])
@@ -182,9 +184,16 @@ def test_bucket_capacity_is_frozen() -> None:
     ids=str,
 )
 def test_bucket_limits(
-    megabytes: int | None, each: list[int] | None, static: bool, search: bool, initial: list[int], rebuilt: list[int]
+    megabytes: int | None,
+    each: list[int] | None,
+    static: bool,
+    search: bool,
+    initial: list[int],
+    rebuilt: list[int],
 ) -> None:
     """The limits of the first assignment, and those of the rebuild."""
-    config = _bucket_config().create(bucket_cap_mb=megabytes, bucket_cap_mb_list=each, use_python_reducer=False)
+    config = _bucket_config().create(
+        bucket_cap_mb=megabytes, bucket_cap_mb_list=each, use_python_reducer=False
+    )
     got = config.compute_bucket_size_limits(static_graph=static, find_unused_parameters=search)
     assert [list(limits) for limits in got] == [initial, rebuilt]
