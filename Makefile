@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 # `make test SKIP=browser` leaves kinds of tests out; nothing is skipped by itself.
-KINDS  := unit integration browser
+KINDS  := unit integration devices browser
 comma  := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
@@ -21,6 +21,10 @@ unit: $(READY)
 
 integration: $(READY)
 	$(BIN)/python -m pytest tests/integration
+
+# Detection, preflight, leases and doctor over a fake driver, which gcc builds.
+devices: $(READY)
+	$(BIN)/python -m pytest tests/devices
 
 browser: $(READY) tests/browser/node_modules/.ready
 	$(BIN)/python -m pytest tests/browser
