@@ -32,7 +32,7 @@ def doctor(
     json_path: str | None,
     junit_path: str | None,
     lease_dir: Path | None,
-    clean: bool,  # noqa: FBT001 - click passes options by name
+    clean: bool,
     nvml_library: str,
     compute: str,
 ) -> None:
