@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from disttest.host.process import Exit, signal_name
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase
-from disttest.running.protocol import PhaseEnded, TestDone
+from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
@@ -26,6 +26,8 @@ class Progress:
     """What a rank that never came up had printed."""
     phase: str = "setup"
     reports: list[PhaseEnded] = field(default_factory=list)
+    joined: list[RanksJoined] = field(default_factory=list)
+    """What became of ranks that this process started by itself."""
     done: TestDone | None = None
     death: Exit | None = None
     died_at_s: float = 0.0
@@ -43,7 +45,13 @@ class Progress:
     @property
     def died(self) -> bool:
         """Whether its process ended, or its channel broke, without our doing."""
-        return not self.killed and (self.death is not None or bool(self.lost))
+        return not self.killed and not self.left_as_announced and (self.death is not None or bool(self.lost))
+
+    @property
+    def left_as_announced(self) -> bool:
+        """Whether its process ended the way it said it would."""
+        announced = self.done.exit_code if self.done else None
+        return announced is not None and self.death is not None and self.death.code == announced
 
     @property
     def verdict_report(self) -> PhaseEnded | None:
@@ -88,7 +96,7 @@ class Progress:
     def _end(self) -> RankEnd:
         if self.killed:
             return RankEnd.KILLED
-        if self.death is not None:
+        if self.death is not None and not self.left_as_announced:
             return RankEnd.EXITED if self.death.signal is None else RankEnd.SIGNALLED
         return RankEnd.LOST if self.lost else RankEnd.REPORTED
 
@@ -132,6 +140,11 @@ class Attempt:
         self.ranks[rank].reports.append(report)
         if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
             self.note_failure(report.ended_at_s)
+
+    def note_death(self, progress: Progress) -> None:
+        """A process ended; nobody expects that in the middle of a test."""
+        if not progress.left_as_announced:
+            self.note_failure(progress.died_at_s)
 
     def note_failure(self, at_s: float) -> None:
         """Remember the first failure."""

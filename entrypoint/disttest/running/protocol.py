@@ -14,7 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
-from disttest.model import Outcome, TestCase, TestResult
+from disttest.model import Outcome, RankRecord, TestCase, TestResult
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -59,6 +59,16 @@ class TestDone(Message):
     leaks: tuple[str, ...] = ()
     retire: bool = False
     """What leaked can not be cleaned: no further test may run in this process."""
+    exit_code: int | None = None
+    """The rank leaves with this code, now; None: it stays for the next order."""
+
+
+class RanksJoined(Message):
+    """Main process of a test to world: what the ranks did that it started by itself."""
+
+    records: tuple[RankRecord, ...]
+    torch_outcome: Outcome | None = None
+    """What torch's own harness would have said; None where that can not be known."""
 
 
 class RunTest(Message):
@@ -117,6 +127,7 @@ AnyMessage = (
     | PhaseBegan
     | PhaseEnded
     | TestDone
+    | RanksJoined
     | RunTest
     | Leave
     | TestBegan
