@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disttest.host.process import Exit, signal_name
-from disttest.model import Outcome, RankEnd, RankRecord, TestCase
+from disttest.model import Kind, Outcome, RankEnd, RankRecord, TestCase
 from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
@@ -40,7 +40,8 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to come from this rank."""
-        return self.done is not None or self.death is not None or bool(self.lost) or self.killed
+        finished = self.done is not None and self.done.exit_code is None
+        return finished or self.death is not None or bool(self.lost) or self.killed
 
     @property
     def died(self) -> bool:
@@ -127,6 +128,11 @@ class Attempt:
     cancelled: str = ""
 
     @property
+    def limit_s(self) -> float:
+        """How long it may take."""
+        return self.test.timeout_s
+
+    @property
     def is_over(self) -> bool:
         """Whether every rank is done, dead or ended."""
         return all(progress.is_over for progress in self.ranks)
@@ -153,13 +159,29 @@ class Attempt:
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
-        if self.cancelled or now_s - self.started_s >= self.test.timeout_s:
+        if self.cancelled or now_s - self.started_s >= self.limit_s:
             return True
         return self.failed_s is not None and now_s - self.failed_s >= grace_s
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` may turn true by itself."""
-        limits = [self.started_s + self.test.timeout_s]
+        limits = [self.started_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)
         return max(0.0, min(limits) - now_s)
+
+
+class MainAttempt(Attempt):
+    """The running test of a main process: its failure is a report like any other, it has no peers to end."""
+
+    MARGIN_S = 3.0
+    """The main process ends its ranks at the test's deadline; this long for it to do so and to report."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may take."""
+        return self.test.timeout_s + (self.MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
+
+    def take_report(self, rank: int, report: PhaseEnded) -> None:
+        """Note a report."""
+        self.ranks[rank].reports.append(report)

@@ -14,7 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
-from disttest.model import Outcome, RankRecord, TestCase, TestResult
+from disttest.model import Outcome, RankRecord, TestCase, TestResult, VerdictRule
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -83,6 +83,8 @@ class RunTest(Message):
     """Absolute path of the directory that the ranks share during this test."""
     generation: int
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
+    limit_s: float = 0.0
+    """How long the test may take; for processes that supervise ranks of their own."""
 
 
 class Leave(Message):
@@ -158,6 +160,7 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """How long the other ranks get to fail by themselves after the first one did."""
     log_limit: int
     """Bytes kept of each rank's log of a test."""
+    verdict: VerdictRule = VerdictRule.STRICT
 
 
 def clean_text(text: str) -> str:

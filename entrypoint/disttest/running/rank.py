@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.process import die_with_parent, leave
-from disttest.model import Frozen, WorldShape
+from disttest.model import Frozen, Kind, VerdictRule, WorldShape
 from disttest.running import hygiene
 from disttest.running.bridge import Bridge
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
@@ -41,11 +41,17 @@ class RankSpec(Frozen):
     """Where output goes until the first test names its own log."""
     seed: int
     threads: int
+    results: Path = Path()
+    """The results directory; what follows is for those that supervise ranks of their own."""
+    log_limit: int = 8 * 1024 * 1024
+    grace_s: float = 0.3
+    verdict: VerdictRule = VerdictRule.STRICT
+    kind: Kind = Kind.RANKS
 
     def environment(self) -> dict[str, str]:
         """torchrun's contract, and nothing but loopback for worlds on the CPU."""
         size = str(self.shape.size)
-        variables = {
+        return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.rank),
             "WORLD_SIZE": size,
@@ -61,9 +67,12 @@ class RankSpec(Frozen):
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": self.world_id,
-            "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
-            "OMP_NUM_THREADS": str(self.threads),
+            **self.machine_environment(),
         }
+
+    def machine_environment(self) -> dict[str, str]:
+        """What every process of a world gets, main processes too."""
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
         # All ranks are on this machine: gloo and TensorPipe need no name resolution and no real network.
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             variables[name] = os.environ.get(name, "lo")  # noqa: TID251
@@ -138,27 +147,34 @@ def serve(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
-    die_with_parent(spec.world_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    channel = out_of_the_way(channel)
+    channel = settle_in(spec, channel, session.config)
     os.environ.update(spec.environment())  # noqa: TID251
-    redirect_output(session.config, spec.log)
-    register_stacks(spec.stacks)
-    renew_libraries(spec.threads)
     state = _Session(spec, channel, session.config)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_call=state.note_call).take_over()
-    _own_tmp_path(session.config, spec.scratch)
+    own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
-    while (message := _next_order(channel)) is not None:
+    while (message := next_order(channel)) is not None:
         _run(state, message, session, items)
-    _tear_down_rest(session)
+    tear_down_rest(session)
     _destroy_accelerator_group(spec.shape)
     leave(0)
 
 
-def _next_order(channel: Channel) -> RunTest | None:
+def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
+    """What a child of a world does first; returns its channel, out of harm's way."""
+    die_with_parent(spec.world_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    channel = out_of_the_way(channel)
+    redirect_output(config, spec.log)
+    register_stacks(spec.stacks)
+    renew_libraries(spec.threads)
+    return channel
+
+
+def next_order(channel: Channel) -> RunTest | None:
+    """Wait for the next test; None when it is time to leave."""
     while not channel.closed_by_peer:
         for message in channel.receive():
             if isinstance(message, RunTest):
@@ -188,7 +204,8 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.channel.send(TestDone(leaks=tuple(map(clean_text, cleanup.leaks)), retire=cleanup.retire))
 
 
-def _own_tmp_path(config: pytest.Config, base: Path) -> None:
+def own_tmp_path(config: pytest.Config, base: Path) -> None:
+    """Give this process a base of its own for ``tmp_path``."""
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         base.mkdir(parents=True, exist_ok=True)
@@ -201,7 +218,7 @@ def _shared_fixtures(session: pytest.Session) -> bool:
     return any(len(finalizers) > 1 for finalizers, _ in stack.values())
 
 
-def _tear_down_rest(session: pytest.Session) -> None:
+def tear_down_rest(session: pytest.Session) -> None:
     """Undo the fixtures that a world which ends early has left set up; errors go to the log."""
     try:
         session._setupstate.teardown_exact(None)  # noqa: SLF001

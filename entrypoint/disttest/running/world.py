@@ -13,13 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 
 from disttest.host.process import Child, adopt_orphans, children_of, end_all, kill_descendants
-from disttest.model import TestCase, TestResult
+from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
+from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
-from disttest.running.attempt import Attempt, Progress
+from disttest.running.attempt import Attempt, MainAttempt, Progress
 from disttest.running.evidence import StackSource
 from disttest.running.protocol import (
     Cancel,
@@ -86,7 +89,7 @@ class World:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         shape = self._order.tests[0].world
         assert shape is not None
-        for rank in range(shape.size):
+        for rank in range(shape.size if self._kind is Kind.RANKS else 1):
             self._ranks.add(self._start_one(rank, listener))
         self._host_store(listener)
         deadline = time.monotonic() + START_LIMIT_S
@@ -112,6 +115,11 @@ class World:
             log=scratch / f"rank{rank}.log",
             seed=order.seed,
             threads=order.threads,
+            results=Path(order.results_dir),
+            log_limit=order.log_limit,
+            grace_s=order.grace_s,
+            verdict=order.verdict,
+            kind=self._kind,
         )
         ours, theirs = Channel.pair()
         not_its_own = [ours.fileno(), self._controller.fileno(), listener.fileno()]
@@ -158,10 +166,10 @@ class World:
         scratch = Path(self._order.scratch_dir) / f"shared-{generation}"
         scratch.mkdir(parents=True, exist_ok=True)
         ranks = [
-            Progress(rank=seat.rank, pid=seat.child.pid, log=f"{relative}/rank{seat.rank}.log")
+            Progress(rank=seat.rank, pid=seat.child.pid, log=f"{relative}/{self._log_name(seat.rank)}")
             for seat in self._ranks.seats
         ]
-        attempt = Attempt(
+        attempt = (Attempt if self._kind is Kind.RANKS else MainAttempt)(
             test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
         )
         self._controller.send(TestBegan(nodeid=test.nodeid))
@@ -176,6 +184,7 @@ class World:
                     log=str(Path(self._order.results_dir) / progress.log),
                     scratch=str(scratch),
                     generation=generation,
+                    limit_s=test.timeout_s,
                 )
             )
         return attempt
@@ -188,21 +197,38 @@ class World:
         return self._is_healthy(attempt)
 
     def _judge(self, attempt: Attempt) -> TestResult:
-        return judge(
+        circumstances: dict[str, Any] = {
+            "attempt": attempt.number,
+            "started_at_s": attempt.started_at_s,
+            "duration_s": time.monotonic() - attempt.started_s,
+            "world_id": self._order.world_id,
+            "cancelled": attempt.cancelled,
+        }
+        records = [progress.record(attempt.started_s) for progress in attempt.ranks]
+        if self._kind is Kind.RANKS:
+            return judge(attempt.test, records, **circumstances)
+        joined = attempt.ranks[0].joined
+        return judge_hosted(
             attempt.test,
-            [progress.record(attempt.started_s) for progress in attempt.ranks],
-            attempt=attempt.number,
-            started_at_s=attempt.started_at_s,
-            duration_s=time.monotonic() - attempt.started_s,
-            world_id=self._order.world_id,
-            cancelled=attempt.cancelled,
+            msgspec.structs.replace(records[0], rank=MAIN_RANK),
+            [record for each in joined for record in each.records],
+            rule=self._order.verdict,
+            torch_outcome=joined[-1].torch_outcome if joined else None,
+            **circumstances,
         )
 
     def _is_healthy(self, attempt: Attempt) -> bool:
         """A world that saw any failure is not used again; nor one that could not be cleaned."""
         if attempt.failed_s is not None or attempt.cancelled:
-            return False
+            return False  # a main process outlives the failures of its ranks
         return all(progress.done is not None and not progress.done.retire for progress in attempt.ranks)
+
+    @property
+    def _kind(self) -> Kind:
+        return self._order.tests[0].kind
+
+    def _log_name(self, rank: int) -> str:
+        return f"rank{rank}.log" if self._kind is Kind.RANKS else "main.log"
 
     # --- what arrives
 
@@ -274,6 +300,8 @@ def _ended_badly(child: Child) -> bool:
 def _speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
     ranks = attempt.ranks
+    if attempt.test.kind is not Kind.RANKS:
+        return tuple(report.report for report in ranks[0].reports)
     speaker = next(
         (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
     )
