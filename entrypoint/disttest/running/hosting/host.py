@@ -271,7 +271,8 @@ class ForkHost:
         child = fork_child(be_rank)
         theirs.close()
         team.ranks.append(Rank(rank, child))
-        team.supervisor.add(Seat(rank=rank, channel=ours, child=child, stacks=StackSource(child, stacks)))
+        seat = Seat(rank=rank, channel=ours, child=child, stacks=StackSource(child, stacks), log=log)
+        team.supervisor.add(seat)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
         now_s = time.monotonic()
