@@ -37,7 +37,7 @@ class Kind(StrEnum):
     MAIN = "main"
     """A main process runs the test and starts the ranks: torch's ``MultiProcessTestCase`` and its kind."""
     THREADS = "threads"
-    """A main process runs the test and its ranks are threads: ``MultiThreadedTestCase`` and its kind."""
+    """A main process runs the test and its ranks are threads of it, or simulated: ``MultiThreadedTestCase``."""
 
 
 class VerdictRule(StrEnum):
@@ -187,6 +187,11 @@ class TestResult(Frozen):
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
     torch_outcome: Outcome | None = None
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
+
+    @property
+    def is_false_green_avoided(self) -> bool:
+        """Red here, where torch's own harness would have said passed or skipped."""
+        return self.outcome.is_bad and self.torch_outcome is not None and not self.torch_outcome.is_bad
 
 
 class Hardware(Frozen):

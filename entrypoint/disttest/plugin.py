@@ -330,3 +330,17 @@ def _or_fail(provide: Callable[[], T]) -> T:
         return provide()
     except LookupError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests are red here that torch's own harness would have passed."""
+    state = config.stash.get(_STATE, None)
+    if state is None or state.recorder is None:
+        return
+    green = state.recorder.false_greens
+    if green:
+        terminalreporter.section("false greens avoided")
+        terminalreporter.line(f"torch's own rules would have passed {len(green)} of the failed tests:")
+        for nodeid in green:
+            terminalreporter.line(f"  {nodeid}")

@@ -17,6 +17,7 @@ TEST_ERROR = 10
 """A rank's test raised, and said what through its pipe."""
 
 
+NO_RANKS = "no rank was started, so nothing was tested (torch's harness passes such a test)"
 NEVER_JOINED = "the test ended without waiting for this rank"
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, VerdictRule
-from disttest.results.exit_codes import NEVER_JOINED
+from disttest.model import Cause, Kind, Outcome, RankEnd, RankRecord, TestCase, TestResult, VerdictRule
+from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
 LENIENT_NOTE = "torch's own rules would have passed this test"
@@ -48,6 +48,9 @@ def judge_hosted(
     main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
     if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:
         return _with_torch(by_ranks, torch_outcome)
+    if test.kind is Kind.MAIN and not ranks and main.outcome is Outcome.PASSED and rule is VerdictRule.STRICT:
+        main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
+        torch_outcome = Outcome.PASSED
     return _with_torch(_by_main(ruled([main]), main, ranks), torch_outcome)
 
 
@@ -58,7 +61,7 @@ def _is_bad(main: RankRecord) -> bool:
 def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
     """The main process's own outcome, told as such: it is no rank."""
     bad = result.outcome.is_bad
-    message = result.message.replace("rank 0 of 1", "the main process") if bad else result.message
+    message = result.message.replace("rank -1 of 1", "the main process") if bad else result.message
     shown = (main, *ranks) if bad or not ranks else tuple(ranks)
     return msgspec.structs.replace(
         result,

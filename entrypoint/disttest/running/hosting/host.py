@@ -26,7 +26,7 @@ from disttest.host.process import (
     signal_name,
 )
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
-from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, agree_on_skips, read_record, torch_outcome
+from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS, TEST_ERROR, ExitRule, agree_on_skips, read_record, torch_outcome
 from disttest.running import hygiene
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
@@ -169,7 +169,7 @@ class ForkHost:
         """Wait for the ranks of the running test, report them, and raise what they came to."""
         team, self._team = self._team, None
         if team is None or not team.ranks:
-            raise RanksFailed("no rank was started, so nothing was tested (torch's harness passes such a test)")
+            raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, rule, limit_s=self._limit_s())
         records = self._watch(team, attempt)
         team.dismiss(limit_s=0.0)
@@ -218,7 +218,7 @@ class ForkHost:
         """Have the kept ranks run one test; ranks that failed are replaced before the next one."""
         team = self._kept
         if team is None or team.owner is not owner:
-            raise RanksFailed("no rank was started, so nothing was tested")
+            raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
         order = self._running()
         for seat in team.supervisor.seats:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from disttest.host.process import adopt_orphans, leave
@@ -24,7 +25,8 @@ def serve_main(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
-    channel = settle_in(spec, channel, session.config)
+    # One thread: a pool of compute threads in this process would make it unsafe to fork.
+    channel = settle_in(msgspec.structs.replace(spec, threads=1), channel, session.config)
     adopt_orphans()
     os.environ.update(spec.machine_environment())  # noqa: TID251
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
@@ -46,9 +48,16 @@ def _run(
     item = items[order.nodeid]
     following = items.get(order.next_nodeid) if order.next_nodeid else None
     redirect_output(session.config, Path(order.log))
+    _forget_instance(item)
     host.begin(order)
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     host.settle()
     sys.stdout.flush()
     sys.stderr.flush()
     channel.send(TestDone())
+
+
+def _forget_instance(item: pytest.Item) -> None:
+    """Have pytest make a new one: the collection may have made it by torch's own constructor, unhosted."""
+    vars(item).pop("_instance", None)
+    vars(item)["_obj"] = None

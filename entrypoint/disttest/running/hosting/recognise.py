@@ -60,8 +60,11 @@ def kind_of(cls: type) -> Kind | None:
     module = torch_module()
     if module is None:
         return None
-    if issubclass(cls, _bases(module, "MultiProcessTestCase", "MultiProcContinuousTest")):
+    if issubclass(cls, _bases(module, "MultiProcContinuousTest")):
         return Kind.MAIN
+    if issubclass(cls, _bases(module, "MultiProcessTestCase")):
+        simulated = cls.join_or_run is not module.MultiProcessTestCase.join_or_run  # type: ignore[attr-defined]
+        return Kind.THREADS if simulated else Kind.MAIN
     return Kind.THREADS if issubclass(cls, _bases(module, "MultiThreadedTestCase")) else None
 
 
