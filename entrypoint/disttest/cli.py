@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import disttest
+from disttest.commands.explain import explain
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
@@ -153,6 +154,7 @@ def _leave(code: int) -> NoReturn:
 
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
+command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
 
