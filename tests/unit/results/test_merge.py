@@ -338,7 +338,7 @@ def test_missing_logs_are_counted_and_not_linked(artifacts: Path, into: Path) ->
     assert any("shard-1: 1 rank logs are not in the download" in note for note in run.notes)
 
 
-@pytest.mark.parametrize("log", ["/etc/passwd", "../../secret", "logs/../../../secret", "logs/link"])
+@pytest.mark.parametrize("log", ["/etc/passwd", "../secret", "logs/../../secret", "logs/link"])
 def test_a_log_outside_of_its_shard_is_not_taken_in(artifacts: Path, into: Path, log: str) -> None:
     (artifacts / "secret").write_text("secret")
     shard = ShardRun(artifacts / "r1", 1)
