@@ -117,7 +117,8 @@ def merge_here(folder: Path, *, reports: bool) -> None:
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     what = "with reports" if reports else "merge alone"
     print(
-        f"{what}: {len(run.tests)} tests of {len(run.shards)} shards in {took_s:.1f} s, peak {peak_mb:.0f} MB"
+        f"{what}: {len(run.tests)} tests of {len(run.shards)} shards in {took_s:.1f} s ({cpu_s:.1f} s of CPU), "
+        f"peak {peak_mb:.0f} MB"
     )
 
 

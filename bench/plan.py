@@ -225,9 +225,9 @@ def planning_time(tests: int = 20_000, runners: int = 64) -> str:
     bound_s = lower_bound_s(work, 8 * runners)
     longest_s = max(shard.expected_s for shard in plan.shards)
     return (
-        f"planning {tests} tests for {8 * runners} GPUs: {planned_s:.2f} s ({cpu_s:.2f} s of CPU), plan.json {size / 1e6:.1f} MB; "
-        f"longest shard (with the starts of its worlds) "
-        f"over lower bound (without them) {longest_s / bound_s:.3f}"
+        f"planning {tests} tests for {8 * runners} GPUs: {planned_s:.2f} s ({cpu_s:.2f} s of CPU), "
+        f"plan.json {size / 1e6:.1f} MB; longest shard (with the starts of its worlds) over lower bound (without) "
+        f"{longest_s / bound_s:.3f}"
     )
 
 
