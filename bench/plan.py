@@ -179,14 +179,14 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def compare(instances: int) -> Table:
+def compare(instances: int, machines: Sequence[int]) -> Table:
     durations = torch_durations()
     table = Table(title=f"makespan over lower bound, {instances} instances each: median, 95th percentile")
     table.add_column("GPUs", justify="right")
     for name in POLICIES:
         table.add_column(name, justify="right")
     table.add_column("pool / disttest", justify="right")
-    for gpus in (1, 8, 64, 512):
+    for gpus in machines:
         ratios: dict[str, list[float]] = {name: [] for name in POLICIES}
         for seed in range(instances):
             instance = draw(seed, gpus, durations)
@@ -303,11 +303,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8, 64, 512])
     arguments = parser.parse_args()
     console = Console(width=140)
     console.print(planning_time())
     console.print(decision_time())
-    console.print(compare(arguments.instances))
+    console.print(compare(arguments.instances, arguments.gpus))
 
 
 if __name__ == "__main__":
