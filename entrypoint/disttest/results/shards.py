@@ -64,7 +64,9 @@ def find_shards(directories: Sequence[Path]) -> tuple[ShardSource, ...]:
         found.update(dict.fromkeys(_results_below(directory.resolve())))
     given = {directory.resolve() for directory in directories}
     firsts = ((_first(path), path) for path in found)
-    started = sorted(((first, path) for first, path in firsts if path in given or not _is_merged(first)), key=_order)
+    started = sorted(
+        ((first, path) for first, path in firsts if path in given or not _is_merged(first)), key=_order
+    )
     seen: dict[str, int] = {}
     sources: list[ShardSource] = []
     for position, (first, path) in enumerate(started, 1):
