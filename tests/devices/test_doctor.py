@@ -106,6 +106,16 @@ def test_no_usable_gpu_is_not_glossed_over_by_proving_the_cpu(fake, diagnose):
     assert not [f for f in diagnosis.findings if f.device.startswith("CPU")]
 
 
+def test_a_torch_without_cuda_leaves_the_gpus_alone(fake, tmp_path):
+    driver = fake(fakes.plain(2))
+
+    diagnosis = examine(Examination(library=str(driver.library), root=tmp_path / "empty"))
+
+    assert diagnosis.proved == ("cpu:0", "cpu:1")
+    (torch,) = [finding for finding in diagnosis.findings if finding.check == "torch"]
+    assert (torch.grade, torch.advice.slug) == (Grade.WARNING, "torch-unusable")
+
+
 def test_quarantine_follows_the_diagnosis(fake, diagnose, tmp_path):
     driver, notes = fake(fakes.plain(2)), QuarantineNotes(tmp_path)
     notes.add(fakes.uuid(0), "was bad")
