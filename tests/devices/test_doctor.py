@@ -33,7 +33,7 @@ def diagnose(tmp_path, monkeypatch):
                 root=tmp_path / "empty",
                 compute="cpu",
                 worker="faulty_worker",
-                bounds=Bounds(check=3.0, collective=4.0, grace=1.0),
+                bounds=Bounds(start=300.0, check=10.0, collective=15.0, total=600.0),
             )
         )
 

@@ -17,7 +17,7 @@ from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
 from disttest.planning.breaker import Breaker, GiveUp, Prove, Quarantine
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
-BOUNDS = Bounds(check=5.0, collective=5.0, grace=1.0)
+BOUNDS = Bounds(start=300.0, check=10.0, collective=15.0, total=600.0)
 
 
 class Run:
