@@ -19,6 +19,7 @@ from disttest.commands.explain import explain
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.commands.selection import selection_options, take_selection
+from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
@@ -169,6 +170,7 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)  # noqa: TID251
 
 
+command.add_command(doctor)
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
