@@ -210,6 +210,8 @@ def verdict(run: RunResult) -> str:
     """Return what the run came to, in a few words."""
     if run.exit_code > 128:
         return f"ended by signal {run.exit_code - 128}"
+    if run.exit_code == ExitCode.INTERRUPTED and run.collection_errors:
+        return "failed: not every file could be collected"
     return VERDICTS.get(ExitCode(run.exit_code), "failed") if run.exit_code in VERDICTS else "failed"
 
 

@@ -50,14 +50,19 @@ STEPS = (
 )
 
 
-def render_summary(run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES) -> str:
+def render_summary(
+    run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES, links: bool = True
+) -> str:
     """Return the Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
+
+    Links to logs are relative to the results directory; without ``links`` they are plain paths, for a place
+    where the logs are not: GitHub's step summary.
 
     It is never longer than ``max_bytes``: what had to be cut is stated at its end.
     """
     logs = LogFolder(results_dir)
     for step in STEPS:
-        text = _Summary(run, logs, step).render()
+        text = _Summary(run, logs, step, links=links).render()
         if len(text.encode()) <= max_bytes:
             return text
     return text.encode()[:max_bytes].decode(errors="ignore")
@@ -66,10 +71,11 @@ def render_summary(run: RunResult, results_dir: Path | None = None, *, max_bytes
 class _Summary:
     """One rendering of a run at one level of detail."""
 
-    def __init__(self, run: RunResult, logs: LogFolder, detail: _Detail) -> None:
+    def __init__(self, run: RunResult, logs: LogFolder, detail: _Detail, *, links: bool) -> None:
         self.run = run
         self.logs = logs
         self.detail = detail
+        self.links = links
 
     def render(self) -> str:
         sections = (
@@ -158,6 +164,8 @@ class _Summary:
     def log_link(self, rank: RankRecord) -> str:
         if not self.logs.path(rank.log):
             return "missing" if rank.log else ""
+        if not self.links:
+            return code(rank.log)
         return f"[{PurePosixPath(rank.log).name}]({quote(rank.log)})"
 
     def log_tail(self, rank: RankRecord) -> Iterator[str]:
