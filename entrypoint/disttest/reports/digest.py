@@ -177,13 +177,13 @@ def fault(test: TestOutcome) -> str:
 
 
 def who(result: TestResult) -> str:
-    """Return ``rank 1 is the culprit; victims: ranks 0, 2``, or nothing if no rank is named."""
+    """Return ``rank 1 is the culprit; victims: rank 0, rank 2``, or nothing if no rank is named."""
     if result.culprit is None:
         return ""
-    text = f"rank {result.culprit} is the culprit"
+    text = f"{rank_name(result.culprit)} is the culprit"
     if result.victims:
-        ranks = ", ".join(map(str, result.victims))
-        text += f"; {'victim: rank' if len(result.victims) == 1 else 'victims: ranks'} {ranks}"
+        victims = ", ".join(rank_name(rank) for rank in result.victims)
+        text += f"; {'victim' if len(result.victims) == 1 else 'victims'}: {victims}"
     return text
 
 

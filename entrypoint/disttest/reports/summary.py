@@ -16,7 +16,6 @@ from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult
 
-FILE_NAME = "summary.md"
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
 
@@ -155,7 +154,14 @@ class _Summary:
         for rank in result.ranks[:64]:
             ended = str(rank.outcome or rank.end)
             says = cell(one_line(rank.message, 200))
-            yield f"| {rank_name(rank.rank).removeprefix('rank ')} | {ended} | {cell(rank.phase)} | {self.log_link(rank)} | {says} |"
+            cells = (
+                rank_name(rank.rank).removeprefix("rank "),
+                ended,
+                cell(rank.phase),
+                self.log_link(rank),
+                says,
+            )
+            yield f"| {' | '.join(cells)} |"
         yield ""
         first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
         for rank in first[:LOG_TAILS]:

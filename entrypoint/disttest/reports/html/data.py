@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from disttest.model import RankRecord, TestResult
+from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest, trend
 from disttest.reports.location import Repository, locate
 from disttest.reports.logs import LogFolder
@@ -158,6 +158,7 @@ def _attempt(result: TestResult, logs: LogFolder, room: _Room) -> dict[str, Any]
 
 def _rank(rank: RankRecord, logs: LogFolder, room: _Room) -> Iterator[tuple[str, Any]]:
     yield "rank", rank.rank
+    yield "name", rank_name(rank.rank)
     yield "how", str(rank.outcome or rank.end)
     yield "phase", one_line(rank.phase)
     yield "message", one_line(rank.message)

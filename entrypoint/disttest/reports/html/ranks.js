@@ -149,7 +149,7 @@
     const role = rank.rank === attempt.culprit ? ", culprit" : attempt.victims.includes(rank.rank) ? ", victim" : "";
     const when = rank.failed !== null ? ` after ${seconds(rank.failed)}` : "";
     const text = `${rank.how}${when}${role}`;
-    return [el("div", { class: "who", role: "listitem" }, el("b", null, `rank ${rank.rank}`), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
+    return [el("div", { class: "who", role: "listitem" }, el("b", null, rank.name), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
   }
 
   function logs(attempt) {
@@ -202,7 +202,7 @@
   function pane(rank, attempt) {
     const lines = (rank.text || "").split("\n");
     const rows = lines.map((text) => el("div", { class: /^\[… .* cut …\]$/.test(text) ? "cut" : null }, text));
-    const box = el("pre", { class: "log", tabindex: "0", "aria-label": `Log of rank ${rank.rank}`, "data-rank": String(rank.rank) });
+    const box = el("pre", { class: "log", tabindex: "0", "aria-label": `Log of ${rank.name}`, "data-rank": String(rank.rank) });
     const kept = rank.text === undefined ? "Not shown here; open the file." : "The log is empty.";
     const none = rank.missing ? `There is no file ${rank.missing}.` : rank.log ? kept : "No log.";
     box.append(...(rank.text ? rows : [el("div", { class: "cut" }, none)]));
@@ -210,11 +210,11 @@
     const times = lines.map((text) => { const time = stamp(text); last = time === null ? last : time; return last; });
     const role = rank.rank === attempt.culprit ? "culprit" : attempt.victims.includes(rank.rank) ? "victim" : "";
     const node = el("article", { class: role || null },
-      el("h4", null, `rank ${rank.rank}`, role ? el("span", { class: `badge ${role === "culprit" ? "failed" : "skipped"}` }, role) : null,
+      el("h4", null, rank.name, role ? el("span", { class: `badge ${role === "culprit" ? "failed" : "skipped"}` }, role) : null,
         rank.log ? el("a", { href: encodeURI(rank.log).replace(/[?#]/g, encodeURIComponent) }, "whole log") : null),
       rank.message ? el("p", { class: "small muted" }, bidi(rank.message)) : null,
       box,
-      rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of rank ${rank.rank}` }, rank.stacks)) : null);
+      rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of ${rank.name}` }, rank.stacks)) : null);
     return {
       node, box, times,
       now() { return times[Math.min(times.length - 1, Math.floor(box.scrollTop / LINE))]; },
