@@ -148,7 +148,7 @@
     }
     const role = rank.rank === attempt.culprit ? ", culprit" : attempt.victims.includes(rank.rank) ? ", victim" : "";
     const when = rank.failed !== null ? ` after ${seconds(rank.failed)}` : "";
-    const text = `${rank.how}${when}${role}`;
+    const text = `${rank.hung ? "hung" : rank.how}${when}${role}`;
     return [el("div", { class: "who", role: "listitem" }, el("b", null, rank.name), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
   }
 
