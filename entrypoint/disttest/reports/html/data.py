@@ -8,6 +8,7 @@ from typing import Any
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest, trend
+from disttest.reports.html.collectives import collective_table, ticks
 from disttest.reports.location import Repository, locate
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
@@ -152,7 +153,11 @@ def _attempt(result: TestResult, logs: LogFolder, room: _Room) -> dict[str, Any]
         "duration": round(max(0.0, result.duration_s), 4),
         "text": shorten("\n\n".join(digest.evidence(result)), room.details),
         "notes": [one_line(note) for note in result.notes],
-        "ranks": [dict(_rank(rank, logs, room)) for rank in result.ranks],
+        "collectives": collective_table(result),
+        "ranks": [
+            dict(_rank(rank, logs, room)) | {"ticks": ticks(rank, result.started_at_s)}
+            for rank in result.ranks
+        ],
     }
 
 
