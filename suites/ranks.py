@@ -28,9 +28,14 @@ def store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
+def fresh_name(name: str) -> str:
+    """A key that no test before has used. Every rank must call it, the same number of times."""
+    return f"{name}/{next(_rounds)}"
+
+
 def exchange(world: World, value: Any) -> list[Any]:
     """The value of every rank, by rank. Every rank must call it, the same number of times."""
-    name = f"exchange/{next(_rounds)}"
+    name = fresh_name("exchange")
     here = store()
     here.set(f"{name}/{world.rank}", pickle.dumps(_on_cpu(value)))
     keys = [f"{name}/{rank}" for rank in range(world.size)]
