@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch.distributed as dist
 
 from disttest.testing.world import World
 
+from ..ranks import leave_together, subgroup
 from .data import Members
+
+__all__ = ["leave_together", "members"]
 
 
 @pytest.fixture(params=["world", "full", "part"])
@@ -21,7 +23,5 @@ def members(request: pytest.FixtureRequest, world: World) -> Iterator[Members]:
     ranks = list(range(world.size)) if request.param == "full" else list(range(1, min(world.size, 3)))
     if not ranks:
         pytest.skip("a group without rank 0 needs a second rank")
-    group = dist.new_group(ranks)
-    yield Members(ranks, group, world)
-    if world.rank in ranks:
-        dist.destroy_process_group(group)
+    with subgroup(ranks) as group:
+        yield Members(ranks, group, world)

@@ -14,7 +14,7 @@ from disttest.testing.world import World
 from ..ranks import exchange
 from .data import Members, ReduceOp, contributions, exactly, mine, reduced
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _everybody(world: World) -> Members:

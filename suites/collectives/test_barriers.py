@@ -14,7 +14,7 @@ from disttest.testing.world import World
 from ..ranks import exchange, fresh_name, meet, raised_by, store, subgroup
 from .data import Members
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 SHORT = timedelta(milliseconds=200)
 LATE = r"Timed out|timeout|timed out|closed"

@@ -11,7 +11,7 @@ from disttest.testing.world import World
 from ..ranks import assert_same_everywhere
 from .data import Members, all_gather_single, contributions, exactly, mine
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 REAL_AND_COMPLEX = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.complex64], ids=["float", "complex"]

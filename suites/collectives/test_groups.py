@@ -13,7 +13,7 @@ from disttest.testing.world import World
 
 from ..ranks import exchange, meet, raised_by, subgroup
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _pair(world: World) -> list[int]:

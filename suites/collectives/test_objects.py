@@ -13,7 +13,7 @@ from disttest.testing.world import World
 
 from .data import Members
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 class Thing:

@@ -11,7 +11,7 @@ from disttest.testing.world import World
 from ..ranks import exchange, subgroup
 from .data import exactly
 
-pytestmark = pytest.mark.world_size(min=2)
+pytestmark = [pytest.mark.world_size(min=2), pytest.mark.usefixtures("leave_together")]
 
 
 def _letter(world: World, sender: int, receiver: int, length: int = 6) -> torch.Tensor:

@@ -11,7 +11,7 @@ from disttest.testing.world import World
 from ..ranks import assert_same_everywhere
 from .data import Members, ReduceOp, contributions, exactly, mine, reduce_scatter_single, reduced
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 ARITHMETIC = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
 BITWISE = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
@@ -263,7 +263,7 @@ def _sparse(rank: int, size: int, sparse_dims: int, dense_dims: int) -> torch.Te
 
 
 @pytest.mark.needs("sparse")
-@pytest.mark.covers("CD-100", "CD-101", "HN-063")
+@pytest.mark.covers("CD-100", "CD-101")
 @pytest.mark.parametrize(
     ("sparse_dims", "dense_dims"), [(1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (1, 3)], ids=str
 )

@@ -14,7 +14,7 @@ from disttest.testing.world import World
 
 from ..ranks import exchange, meet
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 SHORT = timedelta(milliseconds=50)
 KINDS = ["tcp", "file", "prefix-tcp", "prefix-file"]
@@ -41,7 +41,6 @@ def shared(request: pytest.FixtureRequest, world: World, world_tmp_path: Path) -
     meet(world)
 
 
-@pytest.mark.covers("HN-059")
 def test_every_rank_reads_what_every_rank_wrote(world: World, shared: dist.Store) -> None:
     """Keys of all ranks are there for all ranks, with their values, also binary and empty ones."""
     values = [b"", b"\x00\xff" * 50, b"plain", b"x" * 10_000]
@@ -52,7 +51,6 @@ def test_every_rank_reads_what_every_rank_wrote(world: World, shared: dist.Store
     ]
 
 
-@pytest.mark.covers("HN-059")
 def test_add_counts_every_rank(world: World, shared: dist.Store) -> None:
     """``add`` is atomic: counts of all ranks add up."""
     for _ in range(20):
@@ -61,7 +59,6 @@ def test_add_counts_every_rank(world: World, shared: dist.Store) -> None:
     assert shared.add("count", 0) == 20 * world.size * (world.size + 1) // 2
 
 
-@pytest.mark.covers("HN-059")
 def test_get_waits_for_its_key(world: World, shared: dist.Store) -> None:
     """Reading a key blocks until the last rank writes it."""
     if world.rank == world.size - 1:
@@ -73,7 +70,6 @@ def test_get_waits_for_its_key(world: World, shared: dist.Store) -> None:
     assert shared.get("late") == b"here"
 
 
-@pytest.mark.covers("HN-059")
 def test_missing_key_times_out(world: World, shared: dist.Store) -> None:
     """Waiting for a key that nobody writes raises after the limit; so does reading one."""
     with pytest.raises(RuntimeError, match="(?i)timeout"):
@@ -86,7 +82,6 @@ def test_missing_key_times_out(world: World, shared: dist.Store) -> None:
     assert shared.get("again") == b"1"
 
 
-@pytest.mark.covers("HN-059")
 def test_compare_set(world: World, shared: dist.Store) -> None:
     """The first rank to write wins; a write that expects the present value replaces it, any other does not."""
     first = shared.compare_set("seat", "", str(world.rank))
@@ -102,7 +97,6 @@ def test_compare_set(world: World, shared: dist.Store) -> None:
     assert shared.get("seat") == b"taken over"
 
 
-@pytest.mark.covers("HN-059")
 def test_delete(world: World, shared: dist.Store, request: pytest.FixtureRequest) -> None:
     """A deleted key is gone for all ranks; deleting it again says so, but for a file."""
     if world.is_first:
@@ -114,7 +108,6 @@ def test_delete(world: World, shared: dist.Store, request: pytest.FixtureRequest
     assert not shared.check(["short-lived"])
 
 
-@pytest.mark.covers("HN-059")
 def test_prefixes_keep_apart(world: World, shared: dist.Store) -> None:
     """The same key below two prefixes is two keys."""
     one, other = dist.PrefixStore("one", shared), dist.PrefixStore("other", shared)
@@ -127,7 +120,6 @@ def test_prefixes_keep_apart(world: World, shared: dist.Store) -> None:
 
 
 @pytest.mark.world_size(1)
-@pytest.mark.covers("HN-059")
 def test_hash_store() -> None:
     """The store inside one process: values, counts, waiting for another thread, and limits."""
     store = dist.HashStore()
@@ -143,7 +135,6 @@ def test_hash_store() -> None:
 
 
 @pytest.mark.world_size(1)
-@pytest.mark.covers("HN-059")
 def test_clone_of_a_tcp_store_shares_its_keys() -> None:
     """A clone sees the original's keys through a connection of its own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -153,7 +144,6 @@ def test_clone_of_a_tcp_store_shares_its_keys() -> None:
 
 
 @pytest.mark.world_size(1)
-@pytest.mark.covers("HN-059")
 def test_server_on_a_port_in_use() -> None:
     """A second server on the same port is an error that names the address as in use."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

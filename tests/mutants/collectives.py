@@ -32,7 +32,11 @@ def _not_copied_back(call: Any) -> Any:
 
 def _with_op(call: Any, wanted: Any, instead: Any) -> Any:
     def changed(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        names = ("op", "group", "async_op") if call.__name__ == "all_reduce" else ("dst", "op", "group", "async_op")
+        names = (
+            ("op", "group", "async_op")
+            if call.__name__ == "all_reduce"
+            else ("dst", "op", "group", "async_op")
+        )
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("op", SUM) == wanted:
             given["op"] = instead
@@ -160,7 +164,12 @@ def _(this: Fault) -> None:
     replace("broadcast", _in_the_world, this)
 
 
-@fault("async-done-too-early", "an asynchronous all_reduce claims to be done at once", suite=f"{ASYNC} {REDUCE}", both=True)
+@fault(
+    "async-done-too-early",
+    "an asynchronous all_reduce claims to be done at once",
+    suite=f"{ASYNC} {REDUCE}",
+    both=True,
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
         def changed(*args: Any, **kwargs: Any) -> Any:
@@ -177,9 +186,11 @@ for _name, _suite in {"broadcast": REDUCE, "reduce": REDUCE, "scatter": GATHER, 
     def _plant_root(this: Fault, name: str = _name) -> None:
         replace(name, _root_is_first, this)
 
-    fault(f"{_name}-wrong-root", f"{_name}: the root is the group's first rank, whatever was asked for", suite=_suite)(
-        _plant_root
-    )
+    fault(
+        f"{_name}-wrong-root",
+        f"{_name}: the root is the group's first rank, whatever was asked for",
+        suite=_suite,
+    )(_plant_root)
 
 
 @fault("broadcast-not-received", "broadcast: what arrives stays in a copy", suite=REDUCE, both=True)
@@ -197,7 +208,9 @@ for _name in ("all_gather", "all_to_all"):
     def _plant_slots(this: Fault, name: str = _name) -> None:
         replace(name, _slots_rotated, this)
 
-    fault(f"{_name}-permuted", f"{_name}: the pieces are one place off", suite=GATHER, both=True)(_plant_slots)
+    fault(f"{_name}-permuted", f"{_name}: the pieces are one place off", suite=GATHER, both=True)(
+        _plant_slots
+    )
 
 
 @fault("all-gather-last-missing", "all_gather: the last slot is not filled", suite=GATHER)
@@ -233,7 +246,9 @@ def _(this: Fault) -> None:
 
 
 _SINGLE_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-_SINGLE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+_SINGLE_SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
 
 
 @fault("all-gather-single-permuted", "the one-tensor all_gather puts pieces one row off", suite=GATHER)
@@ -249,7 +264,9 @@ def _(this: Fault) -> None:
     replace("reduce_scatter", make, this)
 
 
-@fault("reduce-scatter-left-out", "reduce_scatter: one rank's values are left out", suite=REDUCE, one_rank=True)
+@fault(
+    "reduce-scatter-left-out", "reduce_scatter: one rank's values are left out", suite=REDUCE, one_rank=True
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
         return lambda out, pieces, *a, **k: call(out, [torch.zeros_like(p) for p in pieces], *a, **k)
@@ -262,10 +279,17 @@ def _(this: Fault) -> None:
     replace(_SINGLE_SCATTER, _rows_rotated, this)
 
 
-@fault("all-to-all-off-by-one-split", "all_to_all_single: an uneven split is cut one row off", suite=GATHER, both=True)
+@fault(
+    "all-to-all-off-by-one-split",
+    "all_to_all_single: an uneven split is cut one row off",
+    suite=GATHER,
+    both=True,
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
-        def changed(output: Any, source: Any, out_splits: Any = None, in_splits: Any = None, **kwargs: Any) -> Any:
+        def changed(
+            output: Any, source: Any, out_splits: Any = None, in_splits: Any = None, **kwargs: Any
+        ) -> Any:
             out_splits = kwargs.pop("output_split_sizes", out_splits)
             in_splits = kwargs.pop("input_split_sizes", in_splits)
             if in_splits:
@@ -303,12 +327,18 @@ def _(this: Fault) -> None:
     replace("all_gather_object", make, this)
 
 
-@fault("all-gather-objects-permuted", "all_gather_object: objects are one place off", suite=OBJECTS, both=True)
+@fault(
+    "all-gather-objects-permuted", "all_gather_object: objects are one place off", suite=OBJECTS, both=True
+)
 def _(this: Fault) -> None:
     replace("all_gather_object", _slots_rotated, this)
 
 
-@fault("gather-objects-own-only", "gather_object fills every slot with the destination's own object", suite=OBJECTS)
+@fault(
+    "gather-objects-own-only",
+    "gather_object fills every slot with the destination's own object",
+    suite=OBJECTS,
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
         def changed(thing: Any, slots: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -321,7 +351,9 @@ def _(this: Fault) -> None:
     replace("gather_object", make, this)
 
 
-@fault("broadcast-objects-wrong-root", "broadcast_object_list always comes from the first rank", suite=OBJECTS)
+@fault(
+    "broadcast-objects-wrong-root", "broadcast_object_list always comes from the first rank", suite=OBJECTS
+)
 def _(this: Fault) -> None:
     replace("broadcast_object_list", _root_is_first, this)
 
@@ -339,7 +371,9 @@ def _(this: Fault) -> None:
     replace("broadcast_object_list", make, this)
 
 
-@fault("scatter-objects-first-for-all", "scatter_object_list gives the first object to everybody", suite=OBJECTS)
+@fault(
+    "scatter-objects-first-for-all", "scatter_object_list gives the first object to everybody", suite=OBJECTS
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
         return lambda out, give=None, *a, **k: call(out, give and [give[0]] * len(give), *a, **k)
@@ -422,7 +456,9 @@ def _(this: Fault) -> None:
     replace("get_rank", lambda call: lambda group=None: call(), this)
 
 
-@fault("subgroups-first-for-all", "new_subgroups_by_enumeration gives everybody the first group", suite=GROUPS)
+@fault(
+    "subgroups-first-for-all", "new_subgroups_by_enumeration gives everybody the first group", suite=GROUPS
+)
 def _(this: Fault) -> None:
     def make(call: Any) -> Any:
         def changed(*args: Any, **kwargs: Any) -> Any:

@@ -166,7 +166,9 @@ def _(this: Fault) -> None:
 
 @fault("fp16-hook-keeps-precision", "fp16_compress_hook does not compress", suite=HOOKS)
 def _(this: Fault) -> None:
-    replace("_compress_hook", lambda call: lambda dtype, group, bucket: _mean(bucket, group), this, default_hooks)
+    replace(
+        "_compress_hook", lambda call: lambda dtype, group, bucket: _mean(bucket, group), this, default_hooks
+    )
 
 
 @fault("powersgd-starts-at-once", "PowerSGD ignores the step it should start at", suite=HOOKS)
@@ -210,7 +212,9 @@ def _(this: Fault) -> None:
     replace("_sync_buffers", lambda call: lambda self: None, this, DDP)
 
 
-@fault("buffers-always-broadcast", "forward broadcasts buffers that it was told to leave alone", suite=BUFFERS)
+@fault(
+    "buffers-always-broadcast", "forward broadcasts buffers that it was told to leave alone", suite=BUFFERS
+)
 def _(this: Fault) -> None:
     replace("will_sync_module_buffers", lambda call: lambda self: len(self.modules_buffers) > 0, this, DDP)
 
@@ -284,7 +288,9 @@ def _with_options(this: Fault, **forced: Any) -> None:
 
     def make(call: Any) -> Any:
         def changed(self: Any, *args: Any, **kwargs: Any) -> None:
-            call(self, *args, **{**kwargs, **{name: value for name, value in forced.items() if name in kwargs}})
+            call(
+                self, *args, **{**kwargs, **{name: value for name, value in forced.items() if name in kwargs}}
+            )
 
         return changed
 
@@ -354,7 +360,11 @@ def _(this: Fault) -> None:
     _after_backward(this, act)
 
 
-@fault("unused-keep-old-gradients", "parameters unused here keep their old gradients, whoever else used them", suite=UNUSED)
+@fault(
+    "unused-keep-old-gradients",
+    "parameters unused here keep their old gradients, whoever else used them",
+    suite=UNUSED,
+)
 def _(this: Fault) -> None:
     def act(model: Any) -> None:
         for parameter in list(model.parameters())[1:2]:
@@ -381,10 +391,10 @@ def _(this: Fault) -> None:
 
 @fault("ignored-are-not-ignored", "parameters to ignore are reduced all the same", suite=IGNORED)
 def _(this: Fault) -> None:
-    replace(
-        "_set_params_and_buffers_to_ignore_for_model", lambda call: lambda model, names: None, this, DDP
+    replace("_set_params_and_buffers_to_ignore_for_model", lambda call: lambda model, names: None, this, DDP)
+    DDP._set_params_and_buffers_to_ignore_for_model = staticmethod(
+        DDP._set_params_and_buffers_to_ignore_for_model
     )
-    DDP._set_params_and_buffers_to_ignore_for_model = staticmethod(DDP._set_params_and_buffers_to_ignore_for_model)
 
 
 @fault("shapes-not-verified", "models of different shapes are accepted", suite=VERIFY, both=True)
@@ -392,7 +402,12 @@ def _(this: Fault) -> None:
     replace("_verify_param_shape_across_processes", lambda call: lambda *a, **k: None, this, module)
 
 
-@fault("errors-swallowed", "errors of construction and registration are logged and not raised", suite=HOOKS, both=True)
+@fault(
+    "errors-swallowed",
+    "errors of construction and registration are logged and not raised",
+    suite=HOOKS,
+    both=True,
+)
 def _(this: Fault) -> None:
     replace("_log_and_throw", lambda call: lambda self, kind, text: None, this, DDP)
 

@@ -29,7 +29,9 @@ class Fault:
 
     def here(self) -> bool:
         """Whether this process has the fault. Asked when a call is made: ranks are forked after planting."""
-        return not self.one_rank or (dist.is_initialized() and c10d._get_default_group().rank() == _last_rank())
+        return not self.one_rank or (
+            dist.is_initialized() and c10d._get_default_group().rank() == _last_rank()
+        )
 
 
 def _last_rank() -> int:
@@ -39,7 +41,9 @@ def _last_rank() -> int:
 FAULTS: list[Fault] = []
 
 
-def fault(name: str, says: str, *, suite: str, both: bool = False, equivalent: str = "", one_rank: bool = False) -> Any:
+def fault(
+    name: str, says: str, *, suite: str, both: bool = False, equivalent: str = "", one_rank: bool = False
+) -> Any:
     """Declare a fault; with ``both``, a second time for one rank only."""
 
     def declare(plant: Plant) -> Plant:

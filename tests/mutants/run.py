@@ -49,7 +49,11 @@ def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -
     verdict = _Verdict(fault)
     arguments = ["-p", "disttest.plugin", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     arguments += ["--disttest-world-sizes", sizes, "--disttest-timeout", "15", "--disttest-device", "cpu"]
-    with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+    with (
+        Path(os.devnull).open("w") as null,
+        contextlib.redirect_stdout(null),
+        contextlib.redirect_stderr(null),
+    ):
         code = pytest.main([*arguments, *targets], plugins=[verdict])
     pipe.send((int(code), verdict.caught_by, verdict.ran))  # type: ignore[attr-defined]
 
@@ -79,16 +83,28 @@ def judge(fault: Fault, sizes: str) -> dict[str, object]:
             code, test, count = run_one(fault, targets, size)
             ran += count
             if code not in (0, 1):
-                return {"fault": fault.name, "verdict": "broken", "by": f"pytest ended with {code}", "tests": ran}
+                return {
+                    "fault": fault.name,
+                    "verdict": "broken",
+                    "by": f"pytest ended with {code}",
+                    "tests": ran,
+                }
             if test:
                 spent = round(time.monotonic() - started_s, 1)
                 return {"fault": fault.name, "verdict": "caught", "by": test, "tests": ran, "seconds": spent}
-    return {"fault": fault.name, "verdict": "equivalent" if fault.equivalent else "survived", "by": "", "tests": ran}
+    return {
+        "fault": fault.name,
+        "verdict": "equivalent" if fault.equivalent else "survived",
+        "by": "",
+        "tests": ran,
+    }
 
 
 def main() -> int:
     """Run the faults asked for, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="faults to plant (default: all)")
     parser.add_argument("--world-sizes", default="2,4", help="tried in order, until one catches the fault")
     parser.add_argument("--report", type=Path, help="also write the verdicts there, as JSON")
@@ -105,8 +121,13 @@ def main() -> int:
     for number, fault in enumerate(faults, 1):
         verdict = judge(fault, options.world_sizes)
         verdicts.append(verdict)
-        print(f"[{number}/{len(faults)}] {verdict['verdict']:<10} {fault.name:<42} {verdict['by']}", flush=True)
-    counts = {kind: sum(v["verdict"] == kind for v in verdicts) for kind in ("caught", "survived", "equivalent", "broken")}
+        print(
+            f"[{number}/{len(faults)}] {verdict['verdict']:<10} {fault.name:<42} {verdict['by']}", flush=True
+        )
+    counts = {
+        kind: sum(v["verdict"] == kind for v in verdicts)
+        for kind in ("caught", "survived", "equivalent", "broken")
+    }
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if options.report:
         options.report.write_text(json.dumps(verdicts, indent=1) + "\n")
