@@ -99,7 +99,8 @@ def _features() -> Iterator[str]:
     )
     assert isinstance(table, ast.Dict)
     for key, value in zip(table.keys, table.values, strict=True):
-        assert isinstance(key, ast.Constant) and isinstance(value, ast.Tuple)
+        assert isinstance(key, ast.Constant)
+        assert isinstance(value, ast.Tuple)
         for lack in value.elts:
             call = named[lack.id] if isinstance(lack, ast.Name) else lack
             assert isinstance(call, ast.Call)
