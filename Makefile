@@ -6,11 +6,11 @@ READY  := $(VENV)/.ready
 
 SUITES := smoke ddp
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit integration devices browser
+KINDS    := unit contract integration devices browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test lint format catalogue mutants docs clean $(SUITES) $(KINDS)
+.PHONY: test lint format catalogue compat mutants docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -18,7 +18,11 @@ $(SUITES): $(READY)
 test: lint catalogue $(filter-out $(LEFT_OUT),$(KINDS))
 
 $(KINDS): $(READY)
-	$(BIN)/python -m pytest tests/$@
+	$(BIN)/python -m pytest tests/$(@:-sample=)
+
+# torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
+compat: $(READY)
+	$(BIN)/python -m pytest tests/compat --full
 
 browser: tests/browser/node_modules/.ready
 
