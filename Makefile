@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-SUITES := smoke ddp
+SUITES := smoke collectives ddp threaded rpc dist_autograd fsdp
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
 KINDS    := unit contract integration devices browser compat-sample
 comma    := ,
