@@ -10,7 +10,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="write golden files anew instead of comparing"
     )
     parser.addoption(
-        "--full", action="store_true", help="tests/compat: run torch's suites under torch's own harness too (hours)"
+        "--full",
+        action="store_true",
+        help="tests/compat: run torch's suites under torch's own harness too (hours)",
     )
 
 
