@@ -129,5 +129,13 @@ def test_the_collective_at_which_ranks_part(first, second, parting):
     )
 
 
+def test_a_hung_rank_that_called_nothing_has_a_column():
+    ranks = (rank(0, collectives=called((1, "barrier", False))), rank(1, None, hung=True))
+    table = collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, started_at_s=10.0, ranks=ranks))
+
+    assert table["ranks"] == ["rank 0", "rank 1"]
+    assert table["rows"][0]["cells"][1] is None
+
+
 def test_no_recorder_no_table():
     assert collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=(rank(0),))) is None

@@ -17,9 +17,10 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
 
     The last :data:`MAX_ROWS` collectives, in the order in which they were first called.
     """
-    ranks = [rank for rank in result.ranks if rank.collectives]
-    if not ranks:
+    if not any(rank.collectives for rank in result.ranks):
         return None
+    # A rank that hangs was asked too; that it has nothing to show is what the reader looks for.
+    ranks = [rank for rank in result.ranks if rank.collectives or rank.hung]
     calls = [{(call.group, call.seq): call for call in rank.collectives if not call.p2p} for rank in ranks]
     first_s: dict[_Key, float] = {}
     for mine in calls:

@@ -165,7 +165,7 @@
       ...row.cells.map((cell) => (cell
         ? el("td", null, el("b", null, cell.op), ` ${cell.done ? "done" : "waits"} · ${seconds(cell.at)}`,
           el("div", { class: "small muted" }, bidi([cell.inputs, cell.where].filter(Boolean).join(" · "))))
-        : el("td", { class: "none" }, "not called")))));
+        : el("td", { class: "none" }, "not in its recorder")))));
     return [
       el("h3", null, "Collectives"),
       el("div", { class: "scroll collectives", tabindex: "0", role: "region", "aria-label": "Collectives of the ranks" },
