@@ -25,8 +25,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         built = dist.is_backend_available(shape.backend)
         if not built and shape.backend in asked_for:
-            raise pytest.UsageError(f"backend {shape.backend} was asked for, and torch {torch.__version__} has none")
-        reason = _lacking(item, shape.backend, shape.device) if built else f"torch has no backend {shape.backend}"
+            raise pytest.UsageError(
+                f"backend {shape.backend} was asked for, and torch {torch.__version__} has none"
+            )
+        reason = (
+            _lacking(item, shape.backend, shape.device) if built else f"torch has no backend {shape.backend}"
+        )
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 

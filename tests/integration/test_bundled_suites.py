@@ -41,7 +41,13 @@ def test_backend_that_is_not_built_is_an_error_when_named(name):
 
 def test_backend_that_is_not_built_is_a_skip_when_a_test_wants_it():
     code, output = run_suite(
-        "collectives/test_barriers.py", "-k", "finds_who_hangs", "--disttest-world-sizes", "2", "--disttest-device", "cpu"
+        "collectives/test_barriers.py",
+        "-k",
+        "finds_who_hangs",
+        "--disttest-world-sizes",
+        "2",
+        "--disttest-device",
+        "cpu",
     )
     assert code == pytest.ExitCode.OK
     assert "2 skipped" in output
@@ -49,7 +55,13 @@ def test_backend_that_is_not_built_is_a_skip_when_a_test_wants_it():
 
 def test_world_size_that_suits_no_test_says_so():
     code, output = run_suite(
-        "collectives/test_point_to_point.py", "-k", "ring", "--disttest-world-sizes", "1", "--disttest-device", "cpu"
+        "collectives/test_point_to_point.py",
+        "-k",
+        "ring",
+        "--disttest-world-sizes",
+        "1",
+        "--disttest-device",
+        "cpu",
     )
     assert code == pytest.ExitCode.OK
     assert "none of the run's world sizes (1)" in output
