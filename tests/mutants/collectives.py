@@ -533,3 +533,27 @@ def _(this: Fault) -> None:
         return changed
 
     _store_method("wait", make, this)
+
+
+@fault(
+    "threads-result-of-another-rank",
+    "among threads, all_gather fills slots with the next rank's values",
+    suite="threaded",
+)
+def _(this: Fault) -> None:
+    replace("all_gather", _slots_rotated, this)
+
+
+@fault("threads-wrong-root", "among threads, a broadcast always comes from rank 0", suite="threaded")
+def _(this: Fault) -> None:
+    replace("broadcast", _root_is_first, this)
+
+
+@fault(
+    "threads-left-out",
+    "among threads, the last rank's values are left out of the sum",
+    suite="threaded",
+    one_rank=True,
+)
+def _(this: Fault) -> None:
+    replace("all_reduce", _forgetting, this)

@@ -1,0 +1,79 @@
+"""The bundled suites answer a request that they can not serve in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_suite(*arguments: str) -> tuple[int, str]:
+    path = os.pathsep.join([str(ROOT / "entrypoint"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_plugin(), "-q", "-rs", *arguments],
+        cwd=ROOT / "suites",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def _plugin() -> list[str]:
+    from importlib.metadata import entry_points
+
+    installed = any(entry.name == "disttest" for entry in entry_points(group="pytest11"))
+    return [] if installed else ["-p", "disttest.plugin"]
+
+
+@pytest.mark.parametrize("name", ["ucc", "nosuch"])
+def test_backend_that_is_not_built_is_an_error_when_named(name):
+    code, output = run_suite("smoke", "--disttest-backend", name, "--disttest-device", "cpu")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert f"backend {name} was asked for, and torch" in output
+
+
+def test_backend_that_is_not_built_is_a_skip_when_a_test_wants_it():
+    code, output = run_suite(
+        "collectives/test_barriers.py",
+        "-k",
+        "finds_who_hangs",
+        "--disttest-world-sizes",
+        "2",
+        "--disttest-device",
+        "cpu",
+    )
+    assert code == pytest.ExitCode.OK
+    assert "2 skipped" in output
+
+
+def test_world_size_that_suits_no_test_says_so():
+    code, output = run_suite(
+        "collectives/test_point_to_point.py",
+        "-k",
+        "ring",
+        "--disttest-world-sizes",
+        "1",
+        "--disttest-device",
+        "cpu",
+    )
+    assert code == pytest.ExitCode.OK
+    assert "none of the run's world sizes (1)" in output
+
+
+def test_feature_that_the_table_does_not_know_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from suites.features import lacks
+
+    assert lacks(("tags",), "gloo", "cpu") == ""
+    assert lacks(("tags",), "nccl", "cuda").startswith("needs tags: NCCL")
+    assert lacks(("cuda_tensors",), "gloo", "cpu")
+    assert not lacks(("cuda_tensors",), "gloo", "cuda")
+    with pytest.raises(KeyError, match="tagz"):
+        lacks(("tagz",), "gloo", "cpu")
