@@ -1,0 +1,210 @@
+"""One launch from beginning to end: the only place where all parts meet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+
+from disttest.errors import DisttestError, EngineError, ExitCode
+from disttest.launch.advice import explain
+from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
+from disttest.launch.gpus import NONE, HostGpu
+from disttest.launch.leftovers import MARK, Client, job_of, leftovers, this_client
+from disttest.launch.ownership import hand_back, hand_back_of
+from disttest.launch.prepare import LaunchOptions, Prepared, prepare
+from disttest.launch.signals import Interrupted, SignalSwitch, catch_signals
+from disttest.launch.spec import container_arguments
+from disttest.launch.supervise import Outcome, supervise
+from disttest.results.journal import FILE_NAME as JOURNAL
+
+SIGKILL_CODE = 137
+Say = Callable[[str], None]
+FindGpus = Callable[[], tuple[HostGpu, ...]]
+
+
+def launch(
+    options: LaunchOptions,
+    *,
+    environ: Mapping[str, str],
+    uid: int,
+    home: str,
+    find_gpus: FindGpus,
+    now: Callable[[], float],
+    version: str,
+    say: Say,
+) -> int:
+    """Start the image, stay with it, and return the exit code of the run inside.
+
+    Raises:
+        DisttestError: the launch itself failed; EngineError where the engine refused.
+    """
+    with catch_signals() as switch:
+        try:
+            client = find_engine(chosen=options.engine, environ=environ, uid=uid, home=home)
+            with contextlib.closing(client):
+                me = this_client()
+                _reap(client, me, environ, now(), say)
+                prepared = _prepare(options, client, me, environ, find_gpus, now, version)
+                if prepared.spec.gpus.warning:
+                    say(prepared.spec.gpus.warning)
+                ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
+                return _run(client, prepared, options, switch, say)
+        except Interrupted as interrupted:
+            return interrupted.exit_code
+
+
+def preview(
+    options: LaunchOptions,
+    *,
+    environ: Mapping[str, str],
+    uid: int,
+    home: str,
+    find_gpus: FindGpus,
+    now: Callable[[], float],
+    version: str,
+) -> Prepared:
+    """What :func:`launch` would start, with nothing started, pulled or removed.
+
+    Raises:
+        DisttestError: as :func:`launch`.
+    """
+    client = find_engine(chosen=options.engine, environ=environ, uid=uid, home=home)
+    with contextlib.closing(client):
+        return _prepare(options, client, this_client(), environ, find_gpus, now, version)
+
+
+def _prepare(
+    options: LaunchOptions,
+    client: docker.DockerClient,
+    me: Client,
+    environ: Mapping[str, str],
+    find_gpus: FindGpus,
+    now: Callable[[], float],
+    version: str,
+) -> Prepared:
+    facts = ask_engine(client)
+    return prepare(
+        options,
+        environ=environ,
+        facts=facts,
+        host_gpus=_host_gpus(options, facts, find_gpus),
+        client=me,
+        now_s=now(),
+        version=version,
+    )
+
+
+def _host_gpus(options: LaunchOptions, facts: EngineFacts, find_gpus: FindGpus) -> tuple[HostGpu, ...] | None:
+    """None where this host is not the engine's; nothing is asked where no GPU is wanted."""
+    if not facts.local:
+        return None
+    return () if options.gpus == NONE else find_gpus()
+
+
+def _run(
+    client: docker.DockerClient,
+    prepared: Prepared,
+    options: LaunchOptions,
+    switch: SignalSwitch,
+    say: Say,
+) -> int:
+    spec = prepared.spec
+    for folder in (options.results, options.cache, options.leases):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    with engine_errors(f"creating a container of {spec.image}"):
+        container = client.containers.create(**container_arguments(spec))
+    try:
+        outcome = supervise(container, write=write_through, switch=switch)
+        killed_by_memory = outcome.code == SIGKILL_CODE and _out_of_memory(container)
+    finally:
+        # From here on a signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
+        switch.deliver_to(lambda _signum: None)
+        _remove(container)
+        if prepared.hand_back is not None:
+            _hand_back_quietly(client, spec.image, prepared, say)
+    if killed_by_memory:
+        say("the container ran out of memory: give it more, or run fewer ranks at once (--slots) [engine-memory]")
+    if outcome.killed:
+        say("the run did not end within its grace and was killed")
+    if outcome.code == SIGKILL_CODE and options.results is not None:
+        _rebuild_reports(options, say)
+    return exit_code(outcome)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The inner code; for a run that had to be killed after a signal, that signal's."""
+    if outcome.killed and outcome.signum:
+        return 128 + outcome.signum
+    return outcome.code
+
+
+def write_through(out: bytes | None, err: bytes | None) -> None:
+    """Hand the container's output on as it comes."""
+    for stream, data in ((sys.stdout, out), (sys.stderr, err)):
+        if data:
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+
+def _rebuild_reports(options: LaunchOptions, say: Say) -> None:
+    """A killed run could not write its reports; its journal is here."""
+    if options.results is None or not (options.results / JOURNAL).exists():
+        return
+    from disttest.reports.write import rebuild  # noqa: PLC0415 - only needed after a crash
+
+    try:
+        rebuild(options.results)
+    except (DisttestError, OSError) as error:
+        say(f"reports could not be rebuilt from the journal: {error}")
+
+
+def _out_of_memory(container: docker.models.containers.Container) -> bool:
+    with contextlib.suppress(DockerException, requests.RequestException):
+        container.reload()
+        return bool(container.attrs["State"].get("OOMKilled"))
+    return False
+
+
+def _remove(container: docker.models.containers.Container) -> None:
+    with contextlib.suppress(DockerException, requests.RequestException):
+        container.remove(force=True, v=True)
+
+
+def _hand_back_quietly(client: docker.DockerClient, image: str, prepared: Prepared, say: Say) -> None:
+    try:
+        if prepared.hand_back is not None:
+            hand_back(client, image, prepared.hand_back)
+    except EngineError as error:
+        say(f"warning: {error}")
+
+
+def _reap(client: docker.DockerClient, me: Client, environ: Mapping[str, str], now_s: float, say: Say) -> None:
+    """Remove what dead launches left behind. A container that another launch removes meanwhile is no error."""
+    with engine_errors("looking for leftovers"):
+        ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})
+    labels = {container["Id"]: container.get("Labels") or {} for container in ours}
+    images = {container["Id"]: container.get("ImageID", "") for container in ours}
+    for container_id, reason in leftovers(iter(labels.items()), client=me, job=job_of(environ), now_s=now_s):
+        try:
+            client.api.remove_container(container_id, force=True, v=True)
+            say(f"removed container {container_id[:12]} of an earlier launch: {reason}")
+        except (NotFound, APIError) as error:
+            if getattr(error.response, "status_code", 0) not in (404, 409):
+                say(f"warning: container {container_id[:12]} could not be removed: {explain(str(error))}")
+            continue
+        task = hand_back_of(labels[container_id])
+        if task is not None:
+            with contextlib.suppress(EngineError):
+                hand_back(client, images[container_id], task)
+
+
+def code_of(error: DisttestError) -> int:
+    """The exit code of a launch that failed."""
+    return int(getattr(error, "exit_code", ExitCode.INTERNAL))
