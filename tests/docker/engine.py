@@ -1,10 +1,11 @@
 """A real Docker engine of the tests' own, and the images in it.
 
 The engine has its own data root, socket and process, so that it neither needs nor touches another one on the
-machine. A stand-in for the Dockerfile's base image is made with ``debootstrap``, since a registry may be out of
-reach; what takes long is kept under ``.cache/docker``.
+machine. A stand-in for the Dockerfile's base image is made with ``debootstrap``, since a registry may be out
+of reach; what takes long is kept under ``.cache/docker``.
 
-``DISTTEST_TEST_DOCKER_HOST`` names a running engine to use instead; ``DISTTEST_TEST_BASE_IMAGE`` a base image.
+``DISTTEST_TEST_DOCKER_HOST`` names a running engine to use instead; ``DISTTEST_TEST_BASE_IMAGE`` a base
+image.
 """
 
 from __future__ import annotations
@@ -95,8 +96,19 @@ def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:
     data_root.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            ["dockerd", "--data-root", data_root, "--exec-root", folder / "exec"]
-            + ["--host", f"unix://{folder}/docker.sock", "--pidfile", folder / "pid", "--log-level", "warn"],
+            [
+                "dockerd",
+                "--data-root",
+                data_root,
+                "--exec-root",
+                folder / "exec",
+                "--log-level",
+                "warn",
+                "--host",
+                f"unix://{folder}/docker.sock",
+                "--pidfile",
+                folder / "pid",
+            ],  # fmt: skip
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
@@ -216,7 +228,13 @@ def build(
     if target:
         options.append(f"--target={target}")
     done = engine.docker(
-        "build", "--progress=plain", *options, f"--tag={tag}", str(context), check=False, timeout_s=BUILD_TIMEOUT_S
+        "build",
+        "--progress=plain",
+        *options,
+        f"--tag={tag}",
+        str(context),
+        check=False,
+        timeout_s=BUILD_TIMEOUT_S,
     )
     if done.returncode:
         raise RuntimeError(f"docker build of {tag} failed:\n{done.stderr[-6000:]}{done.stdout[-2000:]}")

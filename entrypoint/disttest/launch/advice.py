@@ -36,17 +36,20 @@ KNOWN = (
     _advice(
         "driver-mismatch",
         r"Driver/library version mismatch",
-        "the driver was updated under a loaded kernel module: reboot this host, or unload and reload the module",
+        "the driver was updated under a loaded kernel module: reboot this host, or unload and reload the"
+        " module",
     ),
     _advice(
         "driver-old",
-        r"NVIDIA driver on your system is too old|unsatisfied condition: cuda\s*>=|forward compatibility was attempted",
+        r"NVIDIA driver on your system is too old|unsatisfied condition: cuda\s*>=|forward compatibility"
+        r" was attempted",
         "this host's driver is older than the image's CUDA: update the driver, or use an older image",
     ),
     _advice(
         "stale-compat",
         r"error 803|system has unsupported display driver / cuda driver combination",
-        "an old compatibility libcuda hides the driver's own: remove cuda-compat from the image and LD_LIBRARY_PATH",
+        "an old compatibility libcuda hides the driver's own: remove cuda-compat from the image and"
+        " LD_LIBRARY_PATH",
     ),
     _advice(
         "nvidia-smi-missing",
@@ -61,24 +64,29 @@ KNOWN = (
     _advice(
         "image-denied",
         r"pull access denied|unauthorized|denied: |authentication required",
-        "the registry does not let this host pull: check the image's name, and `docker login` before the launch",
+        "the registry does not let this host pull: check the image's name, and `docker login` before the"
+        " launch",
     ),
     _advice(
         "registry-unreachable",
-        r"lookup .* (no such host|on .*: )|dial tcp|TLS handshake|registry.*(timeout|EOF)|toomanyrequests|i/o timeout",
-        "the registry can not be reached from the engine: check its network and proxy, or load the image and use"
+        r"lookup .* (no such host|on .*: )|dial tcp|TLS"
+        r" handshake|registry.*(timeout|EOF)|toomanyrequests|i/o timeout",
+        "the registry can not be reached from the engine: check its network and proxy, or load the image"
+        " and use"
         " --pull never",
     ),
     _advice(
         "engine-denied",
         r"permission denied.*(docker|podman)|PermissionError",
-        "this user may not use the engine: add it to the engine's group (`usermod -aG docker USER`) and log in"
+        "this user may not use the engine: add it to the engine's group (`usermod -aG docker USER`) and"
+        " log in"
         " again, or use a rootless engine",
     ),
     _advice(
         "image-entrypoint",
         r"(exec: )?\"?(timeout|disttest)\"?: executable file not found|\b(timeout|disttest)\b.*no such file",
-        "the image has no `disttest` (or no coreutils) on its PATH: use the disttest image, or one built from it",
+        "the image has no `disttest` (or no coreutils) on its PATH: use the disttest image, or one built"
+        " from it",
     ),
     _advice(
         "disk-full",
@@ -87,8 +95,10 @@ KNOWN = (
     ),
     _advice(
         "mount-refused",
-        r"bind source path does not exist|mounts denied|error mounting|invalid mount config|not shared from the host",
-        "a folder can not be mounted: it has to exist on the engine's host under the same path; a launcher that"
+        r"bind source path does not exist|mounts denied|error mounting|invalid mount config|not shared"
+        r" from the host",
+        "a folder can not be mounted: it has to exist on the engine's host under the same path; a"
+        " launcher that"
         " itself runs in a container has to mount its workspace at the host's path",
     ),
     _advice(
@@ -98,7 +108,8 @@ KNOWN = (
     ),
     _advice(
         "engine-gone",
-        r"connection (aborted|refused|reset)|Cannot connect to the Docker daemon|No such file or directory.*sock"
+        r"connection (aborted|refused|reset)|Cannot connect to the Docker daemon|No such file or"
+        r" directory.*sock"
         r"|FileNotFoundError|remote end closed|read timed out|Bad response from Docker engine",
         "the engine does not answer: check that it runs (`systemctl status docker`), and DOCKER_HOST",
     ),

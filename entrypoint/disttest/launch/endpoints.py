@@ -57,4 +57,6 @@ def _context_host(environ: Mapping[str, str]) -> str:
         host = ContextAPI.kwargs_from_context(environment=environ).get("base_url", "")
     except (DockerException, OSError, ValueError, KeyError):
         return ""
-    return "" if host in ("", "unix:///var/run/docker.sock", "http+unix:///var/run/docker.sock") else str(host)
+    return (
+        "" if host in ("", "unix:///var/run/docker.sock", "http+unix:///var/run/docker.sock") else str(host)
+    )

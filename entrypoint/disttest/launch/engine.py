@@ -138,7 +138,9 @@ def _pull_patiently(client: docker.DockerClient, image: str, say: Callable[[str]
         stop=tenacity.stop_after_attempt(PULL_ATTEMPTS),
         wait=tenacity.wait_exponential_jitter(initial=1, max=20),
         retry=tenacity.retry_if_exception(is_passing),
-        before_sleep=lambda state: say(f"pulling {image}: attempt {state.attempt_number} failed, trying again"),
+        before_sleep=lambda state: say(
+            f"pulling {image}: attempt {state.attempt_number} failed, trying again"
+        ),
         reraise=True,
     ):
         with attempt:
@@ -166,7 +168,10 @@ def pull(client: docker.DockerClient, image: str, say: Callable[[str], None]) ->
         if "error" in message:
             raise APIError(str(message["error"]))
         if layer := message.get("id"):
-            layers[layer] = layers.get(layer, False) or message.get("status") in ("Pull complete", "Already exists")
+            layers[layer] = layers.get(layer, False) or message.get("status") in (
+                "Pull complete",
+                "Already exists",
+            )
         done = 10 * sum(layers.values()) // max(len(layers), 1)
         if done > told:
             told = done

@@ -36,7 +36,15 @@ ALLOWED = (
     "TORCH_*",
     "TZ",
 )
-REFUSED = ("*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*", "*_KEY", "DISTTEST_INPUT_*", "DISTTEST_TEST_*")
+REFUSED = (
+    "*TOKEN*",
+    "*SECRET*",
+    "*PASSWORD*",
+    "*CREDENTIAL*",
+    "*_KEY",
+    "DISTTEST_INPUT_*",
+    "DISTTEST_TEST_*",
+)
 FILES = ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")
 """They name files outside the workspace, which have to be mounted with them."""
 

@@ -1,7 +1,7 @@
 """Which GPUs a container gets, and by which way: pure decisions over what host and engine say.
 
-An explicit choice wins over the share that a runner pool has given (``NVIDIA_VISIBLE_DEVICES``), and that over
-all. A share is never widened: what is chosen beyond it is refused.
+An explicit choice wins over the share that a runner pool has given (``NVIDIA_VISIBLE_DEVICES``), and that
+over all. A share is never widened: what is chosen beyond it is refused.
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def _named(
     uuids = tuple(dict.fromkeys(_uuid_of(name, host) for name in names))
     beyond = [uuid for uuid in uuids if share not in (None, ALL) and uuid not in (allowed or ())]
     if beyond:
-        raise UsageError(f"--gpus: {beyond[0]} is not in this runner's share (NVIDIA_VISIBLE_DEVICES={share})")
+        raise UsageError(
+            f"--gpus: {beyond[0]} is not in this runner's share (NVIDIA_VISIBLE_DEVICES={share})"
+        )
     return uuids
 
 

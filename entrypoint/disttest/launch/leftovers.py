@@ -1,12 +1,13 @@
 """Labels on our containers, and which of them were left behind by a launch that is dead.
 
-A killed client leaves its container running (moby#20171). Several runners may share an engine, so that a container
-is only taken for a leftover when its launcher is provably gone, its runner has moved on, or its own time is over.
+A killed client leaves its container running (moby#20171). Several runners may share an engine, so that a
+container is only taken for a leftover when its launcher is provably gone, its runner has moved on, or its
+own time is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -129,7 +130,7 @@ def _number(text: str | None) -> float:
 
 
 def leftovers(
-    containers: Iterator[tuple[str, Mapping[str, str]]], *, client: Client, job: Job, now_s: float
+    containers: Iterable[tuple[str, Mapping[str, str]]], *, client: Client, job: Job, now_s: float
 ) -> Iterator[tuple[str, str]]:
     """Ids of the leftovers among containers (id, labels), with the reason for each."""
     for container_id, labels in containers:

@@ -31,7 +31,8 @@ class Owner(Frozen):
 
 
 class HandBack(Frozen):
-    """Files that may have to change hands after a container: what is younger than ``since`` below ``workspace``."""
+    """Files that may have to change hands after a container: what is younger than ``since`` below
+    ``workspace``."""
 
     workspace: str
     owner: str

@@ -15,11 +15,25 @@ from disttest.launch.spec import Bind, LaunchSpec, choose_shm
 from disttest.model import Frozen
 
 IMAGE = "ghcr.io/org/dist-tests"
+TARGETS = (AUTO, "cpu", "cuda", "full")
 DEFAULT_TARGET = {True: "cuda", False: "cpu"}
 DEFAULT_LIMIT_S = 6 * 3600.0
 AFTER_DEADLINE_S = 60.0
 """The dead-man's timer only strikes when the run's own deadline has failed to."""
-FORBIDDEN = ("/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/opt/disttest", "/proc", "/sbin", "/sys", "/usr")
+FORBIDDEN = (
+    "/",
+    "/bin",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/opt/disttest",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr",
+)
 """A mount there would hide the image's own files."""
 
 
@@ -165,4 +179,3 @@ def _run_environment(options: LaunchOptions) -> dict[str, str]:
         cache = options.cache.resolve()
         told |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     return told
-

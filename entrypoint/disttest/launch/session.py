@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
 
-from disttest.errors import DisttestError, EngineError, ExitCode
+from disttest.errors import DisttestError, EngineError
 from disttest.launch.advice import explain
 from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.launch.gpus import NONE, HostGpu
@@ -25,20 +25,23 @@ from disttest.results.journal import FILE_NAME as JOURNAL
 
 SIGKILL_CODE = 137
 Say = Callable[[str], None]
-FindGpus = Callable[[], tuple[HostGpu, ...]]
 
 
-def launch(
-    options: LaunchOptions,
-    *,
-    environ: Mapping[str, str],
-    uid: int,
-    home: str,
-    find_gpus: FindGpus,
-    now: Callable[[], float],
-    version: str,
-    say: Say,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The host, as far as a launch needs it: an argument, so that tests can have another one."""
+
+    environ: Mapping[str, str]
+    uid: int
+    home: str
+    version: str
+    """Of disttest, which is the tag of the released image."""
+    find_gpus: Callable[[], tuple[HostGpu, ...]]
+    now: Callable[[], float]
+    """Seconds since the epoch, never going back."""
+
+
+def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     """Start the image, stay with it, and return the exit code of the run inside.
 
     Raises:
@@ -46,65 +49,52 @@ def launch(
     """
     with catch_signals() as switch:
         try:
-            client = find_engine(chosen=options.engine, environ=environ, uid=uid, home=home)
-            with contextlib.closing(client):
+            with _engine(options, host) as client:
                 me = this_client()
-                _reap(client, me, environ, now(), say)
-                prepared = _prepare(options, client, me, environ, find_gpus, now, version)
+                _reap(client, me, host, say)
+                prepared = _prepare(options, host, client, me)
                 if prepared.spec.gpus.warning:
-                    say(prepared.spec.gpus.warning)
+                    say(f"warning: {prepared.spec.gpus.warning}")
                 ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
                 return _run(client, prepared, options, switch, say)
         except Interrupted as interrupted:
             return interrupted.exit_code
 
 
-def preview(
-    options: LaunchOptions,
-    *,
-    environ: Mapping[str, str],
-    uid: int,
-    home: str,
-    find_gpus: FindGpus,
-    now: Callable[[], float],
-    version: str,
-) -> Prepared:
+def preview(options: LaunchOptions, host: Host) -> Prepared:
     """What :func:`launch` would start, with nothing started, pulled or removed.
 
     Raises:
         DisttestError: as :func:`launch`.
     """
-    client = find_engine(chosen=options.engine, environ=environ, uid=uid, home=home)
-    with contextlib.closing(client):
-        return _prepare(options, client, this_client(), environ, find_gpus, now, version)
+    with _engine(options, host) as client:
+        return _prepare(options, host, client, this_client())
 
 
-def _prepare(
-    options: LaunchOptions,
-    client: docker.DockerClient,
-    me: Client,
-    environ: Mapping[str, str],
-    find_gpus: FindGpus,
-    now: Callable[[], float],
-    version: str,
-) -> Prepared:
-    facts = ask_engine(client)
-    return prepare(
-        options,
-        environ=environ,
-        facts=facts,
-        host_gpus=_host_gpus(options, facts, find_gpus),
-        client=me,
-        now_s=now(),
-        version=version,
+def _engine(options: LaunchOptions, host: Host) -> contextlib.closing[docker.DockerClient]:
+    return contextlib.closing(
+        find_engine(chosen=options.engine, environ=host.environ, uid=host.uid, home=host.home)
     )
 
 
-def _host_gpus(options: LaunchOptions, facts: EngineFacts, find_gpus: FindGpus) -> tuple[HostGpu, ...] | None:
+def _prepare(options: LaunchOptions, host: Host, client: docker.DockerClient, me: Client) -> Prepared:
+    facts = ask_engine(client)
+    return prepare(
+        options,
+        environ=host.environ,
+        facts=facts,
+        host_gpus=_host_gpus(options, facts, host),
+        client=me,
+        now_s=host.now(),
+        version=host.version,
+    )
+
+
+def _host_gpus(options: LaunchOptions, facts: EngineFacts, host: Host) -> tuple[HostGpu, ...] | None:
     """None where this host is not the engine's; nothing is asked where no GPU is wanted."""
     if not facts.local:
         return None
-    return () if options.gpus == NONE else find_gpus()
+    return () if options.gpus == NONE else host.find_gpus()
 
 
 def _run(
@@ -124,13 +114,17 @@ def _run(
         outcome = supervise(container, write=write_through, switch=switch)
         killed_by_memory = outcome.code == SIGKILL_CODE and _out_of_memory(container)
     finally:
-        # From here on a signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
+        # From here on a signal must not stop the cleaning up: it is bounded, and the runner's KILL comes
+        # anyway.
         switch.deliver_to(lambda _signum: None)
         _remove(container)
         if prepared.hand_back is not None:
             _hand_back_quietly(client, spec.image, prepared, say)
     if killed_by_memory:
-        say("the container ran out of memory: give it more, or run fewer ranks at once (--slots) [engine-memory]")
+        say(
+            "the container ran out of memory: give it more, or run fewer ranks at once (--slots)"
+            " [engine-memory]"
+        )
     if outcome.killed:
         say("the run did not end within its grace and was killed")
     if outcome.code == SIGKILL_CODE and options.results is not None:
@@ -157,7 +151,7 @@ def _rebuild_reports(options: LaunchOptions, say: Say) -> None:
     """A killed run could not write its reports; its journal is here."""
     if options.results is None or not (options.results / JOURNAL).exists():
         return
-    from disttest.reports.write import rebuild  # noqa: PLC0415 - only needed after a crash
+    from disttest.reports import rebuild
 
     try:
         rebuild(options.results)
@@ -185,13 +179,14 @@ def _hand_back_quietly(client: docker.DockerClient, image: str, prepared: Prepar
         say(f"warning: {error}")
 
 
-def _reap(client: docker.DockerClient, me: Client, environ: Mapping[str, str], now_s: float, say: Say) -> None:
-    """Remove what dead launches left behind. A container that another launch removes meanwhile is no error."""
+def _reap(client: docker.DockerClient, me: Client, host: Host, say: Say) -> None:
+    """Remove what dead launches left behind; that another launch did so meanwhile is no error."""
     with engine_errors("looking for leftovers"):
         ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})
     labels = {container["Id"]: container.get("Labels") or {} for container in ours}
     images = {container["Id"]: container.get("ImageID", "") for container in ours}
-    for container_id, reason in leftovers(iter(labels.items()), client=me, job=job_of(environ), now_s=now_s):
+    job = job_of(host.environ)
+    for container_id, reason in leftovers(labels.items(), client=me, job=job, now_s=host.now()):
         try:
             client.api.remove_container(container_id, force=True, v=True)
             say(f"removed container {container_id[:12]} of an earlier launch: {reason}")
@@ -203,8 +198,3 @@ def _reap(client: docker.DockerClient, me: Client, environ: Mapping[str, str], n
         if task is not None:
             with contextlib.suppress(EngineError):
                 hand_back(client, images[container_id], task)
-
-
-def code_of(error: DisttestError) -> int:
-    """The exit code of a launch that failed."""
-    return int(getattr(error, "exit_code", ExitCode.INTERNAL))

@@ -19,7 +19,8 @@ LARGEST_SHM = 64 * GIB
 
 
 _STEP_ASIDE = {"NVIDIA_VISIBLE_DEVICES": "void"}
-"""The image says ``all``, for hosts whose default runtime is NVIDIA's; this makes that runtime add nothing."""
+"""The image says ``all``, for hosts whose default runtime is NVIDIA's; this makes that runtime add
+nothing."""
 
 
 class Bind(Frozen):
@@ -37,8 +38,8 @@ class LaunchSpec(Frozen):
     """What follows ``disttest``."""
     working_dir: str
     binds: tuple[Bind, ...] = ()
-    environment: dict[str, str] = {}
-    labels: dict[str, str] = {}
+    environment: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    labels: dict[str, str] = {}  # noqa: RUF012
     gpus: GpuGrant = GpuGrant()
     user: str = ""
     """``uid:gid``; empty: the image's own."""
@@ -83,10 +84,12 @@ def container_arguments(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def _dead_mans_timer(limit_s: float) -> list[str]:
-    """Coreutils' ``timeout`` outlives a client that was killed; ``--foreground``: signals go to disttest alone."""
-    return ["timeout", "--foreground", "--signal=TERM", f"--kill-after={KILL_AFTER_S}", f"{math.ceil(limit_s)}"] + [
-        "disttest"
-    ]
+    """Coreutils' ``timeout``, which outlives a client that was killed.
+
+    With ``--foreground`` it forwards signals to disttest alone, and not to the whole group a second time.
+    """
+    limits = ("--signal=TERM", f"--kill-after={KILL_AFTER_S}", f"{math.ceil(limit_s)}")
+    return ["timeout", "--foreground", *limits, "disttest"]
 
 
 def _limits(spec: LaunchSpec) -> dict[str, Any]:

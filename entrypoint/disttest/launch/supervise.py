@@ -1,8 +1,8 @@
 """Stays with a running container: streams what it says, forwards signals, and ends it in time.
 
-GitHub cancels with SIGINT, SIGTERM 7.5 s later and SIGKILL after 2.5 s more, to this one process. The container
-gets the signal at once and has six seconds to write its reports; then it is killed, so that removing it and handing
-files back still fits.
+GitHub cancels with SIGINT, SIGTERM 7.5 s later and SIGKILL after 2.5 s more, to this one process. The
+container gets the signal at once and has six seconds to write its reports; then it is killed, so that
+removing it and handing files back still fits.
 """
 
 from __future__ import annotations

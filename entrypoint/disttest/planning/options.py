@@ -146,7 +146,12 @@ def _isolation(text: str) -> Isolation | None:
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
-def _bytes(text: str) -> int:
+def parse_bytes(text: str) -> int:
+    """A size in bytes, from ``64k``, ``8m`` or ``1g``.
+
+    Raises:
+        UsageError: it is not one.
+    """
     match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"{text!r} is not a size such as 64k or 8m")
@@ -164,7 +169,7 @@ OPTIONS = (
     Option("results", Path, "DIR", "Directory for reports, journal and logs."),
     Option("isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."),
     Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
-    Option("log-limit", _bytes, "SIZE", "How much of each rank's log is kept, such as 64k or 8m (default: 8m)."),
+    Option("log-limit", parse_bytes, "SIZE", "How much of each rank's log is kept, such as 64k or 8m (default: 8m)."),
 )
 
 
@@ -186,3 +191,8 @@ def resolve_options(flags: Mapping[str, str | None], *, environ: Mapping[str, st
             except UsageError as error:
                 raise UsageError(f"{source}: {error}") from None
     return RunOptions(**values)
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process, for what is no option of a run: the engine, the runner's job."""
+    return dict(os.environ)  # noqa: TID251
