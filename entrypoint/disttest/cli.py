@@ -15,6 +15,7 @@ import click
 
 import disttest
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices
+from disttest.launch.commands import launch
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 
@@ -109,6 +110,9 @@ def list_(pytest_args: Sequence[str], targets: tuple[str, ...], *, each: bool, *
     _leave(collection.exit_code)
 
 
+command.add_command(launch)
+
+
 def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.exit(code)  # noqa: TID251
@@ -119,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     split = words.index("--") if "--" in words else len(words)
     try:
-        command.main(args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False)
+        code = command.main(
+            args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False
+        )
     except DisttestError as error:
         click.echo(f"disttest: {error}", err=True)
         _leave(error.exit_code)
@@ -128,4 +134,4 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)
-    _leave(ExitCode.PASSED)
+    _leave(code or ExitCode.PASSED)

@@ -108,7 +108,7 @@ def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:
                 f"unix://{folder}/docker.sock",
                 "--pidfile",
                 folder / "pid",
-            ],  # fmt: skip
+            ],
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
@@ -197,6 +197,22 @@ def download_torch(folder: Path) -> None:
         "--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp",
         "--platform", "manylinux_2_28_x86_64", pin,
     )  # fmt: skip
+
+
+PROBE_DOCKERFILE = f"""\
+FROM {BASE}
+RUN printf '#!/bin/sh\\nexec python3 -u "$@"\\n' > /usr/local/bin/disttest && chmod +x /usr/local/bin/disttest
+"""
+PROBE = "disttest-test/probe:1"
+
+
+def ensure_probe(engine: Engine) -> str:
+    """An image whose ``disttest FILE`` runs a Python file: no torch, starts at once."""
+    ensure_base(engine)
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=CACHE) as folder:
+        (Path(folder) / "Dockerfile").write_text(PROBE_DOCKERFILE.replace(BASE, ensure_base(engine)))
+        build(engine, Path(folder), tag=PROBE)
+    return PROBE
 
 
 def build_target(engine: Engine, target: str) -> str:

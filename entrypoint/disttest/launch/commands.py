@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-import disttest
 from disttest.errors import UsageError
-from disttest.host.devices import Gpu, detect_machine
-from disttest.launch.gpus import HostGpu
-from disttest.launch.prepare import IMAGE, TARGETS, LaunchOptions, Prepared
-from disttest.launch.session import Host, preview
-from disttest.launch.session import launch as run_launch
-from disttest.launch.spec import container_arguments
-from disttest.planning.options import check_seconds, environment, parse_bytes
-from disttest.results.journal import run_clock
+from disttest.launch.options import IMAGE, TARGETS, LaunchOptions
+from disttest.planning.options import check_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from disttest.launch.host import Host
+    from disttest.launch.prepare import Prepared
 
 FOLDER = click.Path(path_type=Path)
 
@@ -106,6 +102,11 @@ def launch(
     disttest launch ddp                        the released image, with the GPUs that are here
     disttest launch --gpus none --image my:1 tests/ --world-sizes 2 -- -k reduce
     """
+    # The Docker SDK takes longer to import than `disttest --help` may take.
+    from disttest.launch.host import this_host
+    from disttest.launch.session import launch as run_launch
+    from disttest.launch.session import preview
+
     host = this_host()
     options = read_options(
         (*arguments, *_pytest_part(context.obj)), host, shm_bytes=shm_size, time_limit_s=time_limit, **asked
@@ -147,30 +148,11 @@ def read_options(
 
 def render_preview(prepared: Prepared) -> str:
     """The launch as JSON: what was decided, and what the SDK is told."""
+    from disttest.launch.spec import container_arguments
+
     facts = {
         "spec": prepared.spec,
         "hand_back": prepared.hand_back,
         "create": container_arguments(prepared.spec),
     }
     return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
-
-
-def this_host() -> Host:
-    """The host that we are on."""
-    return Host(
-        environ=environment(),
-        uid=os.getuid(),
-        home=str(Path.home()),
-        version=disttest.__version__,
-        find_gpus=lambda: tuple(gpu for found in detect_machine().gpus for gpu in usable(found)),
-        now=run_clock(),
-    )
-
-
-def usable(gpu: Gpu) -> tuple[HostGpu, ...]:
-    """What can be handed to a container: the GPU, its slices in MIG mode, nothing if it is broken."""
-    if gpu.fault:
-        return ()
-    if gpu.mig_enabled:
-        return tuple(HostGpu(index=gpu.index, uuid=part.uuid) for part in gpu.slices)
-    return (HostGpu(index=gpu.index, uuid=gpu.uuid),)

@@ -10,13 +10,11 @@ from disttest.launch.engine import EngineFacts
 from disttest.launch.environment import FILES, choose_environment
 from disttest.launch.gpus import AUTO, HostGpu, choose_gpus
 from disttest.launch.leftovers import Client, job_of, make_labels
+from disttest.launch.options import DEFAULT_TARGET, IMAGE, LaunchOptions
 from disttest.launch.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.launch.spec import Bind, LaunchSpec, choose_shm
 from disttest.model import Frozen
 
-IMAGE = "ghcr.io/org/dist-tests"
-TARGETS = (AUTO, "cpu", "cuda", "full")
-DEFAULT_TARGET = {True: "cuda", False: "cpu"}
 DEFAULT_LIMIT_S = 6 * 3600.0
 AFTER_DEADLINE_S = 60.0
 """The dead-man's timer only strikes when the run's own deadline has failed to."""
@@ -35,32 +33,6 @@ FORBIDDEN = (
     "/usr",
 )
 """A mount there would hide the image's own files."""
-
-
-class LaunchOptions(Frozen):
-    """What a launch was asked to do."""
-
-    arguments: tuple[str, ...]
-    image: str = ""
-    """Empty: the released image of this version."""
-    target: str = AUTO
-    gpus: str = AUTO
-    pull: str = "missing"
-    engine: str = ""
-    user: str = AUTO
-    workspace: Path = Path()
-    working_dir: Path = Path()
-    results: Path | None = None
-    cache: Path | None = None
-    leases: Path | None = None
-    mounts: tuple[str, ...] = ()
-    """More paths, read-only with ``:ro`` behind them."""
-    environment: tuple[str, ...] = ()
-    network: str = ""
-    read_only: bool = False
-    shm_bytes: int = 0
-    time_limit_s: float = 0.0
-    deadline_s: float = 0.0
 
 
 class Prepared(Frozen):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import docker
 import requests
@@ -15,9 +14,11 @@ from disttest.errors import DisttestError, EngineError
 from disttest.launch.advice import explain
 from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.launch.gpus import NONE, HostGpu
+from disttest.launch.host import Host
 from disttest.launch.leftovers import MARK, Client, job_of, leftovers, this_client
+from disttest.launch.options import LaunchOptions
 from disttest.launch.ownership import hand_back, hand_back_of
-from disttest.launch.prepare import LaunchOptions, Prepared, prepare
+from disttest.launch.prepare import Prepared, prepare
 from disttest.launch.signals import Interrupted, SignalSwitch, catch_signals
 from disttest.launch.spec import container_arguments
 from disttest.launch.supervise import Outcome, supervise
@@ -25,20 +26,6 @@ from disttest.results.journal import FILE_NAME as JOURNAL
 
 SIGKILL_CODE = 137
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """The host, as far as a launch needs it: an argument, so that tests can have another one."""
-
-    environ: Mapping[str, str]
-    uid: int
-    home: str
-    version: str
-    """Of disttest, which is the tag of the released image."""
-    find_gpus: Callable[[], tuple[HostGpu, ...]]
-    now: Callable[[], float]
-    """Seconds since the epoch, never going back."""
 
 
 def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
