@@ -5,6 +5,7 @@ Root-owned files in a workspace break the next checkout of a runner (actions/run
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,6 +61,25 @@ def owner_of(path: Path) -> Owner:
     """Who owns it."""
     status = path.stat()
     return Owner(uid=status.st_uid, gid=status.st_gid)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; each belongs to the owner of the one that it is in.
+
+    A launcher that is root would otherwise make results that the container's user can not write.
+
+    Raises:
+        UsageError: it can not be made.
+    """
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            above, own = owner_of(folder.parent), owner_of(folder)
+            if above != own and own.uid == 0:
+                os.chown(folder, above.uid, above.gid)
+    except OSError as error:
+        raise UsageError(f"{path} can not be made: {error.strerror}") from error
 
 
 def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:

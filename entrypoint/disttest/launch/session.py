@@ -9,6 +9,7 @@ from collections.abc import Callable
 import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
+from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError
 from disttest.launch.advice import explain
@@ -17,7 +18,7 @@ from disttest.launch.gpus import NONE, HostGpu
 from disttest.launch.host import Host
 from disttest.launch.leftovers import MARK, Client, job_of, leftovers, this_client
 from disttest.launch.options import LaunchOptions
-from disttest.launch.ownership import hand_back, hand_back_of
+from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder
 from disttest.launch.prepare import Prepared, prepare
 from disttest.launch.signals import Interrupted, SignalSwitch, catch_signals
 from disttest.launch.spec import container_arguments
@@ -25,6 +26,7 @@ from disttest.launch.supervise import Outcome, supervise
 from disttest.results.journal import FILE_NAME as JOURNAL
 
 SIGKILL_CODE = 137
+LIMITS_REFUSED = "[ulimit-refused]"
 Say = Callable[[str], None]
 
 
@@ -94,20 +96,16 @@ def _run(
     spec = prepared.spec
     for folder in (options.results, options.cache, options.leases):
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-    with engine_errors(f"creating a container of {spec.image}"):
-        container = client.containers.create(**container_arguments(spec))
+            make_folder(folder)
     try:
-        outcome = supervise(container, write=write_through, switch=switch)
-        killed_by_memory = outcome.code == SIGKILL_CODE and _out_of_memory(container)
-    finally:
-        # From here on a signal must not stop the cleaning up: it is bounded, and the runner's KILL comes
-        # anyway.
-        switch.deliver_to(lambda _signum: None)
-        _remove(container)
-        if prepared.hand_back is not None:
-            _hand_back_quietly(client, spec.image, prepared, say)
-    if killed_by_memory:
+        outcome = _run_container(client, prepared, switch, say)
+    except EngineError as error:
+        if not spec.raise_limits or LIMITS_REFUSED not in str(error):
+            raise
+        say("warning: the engine may not raise memlock and stack limits; NCCL may need them [ulimit-refused]")
+        spec = structs.replace(spec, raise_limits=False)
+        outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
+    if outcome.out_of_memory:
         say(
             "the container ran out of memory: give it more, or run fewer ranks at once (--slots)"
             " [engine-memory]"
@@ -117,6 +115,26 @@ def _run(
     if outcome.code == SIGKILL_CODE and options.results is not None:
         _rebuild_reports(options, say)
     return exit_code(outcome)
+
+
+def _run_container(
+    client: docker.DockerClient, prepared: Prepared, switch: SignalSwitch, say: Say
+) -> Outcome:
+    """Create, follow, remove; files change hands on every way out."""
+    with engine_errors(f"creating a container of {prepared.spec.image}"):
+        container = client.containers.create(**container_arguments(prepared.spec))
+    try:
+        outcome = supervise(container, write=write_through, switch=switch)
+        if outcome.code == SIGKILL_CODE and _out_of_memory(container):
+            outcome = structs.replace(outcome, out_of_memory=True)
+        return outcome
+    finally:
+        # A signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
+        switch.deliver_to(lambda _signum: None)
+        _remove(container)
+        if prepared.hand_back is not None:
+            _hand_back_quietly(client, prepared.spec.image, prepared.hand_back, say)
+        switch.deliver_to(None)
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -158,10 +176,9 @@ def _remove(container: docker.models.containers.Container) -> None:
         container.remove(force=True, v=True)
 
 
-def _hand_back_quietly(client: docker.DockerClient, image: str, prepared: Prepared, say: Say) -> None:
+def _hand_back_quietly(client: docker.DockerClient, image: str, task: HandBack, say: Say) -> None:
     try:
-        if prepared.hand_back is not None:
-            hand_back(client, image, prepared.hand_back)
+        hand_back(client, image, task)
     except EngineError as error:
         say(f"warning: {error}")
 

@@ -67,6 +67,8 @@ class Outcome(Frozen):
     """The signal that we got first; 0: none."""
     killed: bool = False
     """It did not end in time after that."""
+    out_of_memory: bool = False
+    """The kernel killed it."""
 
 
 def supervise(
