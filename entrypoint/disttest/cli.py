@@ -16,7 +16,8 @@ import click
 import disttest
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices
 from disttest.launch.commands import launch
-from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.launch.step import github_step
+from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 
 
@@ -56,6 +57,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def run(pytest_args: Sequence[str], targets: tuple[str, ...], **flags: str | None) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
     from disttest.results.directory import claim
     from disttest.running.guard import count_line, pytest_command, run_guarded
 
@@ -66,6 +68,8 @@ def run(pytest_args: Sequence[str], targets: tuple[str, ...], **flags: str | Non
     argv = pytest_command(resolved, _given(flags, results), pytest_args)
     guarded = run_guarded(argv, options, results)
     write_reports(guarded.result, results)
+    publish_outputs(run_outputs(guarded.result, results, guarded.exit_code), environment())
+    publish_summary(results, environment())
     if guarded.result.reason:
         click.echo(f"disttest: {guarded.result.reason}", err=True)
     click.echo(f"disttest: {count_line(guarded.result)}; reports and logs in {_short(results)}")
@@ -111,6 +115,7 @@ def list_(pytest_args: Sequence[str], targets: tuple[str, ...], *, each: bool, *
 
 
 command.add_command(launch)
+command.add_command(github_step)
 
 
 def _leave(code: int) -> NoReturn:

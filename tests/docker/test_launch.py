@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +51,7 @@ def start_ready(launcher: Launcher, *arguments: str) -> subprocess.Popen[str]:
 def test_returns_the_inner_exit_code_and_keeps_the_streams_apart(launcher: Launcher, probe: str) -> None:
     program = launcher.script("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
     done = launcher.run("--image", probe, "--gpus", "none", program)
-    assert (7, "out\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (7, "out\n")
     assert "err\n" in done.stderr
     assert ours(launcher.engine) == []
 
@@ -91,7 +90,7 @@ def test_a_deaf_program_is_killed_before_the_runner_loses_patience(launcher: Lau
     _out, err = process.communicate(timeout=30)
     # The runner's own ladder: SIGKILL comes 10 s after its SIGINT.
     assert time.monotonic() - began < 10
-    assert (130, []) == (process.returncode, ours(launcher.engine))
+    assert (process.returncode, ours(launcher.engine)) == (130, [])
     assert "was killed" in err
 
 
@@ -105,7 +104,7 @@ def test_a_killed_client_leaves_a_container_that_the_next_launch_reaps(
     (left,) = ours(launcher.engine)
     assert left.status == "running"
     done = launcher.run("--image", probe, "--gpus", "none", launcher.script("print('next')", "next.py"))
-    assert (0, "next\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (0, "next\n")
     assert f"removed container {left.id[:12]}" in done.stderr
     assert "is gone" in done.stderr
     assert ours(launcher.engine) == []
@@ -136,8 +135,8 @@ def test_files_of_a_container_that_runs_as_root_are_handed_back(
     os.chown(before, 0, 0)
     time.sleep(0.05)
     program = launcher.script(
-        "import os; print(os.getuid()); os.makedirs('a/b'); open('a/b/c', 'w').close(); os.symlink('/etc', 'a/l')\n"
-        + ending
+        "import os; print(os.getuid()); os.makedirs('a/b'); open('a/b/c', 'w').close()\n"
+        "os.symlink('/etc', 'a/l')\n" + ending
     )
     done = launcher.run("--image", probe, "--gpus", "none", "--user", "0:0", program)
     assert done.stdout == "0\n", done.stderr
@@ -182,7 +181,8 @@ def test_outputs_and_summary_are_written_from_inside(launcher: Launcher, probe: 
         file.touch()
         os.chown(file, 1234, 1234)
     program = launcher.script(
-        "import os\nfor name in ('GITHUB_OUTPUT', 'GITHUB_STEP_SUMMARY'):\n    open(os.environ[name], 'a').write(name)"
+        "import os\nfor name in ('GITHUB_OUTPUT', 'GITHUB_STEP_SUMMARY'):\n"
+        "    open(os.environ[name], 'a').write(name)"
     )
     done = launcher.run(
         "--image", probe, "--gpus", "none", program, env={name: str(file) for name, file in files.items()}
@@ -193,18 +193,19 @@ def test_outputs_and_summary_are_written_from_inside(launcher: Launcher, probe: 
 
 def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> None:
     process = start_ready(
-        launcher, "--image", probe, "--gpus", "none", "--read-only", "--network", "none", "--shm-size", "256m",
+        launcher, "--image", probe, "--gpus", "none", "--read-only", "--network", "none",
+        "--shm-size", "256m",
         launcher.script("open('/tmp/x', 'w').close()\n" + READY_THEN_SLEEP),
     )  # fmt: skip
     (container,) = ours(launcher.engine)
     host, config = container.attrs["HostConfig"], container.attrs["Config"]
-    assert (256 * 1024**2, "private", True, True, "none") == (
+    assert (
         host["ShmSize"], host["IpcMode"], host["Init"], host["ReadonlyRootfs"], host["NetworkMode"],
-    )  # fmt: skip
+    ) == (256 * 1024**2, "private", True, True, "none")  # fmt: skip
     limits = {limit["Name"] for limit in host["Ulimits"] or ()}
-    assert (["ALL"], ["no-new-privileges"], "1234:1234") == (
+    assert (
         host["CapDrop"], host["SecurityOpt"], config["User"],
-    )  # fmt: skip
+    ) == (["ALL"], ["no-new-privileges"], "1234:1234")  # fmt: skip
     assert not config["Tty"]
     process.send_signal(signal.SIGTERM)
     _out, err = process.communicate(timeout=30)
@@ -248,7 +249,7 @@ def test_gpus_that_are_required_and_missing(launcher: Launcher, probe: str) -> N
 
 def test_no_gpus_is_a_warning(launcher: Launcher, probe: str) -> None:
     done = launcher.run("--image", probe, launcher.script("print('ran')"))
-    assert (0, "ran\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "running on CPU" in done.stderr
 
 
@@ -256,7 +257,7 @@ def test_dry_run_starts_nothing_and_says_what_it_would(launcher: Launcher) -> No
     done = launcher.run("--image", "no/such:1", "--gpus", "none", "--dry-run", "ddp", "--world-sizes", "2")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert ["ddp", "--world-sizes", "2"] == told["create"]["command"]
+    assert told["create"]["command"] == ["ddp", "--world-sizes", "2"]
     assert told["spec"]["image"] == "no/such:1"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from disttest.errors import UsageError
+from disttest.errors import DisttestError, UsageError
 from disttest.launch.options import IMAGE, TARGETS, LaunchOptions
 from disttest.planning.options import check_seconds, parse_bytes
 
@@ -106,6 +106,7 @@ def launch(
     from disttest.launch.host import this_host
     from disttest.launch.session import launch as run_launch
     from disttest.launch.session import preview
+    from disttest.reports.outputs import failure_outputs, publish_outputs
 
     host = this_host()
     options = read_options(
@@ -114,7 +115,12 @@ def launch(
     if dry_run:
         click.echo(render_preview(preview(options, host)))
         return
-    context.exit(run_launch(options, host, say=lambda line: click.echo(f"disttest launch: {line}", err=True)))
+    try:
+        code = run_launch(options, host, say=lambda line: click.echo(f"disttest launch: {line}", err=True))
+    except DisttestError as error:
+        publish_outputs(failure_outputs(error.exit_code), host.environ)
+        raise
+    context.exit(code)
 
 
 def _pytest_part(pytest_args: Sequence[str] | None) -> tuple[str, ...]:

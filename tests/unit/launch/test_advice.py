@@ -10,7 +10,7 @@ from disttest.launch.advice import KNOWN, advise, explain
 
 MESSAGES = {
     'could not select device driver "" with capabilities: [[gpu]]': "engine-gpu-toolkit",
-    "could not select device driver \"cdi\" with capabilities: []": "engine-gpu-toolkit",
+    'could not select device driver "cdi" with capabilities: []': "engine-gpu-toolkit",
     "unknown or invalid runtime name: nvidia": "engine-gpu-toolkit",
     "failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=all": "engine-gpu-toolkit",
     "Failed to initialize NVML: Unknown Error": "gpu-lost",
@@ -18,7 +18,7 @@ MESSAGES = {
     "The NVIDIA driver on your system is too old (found version 12040)": "driver-old",
     "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0": "driver-old",
     "CUDA initialization: Error 803: system has unsupported display driver": "stale-compat",
-    "nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",
+    "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",
     "manifest for ghcr.io/org/dist-tests:9 not found: manifest unknown": "image-missing",
     "pull access denied for x, repository does not exist or may require 'docker login'": "image-denied",
     "Get https://registry-1.docker.io/v2/: dial tcp: lookup registry-1.docker.io: no such host": (

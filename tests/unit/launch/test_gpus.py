@@ -48,7 +48,9 @@ def test_a_runners_share_is_kept() -> None:
 
 
 def test_a_share_is_never_widened() -> None:
-    with pytest.raises(UsageError, match=r"GPU-0aaa is not in this runner's share \(NVIDIA_VISIBLE_DEVICES=1,3\)"):
+    with pytest.raises(
+        UsageError, match=r"GPU-0aaa is not in this runner's share \(NVIDIA_VISIBLE_DEVICES=1,3\)"
+    ):
         choose("device=0", share="1,3")
     with pytest.raises(NotEnoughDevices, match="3 GPUs asked for, 2 here"):
         choose("3", share="1,3")

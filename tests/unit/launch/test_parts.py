@@ -67,7 +67,10 @@ def test_facts_of_docker_with_cdi() -> None:
         "MemTotal": 5,
         "Runtimes": {"runc": {}, "nvidia": {}},
         "SecurityOptions": ["name=seccomp", "name=rootless"],
-        "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}, {"Source": "cdi", "ID": "x.com/y=0"}],
+        "DiscoveredDevices": [
+            {"Source": "cdi", "ID": "nvidia.com/gpu=0"},
+            {"Source": "cdi", "ID": "x.com/y=0"},
+        ],
     }
     facts = read_facts(info, {"Version": "28"}, base_url="http+docker://localhost")
     assert (facts.name, facts.rootless, facts.memory_bytes, facts.local) == ("docker", True, 5, True)
@@ -104,7 +107,8 @@ def test_only_what_may_pass_is_tried_again() -> None:
 
 def test_secrets_never_pass_by_themselves() -> None:
     environ = {
-        "GITHUB_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "TORCH_HUB_TOKEN": "u", "DISTTEST_INPUT_SUITE": "x",
+        "GITHUB_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "TORCH_HUB_TOKEN": "u",
+        "DISTTEST_INPUT_SUITE": "x",
         "PATH": "/bin", "HOME": "/root", "LD_PRELOAD": "x", "NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc",
     }  # fmt: skip
     assert choose_environment(environ, ()) == {"NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc"}
@@ -144,7 +148,9 @@ def test_a_hand_back_survives_as_labels_and_strange_labels_ask_for_nothing() -> 
 def test_broken_gpus_are_not_handed_out_and_slices_are() -> None:
     assert usable(Gpu(index=0, uuid="GPU-0")) == (HostGpu(index=0, uuid="GPU-0"),)
     assert usable(Gpu(index=0, uuid="GPU-0", fault="lost")) == ()
-    sliced = Gpu(index=1, uuid="GPU-1", mig_enabled=True, slices=(MigSlice(uuid="MIG-a"), MigSlice(uuid="MIG-b")))
+    sliced = Gpu(
+        index=1, uuid="GPU-1", mig_enabled=True, slices=(MigSlice(uuid="MIG-a"), MigSlice(uuid="MIG-b"))
+    )
     assert [gpu.uuid for gpu in usable(sliced)] == ["MIG-a", "MIG-b"]
 
 

@@ -50,7 +50,10 @@ def test_nothing_that_loses_logs_or_codes_and_no_shared_ipc() -> None:
 def test_cdi_names_devices_and_keeps_the_runtime_from_adding_more() -> None:
     arguments = granted(Way.CDI, "GPU-1", "GPU-2")
     (request,) = arguments["device_requests"]
-    assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"])
+    assert (request["Driver"], request["DeviceIDs"]) == (
+        "cdi",
+        ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"],
+    )
     assert arguments["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
