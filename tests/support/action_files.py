@@ -39,7 +39,10 @@ def blocks() -> dict[str, list[str]]:
 
 def tables() -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in docs/action.md."""
-    inputs = [f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |" for one in INPUTS]
+    inputs = [
+        f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |"
+        for one in INPUTS
+    ]
     outputs = [f"| `{name}` | {_cell(text)} |" for name, text in OUTPUTS.items()]
     return {
         "inputs": ["| input | what it is | default |", "|---|---|---|", *inputs],

@@ -22,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
 from docker.errors import DockerException, ImageNotFound
+
+import docker
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "docker"
@@ -199,18 +200,30 @@ def download_torch(folder: Path) -> None:
     )  # fmt: skip
 
 
-PROBE_DOCKERFILE = f"""\
-FROM {BASE}
-RUN printf '#!/bin/sh\\nexec python3 -u "$@"\\n' > /usr/local/bin/disttest && chmod +x /usr/local/bin/disttest
+PROBE_DOCKERFILE = """\
+FROM {base}
+COPY disttest /usr/local/bin/disttest
+RUN chmod 755 /usr/local/bin/disttest
+"""
+PROBE_COMMAND = """\
+#!/usr/bin/python3 -u
+import json, os, sys
+words = sys.argv[1:]
+first = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+if first is None:
+    sys.exit(f"no such file: {words}")
+os.environ["PROBE_FLAGS"] = json.dumps(words[:first])
+os.execv(sys.executable, [sys.executable, "-u", *words[first:]])
 """
 PROBE = "disttest-test/probe:1"
 
 
 def ensure_probe(engine: Engine) -> str:
     """An image whose ``disttest FILE`` runs a Python file: no torch, starts at once."""
-    ensure_base(engine)
+    base = ensure_base(engine)
     with tempfile.TemporaryDirectory(prefix="probe-", dir=CACHE) as folder:
-        (Path(folder) / "Dockerfile").write_text(PROBE_DOCKERFILE.replace(BASE, ensure_base(engine)))
+        (Path(folder) / "Dockerfile").write_text(PROBE_DOCKERFILE.format(base=base))
+        (Path(folder) / "disttest").write_text(PROBE_COMMAND)
         build(engine, Path(folder), tag=PROBE)
     return PROBE
 
