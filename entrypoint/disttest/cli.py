@@ -45,7 +45,10 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a run."""
     for option in reversed(OPTIONS):
         function = click.option(
-            f"--{option.name}", option.field, metavar=option.metavar, help=f"{option.help}  [{option.variable}]"
+            f"--{option.name}",
+            option.field,
+            metavar=option.metavar,
+            help=f"{option.help}  [{option.variable}]",
         )(function)
     return function
 
@@ -54,7 +57,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], targets: tuple[str, ...], **flags: str | None) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: str | None) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.reports import write_reports
     from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
@@ -87,7 +90,8 @@ def _check_devices(options: RunOptions) -> None:
     if not gpus and (options.device == "cuda" or "nccl" in options.backend):
         asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
         raise NotEnoughDevices(
-            f"{asked} needs a GPU, and this machine has none that works: see disttest doctor, or drop the option"
+            f"{asked} needs a GPU, and this machine has none that works: ask disttest doctor why, "
+            "or drop the option to run on the CPU"
         )
 
 
@@ -100,14 +104,18 @@ def _short(path: Path) -> str:
 @click.option("--tests", "each", is_flag=True, help="List every test, not only the suites.")
 @run_options
 @click.pass_obj
-def list_(pytest_args: Sequence[str], targets: tuple[str, ...], *, each: bool, **flags: str | None) -> None:
+def list_(
+    pytest_args: Sequence[str], /, targets: tuple[str, ...], *, each: bool, **flags: str | None
+) -> None:
     """List suites and tests with the world sizes that they would run at here."""
     from disttest.running.listing import collect_tests, render_list
 
     resolve_options(flags)
     with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
         given = _given(flags, Path(folder))
-        collection = collect_tests(resolve_targets(targets or suite_names()), given, pytest_args, Path(folder))
+        collection = collect_tests(
+            resolve_targets(targets or suite_names()), given, pytest_args, Path(folder)
+        )
     click.echo(render_list(collection.tests, each=each))
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)

@@ -8,13 +8,16 @@ otherwise are durations in seconds.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import dataclass_transform
 
 import msgspec
 
 SCHEMA_VERSION = 1
-"""Version of the journal and of ``results.json``. Raised when a reader of the old one would misread the new."""
+"""Version of the journal and of ``results.json``; raised when an old reader would misread the new."""
 
 
+# Type checkers do not see that msgspec hands these keywords on to subclasses.
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all data types."""
 

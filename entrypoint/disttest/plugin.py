@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from _pytest.unittest import UnitTestCase
@@ -19,7 +19,7 @@ from _pytest.unittest import UnitTestCase
 from disttest import __version__
 from disttest.errors import ExitCode, UsageError
 from disttest.host.devices import detect_machine
-from disttest.host.process import leave
+from disttest.host.process import die_with_parent, leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import TestCase, WorldShape
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
@@ -49,7 +49,7 @@ class _State:
         self.host = collect.Host(gpus=gpus, device=device)
         self.slots = self.machine.slots(device, self.options.slots or None)
         self.rank_order = _rank_order(config)
-        self.guarded: bool = config.getoption("disttest_guarded")
+        self.guarded = bool(config.getoption("disttest_guarded"))
         self.pairs: list[tuple[pytest.Item, TestCase]] = []
         self.errors: list[tuple[str, str]] = []
         self.workplace: Workplace | None = None
@@ -62,6 +62,7 @@ class _State:
         return self.started_s + self.options.deadline if self.options.deadline else None
 
 
+T = TypeVar("T")
 _STATE = pytest.StashKey[_State]()
 _undo_single_threaded: list[Callable[[], None]] = []
 
@@ -96,14 +97,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--disttest-guarded",
         dest="disttest_guarded",
-        action="store_true",
-        help="(internal) the disttest command watches this process and writes the reports",
+        type=int,
+        default=0,
+        metavar="PID",
+        help="(internal) the disttest command with this pid watches this process and writes the reports",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests() -> None:
-    """Before any conftest can import numpy or torch."""
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before any conftest can import numpy or torch, or do worse."""
+    if early_config.known_args_namespace.disttest_guarded:
+        die_with_parent(early_config.known_args_namespace.disttest_guarded)
     _undo_single_threaded.append(import_single_threaded())
 
 
@@ -301,7 +306,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """The world that this test runs in: rank, size, device, backend, group. Its process group is initialised."""
+    """The world that this test runs in, its process group initialised: rank, size, device, backend, group."""
     return _or_fail(current_world)
 
 
@@ -318,7 +323,7 @@ def _shape(request: pytest.FixtureRequest) -> WorldShape:
     return shape
 
 
-def _or_fail(provide: Callable[[], Any]) -> Any:
+def _or_fail(provide: Callable[[], T]) -> T:
     try:
         return provide()
     except LookupError as error:

@@ -36,11 +36,15 @@ CUDA_STUB = """
     ids=["thread", "cuda"],
 )
 def test_a_hazard_at_import_means_fresh_interpreters(lab, start, hazard):
-    ended = lab.write(test_hazard=start + TESTS, test_other="def test_never_collected_in_ranks(): pass").run(".")
+    ended = lab.write(test_hazard=start + TESTS, test_other="def test_never_collected_in_ranks(): pass").run(
+        "."
+    )
 
     assert hazard in ended.output
     assert "Each rank is a fresh interpreter" in ended.output
-    assert [Outcome.PASSED] * 2 == [ended.result(f"test_works[2xgloo-{v}]").outcome for v in (1, 2)], ended.output
+    assert [Outcome.PASSED] * 2 == [ended.result(f"test_works[2xgloo-{v}]").outcome for v in (1, 2)], (
+        ended.output
+    )
     crash = ended.result("test_crashes")
     assert (Outcome.ERROR, "rank 1 of 2 left with exit code 0 in call, before it reported") == (
         crash.outcome,

@@ -172,7 +172,9 @@ def test_marks_select(suite):
 
 
 def test_world_sizes_option_selects_and_names_what_is_skipped(suite):
-    ended = suite.pytest("test_suite.py", "--disttest-world-sizes=1", "-k", "parametrized or capsys", results="ws")
+    ended = suite.pytest(
+        "test_suite.py", "--disttest-world-sizes=1", "-k", "parametrized or capsys", results="ws"
+    )
 
     assert Outcome.PASSED is ended.result("test_parametrized[1xgloo-10]").outcome
     skipped = ended.result("test_capsys[no-world]")

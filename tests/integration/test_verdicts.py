@@ -140,7 +140,7 @@ def test_unittest_subtests_fail_in_their_rank_only(ended):
 
 
 def test_a_flood_is_capped_with_head_and_tail(ended):
-    log = (ended.results / ended.result("test_flood").ranks[0].log)
+    log = ended.results / ended.result("test_flood").ranks[0].log
     text = log.read_bytes()
 
     assert len(text) < 1.1 * 1024 * 1024
@@ -171,5 +171,9 @@ def test_junit_agrees_with_the_journal(ended):
     cases = list(ended.junit().iter("testcase"))
 
     assert len(run.tests) == len(cases)
-    red = {case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None}
+    red = {
+        case.get("name")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    }
     assert {test.test.name for test in run.bad} == red

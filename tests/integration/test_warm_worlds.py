@@ -130,7 +130,9 @@ def test_what_is_not_a_leak_is_not_named(ended):
 
 
 def test_fresh_isolation_gives_every_test_new_processes(module_lab):
-    fresh = module_lab.pytest("test_warm.py", "--disttest-isolation=fresh", "-k", "_a_ or _b_", results="fresh")
+    fresh = module_lab.pytest(
+        "test_warm.py", "--disttest-isolation=fresh", "-k", "_a_ or _b_", results="fresh"
+    )
 
     assert Outcome.PASSED is fresh.result("test_b_same_process").outcome
     assert pid(fresh, "test_a_first") != pid(fresh, "test_b_same_process")

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
@@ -98,7 +99,7 @@ def fork_child(main: Callable[[], None], *, new_session: bool = False) -> Child:
     pid = os.fork()  # noqa: TID251
     if pid:
         return Child(pid)
-    _run_and_leave(main, new_session=new_session)
+    return _run_and_leave(main, new_session=new_session)
 
 
 def _run_and_leave(main: Callable[[], None], *, new_session: bool) -> NoReturn:
@@ -115,7 +116,7 @@ def _run_and_leave(main: Callable[[], None], *, new_session: bool) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, after flushing; exit handlers belong to the process that forked it."""
+    """End this process at once, after flushing; exit handlers belong to the parent."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -127,15 +128,15 @@ def leave(code: int) -> NoReturn:
 def spawn_child(
     argv: Sequence[str],
     *,
-    env: Mapping[str, str],
+    extra_env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     stdout: int | None = None,
     new_session: bool = False,
 ) -> Child:
-    """Start a new program; ``stdout`` (a descriptor) takes its standard output and error."""
+    """Start a new program in this environment and more; ``stdout`` (a descriptor) takes its output and errors."""
     process = subprocess.Popen(
         list(argv),
-        env=dict(env),
+        env={**os.environ, **(extra_env or {})},  # noqa: TID251  # handed on as it is
         stdin=subprocess.DEVNULL if stdout is not None else None,
         stdout=stdout,
         stderr=stdout,
@@ -219,7 +220,9 @@ def send_signal(pid: int, signum: int) -> None:
         return
 
 
-def end_all(children: Sequence[Child], *, term_grace_s: float, kill_limit_s: float = 2.0) -> tuple[Child, ...]:
+def end_all(
+    children: Sequence[Child], *, term_grace_s: float, kill_limit_s: float = 2.0
+) -> tuple[Child, ...]:
     """The kill ladder: TERM to all, a grace for all together, KILL to the rest; return what survived even that."""
     for child in children:
         child.signal(signal.SIGTERM)
@@ -249,7 +252,7 @@ def fork_hazard() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "CUDA is already initialised"
-    threads = len(os.listdir("/proc/self/task"))
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         import threading
 

@@ -71,7 +71,7 @@ def parse_world_size(text: str) -> int:
     Raises:
         UsageError: it is not one.
     """
-    if not re.fullmatch(r"\d+", text.strip()):
+    if not re.fullmatch(r"[0-9]+", text.strip()):
         raise UsageError(f"world size {text!r} is not a whole number from 1 to {LARGEST_WORLD}")
     return check_world_size(int(text))
 
@@ -118,13 +118,13 @@ def _seconds(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text.strip()) or int(text) < 1:
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) < 1:
         raise UsageError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def _seed(text: str) -> int:
-    if not re.fullmatch(r"\d+", text.strip()):
+    if not re.fullmatch(r"[0-9]+", text.strip()):
         raise UsageError(f"{text!r} is not a whole number")
     return int(text)
 
@@ -152,28 +152,51 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: it is not one.
     """
-    match = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"{text!r} is not a size such as 64k or 8m")
     return int(match[1]) * _UNITS[match[2]]
 
 
 OPTIONS = (
-    Option("world-sizes", _world_sizes, "N[,N…]", "World sizes to run, instead of those that fit the machine."),
-    Option("backend", _names, "NAME[,NAME…]", "Backends to run: gloo, nccl, … (default: the best for the device)."),
-    Option("device", _one_of(AUTO, "cpu", "cuda"), "auto|cpu|cuda", "Where ranks compute (default: GPUs if any)."),
+    Option(
+        "world-sizes", _world_sizes, "N[,N…]", "World sizes to run, instead of those that fit the machine."
+    ),
+    Option(
+        "backend",
+        _names,
+        "NAME[,NAME…]",
+        "Backends to run: gloo, nccl, … (default: the best for the device).",
+    ),
+    Option(
+        "device", _one_of(AUTO, "cpu", "cuda"), "auto|cpu|cuda", "Where ranks compute (default: GPUs if any)."
+    ),
     Option("slots", _count, "N", "How many slots to use: GPUs, or shares of the CPU (default: all)."),
     Option("timeout", _seconds, "SECONDS", "Time limit of a test without a timeout mark (default: 300)."),
     Option("deadline", _seconds, "SECONDS", "Time limit of the whole run (default: none)."),
-    Option("grace", _seconds, "SECONDS", "Time for other ranks to fail by themselves, once one has (default: 0.3)."),
+    Option(
+        "grace",
+        _seconds,
+        "SECONDS",
+        "Time for other ranks to fail by themselves, once one has (default: 0.3).",
+    ),
     Option("results", Path, "DIR", "Directory for reports, journal and logs."),
-    Option("isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."),
+    Option(
+        "isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."
+    ),
     Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
-    Option("log-limit", parse_bytes, "SIZE", "How much of each rank's log is kept, such as 64k or 8m (default: 8m)."),
+    Option(
+        "log-limit",
+        parse_bytes,
+        "SIZE",
+        "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
+    ),
 )
 
 
-def resolve_options(flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None) -> RunOptions:
+def resolve_options(
+    flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
+) -> RunOptions:
     """Parse flags (by field name; None or empty: not given) and the environment into options.
 
     Raises:

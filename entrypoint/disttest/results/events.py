@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import dataclass_transform
+
 import msgspec
 
 from disttest.model import SCHEMA_VERSION, Hardware, TestCase, TestResult, WorldShape
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
     """Base of all events."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from disttest.model import SCHEMA_VERSION, Cause, Frozen, Hardware, Outcome, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     AnyEvent,
@@ -145,8 +147,9 @@ class _Fold:
     def end_world(self, event: WorldEnded) -> None:
         span = self.worlds.get(event.world_id)
         if span is not None:
-            ended = {"ended_at_s": event.at_s, "reason": event.reason}
-            self.worlds[event.world_id] = WorldSpan(**{**_fields(span), **ended})
+            self.worlds[event.world_id] = msgspec.structs.replace(
+                span, ended_at_s=event.at_s, reason=event.reason
+            )
 
     def unfinished(self, nodeid: str, reason: str) -> TestResult:
         started = self.running.get(nodeid)
@@ -167,10 +170,6 @@ class _Fold:
         if test.nodeid in self.running or not attempts:
             attempts = [*attempts, self.unfinished(test.nodeid, reason)]
         return TestOutcome(test=test, attempts=tuple(attempts))
-
-
-def _fields(struct: Frozen) -> dict[str, object]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
 def fold(events: Iterable[AnyEvent]) -> RunResult:

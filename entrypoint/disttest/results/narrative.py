@@ -53,7 +53,7 @@ def _stacks(result: TestResult) -> Iterator[str]:
 
 
 def shorten_stacks(text: str) -> str:
-    """Stacks (innermost frame first) without what called the test, and without thread ids, so that equal ones are equal."""
+    """Stacks (innermost frame first) without what called the test, and without thread ids."""
     lines: list[str] = []
     below_test = False
     for line in text.splitlines():
@@ -61,7 +61,9 @@ def shorten_stacks(text: str) -> str:
             below_test = False
             lines.append(_THREAD_ID.sub(r"\1", line))
             continue
-        below_test = below_test or (_RUNNER.search(line) is not None and lines[-1:] != [] and lines[-1][:2] == "  ")
+        below_test = below_test or (
+            _RUNNER.search(line) is not None and lines[-1:] != [] and lines[-1][:2] == "  "
+        )
         if not below_test:
             lines.append(line)
     return "\n".join(line for line in lines if not line.startswith("Extension modules: "))

@@ -43,7 +43,9 @@ def judge(
         cancelled: why the world was told to stop; empty if it was not.
     """
     suspects = sorted((r for r in ranks if _accused(r)), key=_by_guilt)
-    outcome, phase, message, culprit = _decide(test, ranks, suspects, duration_s=duration_s, cancelled=cancelled)
+    outcome, phase, message, culprit = _decide(
+        test, ranks, suspects, duration_s=duration_s, cancelled=cancelled
+    )
     return TestResult(
         nodeid=test.nodeid,
         outcome=outcome,
@@ -79,7 +81,12 @@ def _decide(
         return outcome, culprit.phase, _accusation(culprit, len(ranks)), culprit
     hung = [r for r in ranks if r.hung]
     if hung:
-        return Outcome.FAILED, hung[0].phase, _hang_message(test, ranks, hung), hung[0] if len(hung) == 1 else None
+        return (
+            Outcome.FAILED,
+            hung[0].phase,
+            _hang_message(test, ranks, hung),
+            hung[0] if len(hung) == 1 else None,
+        )
     xfailed = [r for r in ranks if r.outcome is Outcome.XFAILED]
     if xfailed:
         return Outcome.XFAILED, "call", xfailed[0].message, None

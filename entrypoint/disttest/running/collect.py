@@ -24,8 +24,10 @@ _CPU_SIZES = (1, 2, 4)
 _GPU_SIZES = (1, 2, 4, 8)
 
 MARKS = (
-    "world_size(*sizes, min=1, max=None): run the test in a world of that many ranks, once for each size; "
-    "without sizes, once for each world size of the run within the limits",
+    (
+        "world_size(*sizes, min=1, max=None): run the test in a world of that many ranks, once for each size; "
+        "without sizes, once for each world size of the run within the limits"
+    ),
     "backend(*names): run the test on these backends only",
     "needs_gpus(n): skip the test on a machine with fewer GPUs",
     "fresh_world: give the test processes of its own, before and after",
@@ -70,7 +72,11 @@ def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: Host) -> t
     sizes = _sizes(mark, options, host)
     backends = _backends(node, options, host)
     return tuple(
-        WorldShape(size=size, backend=backend, device="cpu" if backend == "gloo" and host.device == "cpu" else host.device)
+        WorldShape(
+            size=size,
+            backend=backend,
+            device="cpu" if backend == "gloo" and host.device == "cpu" else host.device,
+        )
         for size in sizes
         for backend in backends
     )

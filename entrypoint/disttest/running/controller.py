@@ -219,7 +219,8 @@ class Controller(Listener):
             outcome=Outcome.ERROR,
             cause=Cause.INFRASTRUCTURE,
             started_at_s=self._recorder.now(),
-            message=world.failure or f"the world process {world.world_id} ended with {ended} before it judged the test",
+            message=world.failure
+            or f"the world process {world.world_id} ended with {ended} before it judged the test",
             details=text[-16_384:],
             world_id=world.world_id,
         )

@@ -98,7 +98,9 @@ class Crew:
             adopt_orphans(enabled=False)
             self._selector.close()
 
-    def start(self, gang: Gang, slots: tuple[Slot, ...], order: WorldOrder, start_rank: RankStarter) -> Running:
+    def start(
+        self, gang: Gang, slots: tuple[Slot, ...], order: WorldOrder, start_rank: RankStarter
+    ) -> Running:
         """Fork a world for what is left of a gang."""
         ours, theirs = Channel.pair()
         others = [world.channel.fileno() for world in self.running.values()]
@@ -152,7 +154,9 @@ class Crew:
             messages = ()
         for message in messages:
             self._on_message(world, message)
-        if (world.channel.closed_by_peer or world.failure) and world.channel.fileno() in self._selector.get_map():
+        if (
+            world.channel.closed_by_peer or world.failure
+        ) and world.channel.fileno() in self._selector.get_map():
             self._selector.unregister(world.channel)
         if world.failure:
             end_all([world.child], term_grace_s=0.5)
@@ -205,5 +209,5 @@ def _speak_into(path: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

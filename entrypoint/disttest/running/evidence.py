@@ -38,7 +38,7 @@ class StackSource:
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
 
     def read(self) -> str:
-        """The answer so far, in the order of a Python traceback: most recent call first, as faulthandler has it."""
+        """The answer so far; most recent call first, as faulthandler has it."""
         if not self._path.exists():
             return ""
         with self._path.open("rb") as file:

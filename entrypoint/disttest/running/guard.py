@@ -62,11 +62,25 @@ class Ending(Frozen):
 def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> list[str]:
     """The command line of the child."""
     installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
-    argv = [sys.executable, "-m", "pytest", "-p", "disttest" if "disttest" in installed else "disttest.plugin"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "disttest" if "disttest" in installed else "disttest.plugin",
+    ]
     if targets.bundled:
         argv += ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
-    argv += [f"--disttest-{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)]
-    return [*argv, "--disttest-guarded", "--continue-on-collection-errors", *targets.arguments, *extra]
+    argv += [
+        f"--disttest-{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)
+    ]
+    return [
+        *argv,
+        f"--disttest-guarded={os.getpid()}",
+        "--continue-on-collection-errors",
+        *targets.arguments,
+        *extra,
+    ]
 
 
 def run_guarded(argv: Sequence[str], options: RunOptions, results: Path) -> GuardedRun:
@@ -91,7 +105,7 @@ def run_guarded(argv: Sequence[str], options: RunOptions, results: Path) -> Guar
     )
     adopt_orphans()
     with _signals() as wakeup:
-        child = spawn_child(argv, env=os.environ, new_session=True)  # noqa: TID251  # handed on as it is
+        child = spawn_child(argv, new_session=True)
         ending = _watch(child, wakeup, options)
         kill_descendants()
     _close_journal(journal, ending, results)
@@ -169,7 +183,7 @@ def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, s
         return ExitCode.USAGE, "pytest could not be started as asked"
     if not finished and code != ExitCode.NOTHING_COLLECTED:
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
-    if code not in range(6):
+    if code is None or code not in range(6):
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit}"
     return _check(ExitCode(code), run), run.reason if finished else ""
 

@@ -63,7 +63,7 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
     retire = False
     for facet in _facets():
         for name, now, then in _changes(facet.read(), before):
-            if _same(pristine.get(name, _MISSING), now):
+            if _kind(name) != "process_group" and _same(pristine.get(name, _MISSING), now):
                 continue
             if shared_fixtures and _same(at_call.get(name, _MISSING), now):
                 continue
@@ -189,7 +189,9 @@ def _restore_torch_flag(name: str, then: Any) -> bool:
         "torch default dtype": torch.set_default_dtype,
         "torch default device": torch.set_default_device,
         "torch grad mode": torch.set_grad_enabled,
-        "torch deterministic algorithms": lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+        "torch deterministic algorithms": lambda on: torch.use_deterministic_algorithms(
+            on[0], warn_only=on[1]
+        ),
         "torch cudnn": cudnn,
         "torch matmul precision": torch.set_float32_matmul_precision,
         "torch threads": torch.set_num_threads,

@@ -22,9 +22,7 @@ class Collection(Frozen):
     """What pytest printed; worth showing when something could not be collected."""
 
 
-def collect_tests(
-    targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path
-) -> Collection:
+def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path) -> Collection:
     """Have a child of ours collect; ``folder`` is where ``flags`` send its journal."""
     argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
     ended = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)

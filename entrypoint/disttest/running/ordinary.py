@@ -58,7 +58,7 @@ class OrdinaryTests:
             cause=Cause.TEST if outcome.is_bad else None,
             started_at_s=self._began_at_s,
             duration_s=sum(report.duration for report in reports),
-            phase=report.when or "call",
+            phase=report.when,
             message="" if outcome is Outcome.PASSED else clean_text(message_of(report)),
             details=clean_text(report.longreprtext) if outcome.is_bad else "",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
+from typing import dataclass_transform
 
 import msgspec
 
@@ -19,6 +20,7 @@ MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=True):
     """Base of all messages."""
 
@@ -156,7 +158,9 @@ def encode(message: Message) -> bytes:
     """A message as bytes, length first."""
     body = _encoder.encode(message)
     if len(body) > MAX_MESSAGE:
-        raise ProtocolError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
+        raise ProtocolError(
+            f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_MESSAGE}"
+        )
     return _HEADER.pack(len(body)) + body
 
 
@@ -188,7 +192,7 @@ class Channel:
         return True
 
     def receive(self, *, wait: bool = True) -> Sequence[AnyMessage]:
-        """Read what there is (waiting for something, unless told not to) and return the messages completed by it.
+        """Read what there is (or wait for something) and return the messages that it completes.
 
         Raises:
             BlockingIOError: nothing is there, and it was not to wait.

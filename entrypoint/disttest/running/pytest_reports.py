@@ -67,12 +67,14 @@ def reports_of(
 
 def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
     """The reports of a test that was skipped before any process started."""
-    path, line, _ = item.location
+    _, line, _ = item.location
     longrepr = (str(item.path), (line or 0) + 1, f"Skipped: {reason}")
     return [_made_up(item, "setup", "skipped", longrepr), _made_up(item, "teardown", "passed", None)]
 
 
-def late_reports(item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path) -> list[pytest.TestReport]:
+def late_reports(
+    item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path
+) -> list[pytest.TestReport]:
     """The report of a rank that died after its test had been reported as good."""
     failure = WorldFailure(test, result, None, _tail_of(result, results_dir))
     return [_made_up(item, "teardown", "failed", failure)]
@@ -91,7 +93,11 @@ def _load(config: pytest.Config, text: str) -> pytest.TestReport:
 
 
 def _accuse(
-    reports: Sequence[pytest.TestReport], item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path
+    reports: Sequence[pytest.TestReport],
+    item: pytest.Item,
+    test: TestCase,
+    result: TestResult,
+    results_dir: Path,
 ) -> list[pytest.TestReport]:
     """Put the finding on the report that decided; make one up where the rank could not send it."""
     kept = list(reports)
@@ -105,7 +111,9 @@ def _accuse(
     return [*kept, _made_up(item, when, "failed", failure, duration_s=result.duration_s)]
 
 
-def _made_up(item: pytest.Item, when: str, outcome: str, longrepr: Any, *, duration_s: float = 0.0) -> pytest.TestReport:
+def _made_up(
+    item: pytest.Item, when: str, outcome: str, longrepr: Any, *, duration_s: float = 0.0
+) -> pytest.TestReport:
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,

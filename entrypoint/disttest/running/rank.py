@@ -136,10 +136,12 @@ class _Session:
         if shape.device != "cpu":
             device_id = torch.device(shape.device, self.spec.rank % torch.accelerator.device_count())
             torch.accelerator.set_device_index(device_id.index)
-        store = dist.TCPStore("127.0.0.1", self.spec.master_port, is_master=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", self.spec.master_port, is_master=False
+        )
         dist.init_process_group(
             shape.backend,
-            store=dist.PrefixStore(f"disttest/{order.generation}", store),
+            store=dist.PrefixStore(f"disttest/{order.generation}", store),  # type: ignore[attr-defined]
             rank=self.spec.rank,
             world_size=shape.size,
             device_id=device_id if shape.backend == "nccl" else None,
@@ -147,7 +149,9 @@ class _Session:
         self.facts_before = hygiene.with_own_groups(self.facts_before)
 
 
-def serve(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+def serve(
+    spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
+) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     die_with_parent(spec.world_pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -233,7 +237,7 @@ def _phase_ended(report: pytest.TestReport, state: _Session, ended_at_s: float) 
     outcome = outcome_of(report)
     data = _serialisable(report, state.config)
     return PhaseEnded(
-        phase=report.when or "call",
+        phase=report.when,
         outcome=outcome,
         partial=data.get("_report_type") == "SubTestReport",
         duration_s=report.duration,
@@ -245,6 +249,7 @@ def _phase_ended(report: pytest.TestReport, state: _Session, ended_at_s: float) 
 
 
 def outcome_of(report: pytest.TestReport) -> Outcome:
+    """A report in our words; a strict xfail that passed counts as such, not as a failure of its own."""
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED if report.skipped else Outcome.XPASSED
     if report.failed:
@@ -321,12 +326,12 @@ def _redirect_output(config: pytest.Config, log: Path) -> None:
             os.close(null)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     faulthandler.enable(2)
 
 
 def _text_stream(fd: int) -> IO[str]:
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115, PTH123
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _stop_capture(config: pytest.Config) -> list[int]:

@@ -64,9 +64,7 @@ class Recorder:
 
     def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
         """An attempt began."""
-        self._journal.append(
-            TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id)
-        )
+        self._journal.append(TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id))
 
     def test_finished(self, result: TestResult) -> None:
         """An attempt was judged."""

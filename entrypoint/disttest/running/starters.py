@@ -65,7 +65,10 @@ class InterpreterStarter:
         log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             return spawn_child(
-                argv, env={**os.environ, **spec.environment()}, pass_fds=[channel.fileno()], stdout=log  # noqa: TID251
+                argv,
+                extra_env=spec.environment(),
+                pass_fds=[channel.fileno()],
+                stdout=log,
             )
         finally:
             os.close(log)
@@ -73,4 +76,6 @@ class InterpreterStarter:
 
 def read_order(path: Path) -> InterpreterOrder:
     """The order of a rank in a fresh interpreter."""
-    return msgspec.json.decode(path.read_bytes(), type=InterpreterOrder, dec_hook=lambda kind, text: kind(text))
+    return msgspec.json.decode(
+        path.read_bytes(), type=InterpreterOrder, dec_hook=lambda kind, text: kind(text)
+    )

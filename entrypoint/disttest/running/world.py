@@ -98,7 +98,9 @@ class World:
         """Start the ranks, run the tests until one breaks the world, end everything, say so."""
         adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda _signal, _frame: self._cancel("the world was told to end (SIGTERM)"))
+        signal.signal(
+            signal.SIGTERM, lambda _signal, _frame: self._cancel("the world was told to end (SIGTERM)")
+        )
         self._selector.register(self._controller, selectors.EVENT_READ, self._on_controller)
         try:
             self._start_ranks()
@@ -165,7 +167,7 @@ class World:
         import torch.distributed as dist
 
         port = listener.getsockname()[1]
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._keep.append(store)
@@ -255,7 +257,9 @@ class World:
         for progress in attempt.ranks:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
-                self._log(progress).append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
+                self._log(progress).append(
+                    f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n"
+                )
             self._log(progress).finish()
         result = self._judge(attempt)
         self._controller.send(TestJudged(result=result, reports=_speaking_reports(attempt, result)))
@@ -385,7 +389,9 @@ class World:
         notes = []
         if stuck and not self._reason:
             names = ",".join(str(seat.rank) for seat in stuck)
-            notes.append(f"rank {names} did not leave within {limit_s:g} s after its last test and was killed")
+            notes.append(
+                f"rank {names} did not leave within {limit_s:g} s after its last test and was killed"
+            )
         end_all([seat.child for seat in stuck], term_grace_s=TERM_GRACE_S)
         self._stuck = {seat.rank for seat in stuck}
         return notes
@@ -395,18 +401,24 @@ class World:
         attempt = self._attempt
         if attempt is None or attempt.failed_s is not None or attempt.cancelled or self._abandoned:
             return
-        for seat in self._seats:
-            ended = seat.child.poll()
-            if seat.rank not in self._stuck and ended is not None and (ended.signal is not None or ended.code):
-                self._bury(seat, attempt)
-        if attempt.failed_s is not None:
+        late = [seat for seat in self._seats if seat.rank not in self._stuck and _ended_badly(seat.child)]
+        for seat in late:
+            self._bury(seat, attempt)
+        if late:
             self._controller.send(TestJudged(result=self._judge(attempt)))
+
+
+def _ended_badly(child: Child) -> bool:
+    ended = child.poll()
+    return ended is not None and ended.code != 0
 
 
 def _speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
     ranks = attempt.ranks
-    speaker = next((p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0])
+    speaker = next(
+        (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
+    )
     if result.culprit is not None:
         speaker = ranks[result.culprit]
     return tuple(report.report for report in speaker.reports)

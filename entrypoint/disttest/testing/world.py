@@ -55,7 +55,6 @@ class World:
         return self.rank == 0
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class _Provider:
     world: Callable[[], World]
@@ -66,15 +65,16 @@ _provider: _Provider | None = None
 
 
 def provide_world(world: Callable[[], World], scratch: Callable[[], Path]) -> None:
-    """Say how this process gets its world and the directory its ranks share; called once, by the rank itself."""
-    global _provider  # noqa: PLW0603  # one rank per process is what a rank is
+    """Say how this process gets its world and the directory its ranks share; called once, by the rank."""
+    global _provider  # one rank per process is what a rank is
     _provider = _Provider(world=world, scratch=scratch)
 
 
 def _this_process() -> _Provider:
     if _provider is None:
         raise LookupError(
-            "no world here: mark the test with @pytest.mark.world_size(N), so that disttest runs it in N ranks"
+            "no world here: mark the test with @pytest.mark.world_size(N), "
+            "so that disttest runs it in N ranks"
         )
     return _provider
 

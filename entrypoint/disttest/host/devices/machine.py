@@ -9,8 +9,6 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-import msgspec
-
 from disttest.model import Frozen, Hardware, Slot
 
 

@@ -1,0 +1,79 @@
+"""Options: parsed once, refused with a message that names the option and the value."""
+
+from pathlib import Path
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.model import Isolation
+from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+
+
+def test_defaults():
+    assert RunOptions() == resolve_options({}, environ={})
+
+
+def test_every_option_has_a_field_and_a_variable():
+    fields = set(RunOptions.__struct_fields__)
+
+    assert fields == {option.field for option in OPTIONS}
+    assert all(option.variable == f"DISTTEST_{option.field.upper()}" for option in OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("world_sizes", "1,2, 4,2", (1, 2, 4)),
+        ("backend", "gloo,NCCL", ("gloo", "nccl")),
+        ("backend", "auto", ()),
+        ("device", "cuda", "cuda"),
+        ("slots", "8", 8),
+        ("timeout", "0.5", 0.5),
+        ("deadline", "3600", 3600.0),
+        ("results", "out/x", Path("out/x")),
+        ("isolation", "warm", Isolation.WARM),
+        ("isolation", "auto", None),
+        ("seed", "0", 0),
+        ("log_limit", "64k", 65536),
+        ("log_limit", "8MiB", 8 * 1024**2),
+    ],
+)
+def test_values(field, text, value):
+    variable = f"DISTTEST_{field.upper()}"
+
+    assert value == getattr(resolve_options({field: text}, environ={}), field)
+    assert value == getattr(resolve_options({}, environ={variable: text}), field)
+
+
+def test_a_flag_wins_over_the_variable_and_empty_means_not_set():
+    environ = {"DISTTEST_TIMEOUT": "10", "DISTTEST_SEED": ""}
+
+    assert 5 == resolve_options({"timeout": "5"}, environ=environ).timeout
+    assert 10 == resolve_options({"timeout": ""}, environ=environ).timeout
+    assert 0 == resolve_options({}, environ=environ).seed
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        *[("world_sizes", text) for text in ("0", "-1", "x", "10000", "1,,2", "2.0", "١")],
+        *[("timeout", text) for text in ("0", "-1", "x", "nan", "inf")],
+        *[("deadline", text) for text in ("0", "-5", "soon")],
+        *[("slots", text) for text in ("0", "-1", "many")],
+        *[("log_limit", text) for text in ("0", "-1", "8q", "k")],
+        ("device", "tpu"),
+        ("isolation", "cold"),
+        ("seed", "-1"),
+    ],
+)
+def test_nonsense_is_refused_by_name(field, text):
+    name = field.replace("_", "-")
+
+    with pytest.raises(UsageError) as from_flag:
+        resolve_options({field: text}, environ={})
+    with pytest.raises(UsageError) as from_variable:
+        resolve_options({}, environ={f"DISTTEST_{field.upper()}": text})
+
+    assert str(from_flag.value).startswith(f"--{name}: ")
+    assert str(from_variable.value).startswith(f"DISTTEST_{field.upper()}: ")
+    assert text.split(",")[0] in str(from_flag.value)

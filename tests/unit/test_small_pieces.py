@@ -1,0 +1,137 @@
+"""Slugs, targets, logs, stacks: small pieces with sharp edges."""
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.model import Outcome, RankEnd, RankRecord, TestResult
+from disttest.planning import targets
+from disttest.results.directory import claim
+from disttest.results.journal import FILE_NAME
+from disttest.results.narrative import describe_ranks, shorten_stacks
+from disttest.running.collect import slug_of
+from disttest.running.logs import RankLog
+
+
+def test_slugs_are_short_safe_and_distinct():
+    ids = [
+        "a.py::t[x/y]",
+        "a.py::t[x-y]",
+        "a.py::t[x y]",
+        "a.py::" + "é" * 300,
+        "a.py::" + "é" * 301,
+        "a.py::t[\udc80]",
+    ]
+    slugs = [slug_of(nodeid) for nodeid in ids]
+
+    assert len(set(slugs)) == len(ids)
+    assert all(len(slug) <= 91 and slug.isascii() and not set(slug) & set('/\\:*?"<>| ') for slug in slugs)
+
+
+def test_targets(tmp_path, monkeypatch):
+    suites = tmp_path / "suites"
+    for name in ("ddp", "smoke"):
+        (suites / name).mkdir(parents=True)
+        (suites / name / "__init__.py").touch()
+    monkeypatch.setattr(targets, "suites_dir", lambda: suites)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_mine.py").touch()
+
+    assert targets.resolve_targets(["ddp"]).bundled
+    mixed = targets.resolve_targets(["ddp", "test_mine.py::test_x"])
+    assert (str(suites / "ddp"), "test_mine.py::test_x") == mixed.arguments
+    assert not mixed.bundled
+    with pytest.raises(UsageError, match=r"no suite or path is called 'dpd'\. Did you mean ddp"):
+        targets.resolve_targets(["dpd"])
+    with pytest.raises(UsageError, match=r"no such file or directory: tests/none\.py"):
+        targets.resolve_targets(["tests/none.py"])
+
+
+def test_a_long_log_keeps_head_and_tail(tmp_path):
+    path = tmp_path / "rank0.log"
+    path.write_bytes(b"head\n" + b"x" * 100_000 + b"\ntail")
+    log = RankLog(path, limit=16_384)
+
+    log.trim()
+    assert path.stat().st_blocks * 512 < 60_000, "the middle is given back while the rank still writes"
+    log.finish()
+
+    text = path.read_bytes()
+    assert text.startswith(b"head\n")
+    assert text.endswith(b"\ntail")
+    assert b"[disttest: 83626 bytes cut here, log limit reached]" in text
+    assert len(text) < 17_000
+
+
+def test_a_short_log_is_left_alone(tmp_path):
+    path = tmp_path / "rank0.log"
+    path.write_bytes(b"short")
+    log = RankLog(path, limit=16_384)
+
+    log.trim()
+    log.finish()
+
+    assert b"short" == path.read_bytes()
+    RankLog(tmp_path / "none", limit=1).finish()
+
+
+def test_an_earlier_run_is_kept_aside(tmp_path):
+    results = tmp_path / "results"
+    claim(results)
+    (results / FILE_NAME).write_text("first")
+
+    claim(results)
+
+    assert [] == list(results.iterdir())
+    (kept,) = [path for path in tmp_path.iterdir() if path.name.startswith("results-")]
+    assert "first" == (kept / FILE_NAME).read_text()
+
+
+def test_foreign_files_are_never_touched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("do not lose")
+
+    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+        claim(tmp_path)
+    assert "do not lose" == (tmp_path / "thesis.tex").read_text()
+
+
+def test_a_results_directory_that_can_not_be(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UsageError, match=r"results directory .*file.* can not be used: "):
+        claim(tmp_path / "file" / "results")
+    with pytest.raises(UsageError, match="can not be used"):
+        claim(tmp_path / "file")
+
+
+STACK = """Current thread 0x00007f1 (most recent call first):
+  File "/venv/torch/distributed/distributed_c10d.py", line 5 in barrier
+  File "/repo/tests/test_x.py", line 7 in test_x
+  File "/venv/_pytest/python.py", line 187 in pytest_pyfunc_call
+  File "/venv/pluggy/_callers.py", line 1 in _multicall
+
+Thread 0x00007f2 (most recent call first):
+  File "/repo/tests/test_x.py", line 9 in worker"""
+
+
+def test_stacks_end_at_the_test():
+    short = shorten_stacks(STACK)
+
+    assert "line 7 in test_x" in short
+    assert "line 9 in worker" in short
+    assert "_pytest" not in short
+    assert "0x" not in short
+
+
+def test_equal_stacks_are_told_once():
+    stacks = shorten_stacks(STACK)
+    ranks = [
+        RankRecord(
+            rank=rank, end=RankEnd.KILLED, phase="call", hung=True, stacks=stacks if rank < 2 else "other"
+        )
+        for rank in range(3)
+    ]
+    lines = list(describe_ranks(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=tuple(ranks))))
+
+    assert "stacks of rank 0,1:" in lines
+    assert "stacks of rank 2:" in lines
+    assert 1 == sum("line 7 in test_x" in line for line in lines)

@@ -1,0 +1,188 @@
+"""The verdict, case by case: what N ranks did, and what the test comes to."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, WorldShape
+from disttest.results.verdict import judge
+
+TEST = TestCase(
+    nodeid="t.py::test_x[2xgloo]",
+    slug="s",
+    classname="t",
+    name="test_x[2xgloo]",
+    file="t.py",
+    line=1,
+    suite="t",
+    world=WorldShape(size=2, backend="gloo"),
+    timeout_s=30,
+)
+
+
+def verdict(*ranks, cancelled=""):
+    return judge(TEST, ranks, attempt=1, started_at_s=0.0, duration_s=1.0, world_id="w1", cancelled=cancelled)
+
+
+def reported(rank, outcome, **more):
+    return RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=outcome, **more)
+
+
+def passed(rank):
+    return reported(rank, Outcome.PASSED)
+
+
+def failed(rank, after_s, message="ValueError: no", **more):
+    return reported(rank, Outcome.FAILED, phase="call", failed_after_s=after_s, message=message, **more)
+
+
+def killed(rank, **more):
+    return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message="was ended by disttest", **more)
+
+
+def signalled(rank, after_s, signum=11):
+    message = "was killed by SIGSEGV in call, before it reported"
+    return RankRecord(
+        rank=rank, end=RankEnd.SIGNALLED, phase="call", signal=signum, failed_after_s=after_s, message=message
+    )
+
+
+def exited(rank, code, after_s=0.1):
+    message = f"left with exit code {code} in call, before it reported"
+    return RankRecord(
+        rank=rank, end=RankEnd.EXITED, phase="call", exit_code=code, failed_after_s=after_s, message=message
+    )
+
+
+def test_passes_only_if_all_ranks_pass():
+    assert Outcome.PASSED is verdict(passed(0), passed(1)).outcome
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed(1, 0.1),
+        signalled(1, 0.1),
+        exited(1, 0),
+        exited(1, 1),
+        exited(1, 86),
+        killed(1),
+        killed(1, hung=True),
+    ],
+    ids=lambda record: f"{record.end}-{record.exit_code}-{record.hung}",
+)
+def test_one_rank_without_a_pass_is_never_a_pass(other):
+    result = verdict(passed(0), other)
+
+    assert result.outcome.is_bad
+    assert result.cause is not None
+
+
+@given(
+    st.lists(st.sampled_from([passed, lambda r: failed(r, 0.1), lambda r: exited(r, 0), killed]), min_size=1)
+)
+def test_green_means_that_every_rank_was_green(makers):
+    ranks = [make(rank) for rank, make in enumerate(makers)]
+
+    good = verdict(*ranks).outcome is Outcome.PASSED
+    assert good == all(rank.outcome is Outcome.PASSED for rank in ranks)
+
+
+def test_the_earliest_failure_is_the_culprit_and_the_others_are_victims():
+    result = verdict(failed(0, 0.5), failed(1, 0.2, "KeyError: 'x'"), killed(2))
+
+    assert (1, (0, 2)) == (result.culprit, result.victims)
+    assert "rank 1 of 3 failed: KeyError: 'x'" == result.message
+
+
+def test_a_lost_connection_is_a_symptom_even_when_it_was_noticed_first():
+    symptom = failed(0, 0.10, "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:425")
+    result = verdict(symptom, signalled(1, 0.15))
+
+    assert (1, (0,)) == (result.culprit, result.victims)
+    assert "rank 1 of 2 was killed by SIGSEGV in call, before it reported" == result.message
+
+
+def test_a_lost_connection_alone_is_a_failure_all_the_same():
+    result = verdict(failed(0, 0.1, "RuntimeError: Connection reset by peer"), killed(1))
+
+    assert (Outcome.FAILED, 0) == (result.outcome, result.culprit)
+
+
+def test_a_failed_rank_that_had_to_be_ended_is_still_the_culprit():
+    result = verdict(killed(0), killed(1, outcome=Outcome.FAILED, failed_after_s=0.1))
+
+    assert (Outcome.FAILED, 1) == (result.outcome, result.culprit)
+
+
+def test_a_fixture_that_fails_is_an_error_in_its_phase():
+    broken = reported(1, Outcome.ERROR, phase="setup", message="RuntimeError: no", failed_after_s=0.1)
+    result = verdict(killed(0), broken)
+
+    assert (Outcome.ERROR, "setup") == (result.outcome, result.phase)
+    assert "rank 1 of 2 failed in setup: RuntimeError: no" == result.message
+
+
+def test_hangs():
+    all_hang = verdict(killed(0, hung=True), killed(1, hung=True))
+    one_hangs = verdict(passed(0), killed(1, hung=True))
+
+    assert ("timed out after 30 s: rank 0,1 of 2 still in call", None) == (all_hang.message, all_hang.culprit)
+    assert "timed out after 30 s: rank 1 of 2 still in call; rank 0 had finished" == one_hangs.message
+    assert 1 == one_hangs.culprit
+
+
+def test_cancelled_is_infrastructure_unless_somebody_had_failed():
+    cancelled = verdict(killed(0), killed(1), cancelled="the run was interrupted")
+    guilty = verdict(killed(0), failed(1, 0.1), cancelled="the run was interrupted")
+
+    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (cancelled.outcome, cancelled.cause)
+    assert "did not finish after 1.0 s: the run was interrupted" == cancelled.message
+    assert (Outcome.FAILED, Cause.TEST, 1) == (guilty.outcome, guilty.cause, guilty.culprit)
+
+
+SKIP, XFAIL, XPASS = Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ((SKIP, SKIP), SKIP),
+        ((SKIP, Outcome.PASSED), Outcome.PASSED),
+        ((XFAIL, XFAIL), XFAIL),
+        ((XFAIL, XPASS), XFAIL),
+        ((XPASS, XPASS), XPASS),
+        ((XFAIL, Outcome.FAILED), Outcome.FAILED),
+        ((SKIP, Outcome.FAILED), Outcome.FAILED),
+    ],
+)
+def test_mixtures(outcomes, expected):
+    for order in itertools.permutations(outcomes):
+        ranks = [reported(rank, outcome, message="why") for rank, outcome in enumerate(order)]
+        assert expected is verdict(*ranks).outcome
+
+
+def test_a_strict_xfail_fails_only_if_no_rank_failed():
+    strict = "[XPASS(strict)] outdated"
+    both = verdict(reported(0, XPASS, message=strict), reported(1, XPASS, message=strict))
+    one = verdict(reported(0, XPASS, message=strict), reported(1, XFAIL, message="outdated"))
+    peer_killed = verdict(killed(0), reported(1, XFAIL, message="outdated"))
+
+    assert Outcome.FAILED is both.outcome
+    assert "passed on all 2 ranks, although it is marked as a strict xfail: outdated" == both.message
+    assert [XFAIL, XFAIL] == [one.outcome, peer_killed.outcome]
+
+
+def test_notes_tell_skips_and_leaks():
+    result = verdict(
+        reported(0, SKIP, message="only even ranks"),
+        reported(1, Outcome.PASSED, leaks=("environment X: unset became '1'",)),
+        reported(2, Outcome.PASSED, leaks=("environment X: unset became '1'",)),
+    )
+
+    assert (
+        "rank 0 skipped it: only even ranks",
+        "rank 1,2 leaked environment X: unset became '1'",
+    ) == result.notes
