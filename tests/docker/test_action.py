@@ -12,7 +12,7 @@ from engine import ROOT, Engine
 from github_runner import ActionResult, Runner
 from launching import ours
 
-from disttest.launch.inputs import INPUTS
+from disttest.launch.inputs import RUN_INPUTS
 
 HOSTILE = "$(touch hacked) `touch hacked`; touch hacked\n\"'${{ github.token }} && touch hacked"
 WRITES_OUTPUTS = """
@@ -152,7 +152,7 @@ def test_in_place_refused(job: Job, choice: str, message: str) -> None:
 def test_hostile_text_in_any_input_is_text(job: Job) -> None:
     program = job.script("import sys, json; print('argv', json.dumps(sys.argv[1:]))")
     before = snapshot(job.workspace)
-    for one in INPUTS:
+    for one in RUN_INPUTS:
         inputs = {"suite": program, one.name.replace("-", "_"): HOSTILE}
         done = job.run(**inputs)
         assert "hacked" not in {path.name for path in job.workspace.rglob("*")}, one.name

@@ -4,49 +4,49 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-from disttest.launch.inputs import INPUTS
+from disttest.launch.inputs import INPUTS, Input
 from disttest.reports.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAN_OUTPUTS = {"matrix": "The matrix, as one line of JSON.", "plan": "The plan's file."}
 
 
-def blocks() -> dict[str, list[str]]:
-    """Marker -> the lines between it and its end, in action.yml."""
+def blocks(command: str, outputs: Mapping[str, str], value: str) -> dict[str, list[str]]:
+    """Marker -> the lines between it and its end, in an action.yml."""
+    inputs = INPUTS[command]
     return {
-        "inputs": [
-            line
-            for one in INPUTS
-            for line in (
-                f"{one.name}:",
-                f"  description: {json.dumps(one.help, ensure_ascii=False)}",
-                f"  default: {json.dumps(one.default)}",
-            )
-        ],
-        "outputs": [
-            line
-            for name, text in OUTPUTS.items()
-            for line in (
-                f"{name}:",
-                f"  description: {json.dumps(text, ensure_ascii=False)}",
-                f"  value: ${{{{ steps.run.outputs.{name} }}}}",
-            )
-        ],
-        "variables": [f"{one.variable}: ${{{{ inputs.{one.name} }}}}" for one in INPUTS],
+        "inputs": [line for one in inputs for line in _input(one)],
+        "outputs": [line for name, text in outputs.items() for line in _output(name, text, value)],
+        "variables": [f"{one.variable}: ${{{{ inputs.{one.name} }}}}" for one in inputs],
     }
 
 
-def tables() -> dict[str, list[str]]:
+def _input(one: Input) -> tuple[str, ...]:
+    return (f"{one.name}:", f"  description: {_quoted(one.help)}", f"  default: {_quoted(one.default)}")
+
+
+def _output(name: str, text: str, value: str) -> tuple[str, ...]:
+    lines = (f"{name}:", f"  description: {_quoted(text)}")
+    return (*lines, f"  value: ${{{{ {value.format(name)} }}}}") if value else lines
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in docs/action.md."""
     inputs = [
         f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |"
-        for one in INPUTS
+        for one in INPUTS[command]
     ]
-    outputs = [f"| `{name}` | {_cell(text)} |" for name, text in OUTPUTS.items()]
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
     return {
-        "inputs": ["| input | what it is | default |", "|---|---|---|", *inputs],
-        "outputs": ["| output | what it says |", "|---|---|", *outputs],
+        f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs],
+        f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows],
     }
 
 
@@ -69,11 +69,19 @@ def filled(text: str, content: dict[str, list[str]], *, begin: str, end: str) ->
 
 def expected() -> dict[Path, str]:
     """File -> what it should hold."""
-    action, page = ROOT / "action.yml", ROOT / "docs" / "action.md"
-    return {
-        action: filled(action.read_text(), blocks(), begin="# <{}>", end="# </{}>"),
-        page: filled(page.read_text(), tables(), begin="<!-- <{}> -->", end="<!-- </{}> -->"),
+    actions = {
+        "action.yml": blocks("run", OUTPUTS, "steps.run.outputs.{}"),
+        "docker/action.yml": blocks("run", OUTPUTS, ""),
+        "plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
+        "merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
     }
+    files = {
+        ROOT / name: filled((ROOT / name).read_text(), content, begin="# <{}>", end="# </{}>")
+        for name, content in actions.items()
+    }
+    page = ROOT / "docs" / "action.md"
+    content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
+    return files | {page: filled(page.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")}
 
 
 if __name__ == "__main__":

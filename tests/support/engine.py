@@ -22,9 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from docker.errors import DockerException, ImageNotFound
-
 import docker
+from docker.errors import DockerException, ImageNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "docker"

@@ -27,6 +27,8 @@ class Kind(StrEnum):
     LAUNCH = "launch"
     SWITCH = "switch"
     LINES = "lines"
+    RUN_SWITCH = "run-switch"
+    RUN_LINES = "run-lines"
 
 
 class Input(NamedTuple):
@@ -53,7 +55,7 @@ class Input(NamedTuple):
 BOTH = ("results", "deadline")
 """Options of a run that the launcher has to know too."""
 
-INPUTS = (
+_TARGETS = (
     Input(
         "suite",
         Kind.TARGETS,
@@ -62,7 +64,8 @@ INPUTS = (
     Input(
         "pytest-args", Kind.PYTEST, "Arguments for pytest, quoted as in a shell: -k 'reduce and not slow'."
     ),
-    *(Input(option.name, Kind.RUN, option.help) for option in OPTIONS),
+)
+_CONTAINER = (
     Input("working-directory", Kind.LAUNCH, "Where to run.", flag="--workdir"),
     Input(
         "in-place", Kind.STEP, "auto (where disttest is installed already), always or never.", default="auto"
@@ -86,47 +89,113 @@ INPUTS = (
     Input("env", Kind.LINES, "More variables for the container, one NAME or NAME=VALUE a line."),
     Input("mount", Kind.LINES, "More folders of the host, one PATH or PATH:ro a line."),
 )
+_RUN = tuple(Input(option.name, Kind.RUN, option.help) for option in OPTIONS)
+_RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
+
+RUN_INPUTS = (*_TARGETS, *_RUN, *_CONTAINER)
+PLAN_INPUTS = (
+    *_TARGETS,
+    *_RUN_OF_A_PLAN,
+    Input("pool", Kind.RUN_LINES, "Kinds of runners, one NAME:GPUS:RUNNERS[:COST] a line."),
+    Input("labels", Kind.RUN_LINES, "runs-on of the pools, one NAME=LABEL,… a line."),
+    Input("shards", Kind.RUN, "Split over that many equal runners instead."),
+    Input("by", Kind.RUN, "world-size: one shard for each world size instead."),
+    Input("timings", Kind.RUN_LINES, "Results of earlier runs, one file a line."),
+    Input("hardware", Kind.RUN, "GPU model that the runners have, or cpu."),
+    Input("revision", Kind.RUN, "State of the repository, kept in the plan."),
+    Input("output", Kind.RUN, "Where the plan goes.", default="plan.json"),
+    Input("matrix", Kind.RUN, "Where the matrix goes, which is an output too.", default="matrix.json"),
+    Input("allow-empty", Kind.RUN_SWITCH, "true takes a plan without tests as success."),
+    *_CONTAINER,
+)
+MERGE_INPUTS = (
+    Input("directories", Kind.TARGETS, "Folders with the results of shards, separated by spaces or lines."),
+    Input("plan", Kind.RUN, "The plan; the plan.json in a folder unless given."),
+    Input("shards", Kind.RUN, "Without a plan: how many shards there must be."),
+    Input("reruns", Kind.RUN_SWITCH, "true takes two results of one shard as a run and its re-run."),
+    Input("results", Kind.RUN, "Where the merged results go.", default="merged"),
+    Input("min-tests", Kind.RUN, "Fail if fewer tests ran."),
+    Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
+    Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
+    Input("working-directory", Kind.STEP, "Where to run."),
+)
+INPUTS = {"run": RUN_INPUTS, "plan": PLAN_INPUTS, "merge": MERGE_INPUTS}
+"""Command -> inputs of the action that runs it."""
+IN_CONTAINER = ("run", "plan")
+"""They import tests, and so need torch; the others run on the host."""
 
 
-def read_inputs(environ: Mapping[str, str]) -> dict[str, str]:
+def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Values by name; those that are empty or blank are left out."""
-    values = {one.name: environ.get(one.variable, "").strip() or one.default for one in INPUTS}
+    values = {one.name: environ.get(one.variable, "").strip() or one.default for one in INPUTS[command]}
     return {name: value for name, value in values.items() if value}
 
 
-def step_arguments(values: Mapping[str, str], *, in_place: bool) -> list[str]:
-    """The command line: ``run …`` in place, ``launch … run …`` otherwise.
+def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -> list[str]:
+    """The command line: the command itself in place, ``launch …`` before it otherwise.
 
     Raises:
         UsageError: an input makes no sense; the message names it.
     """
-    targets = _words("suite", values.get("suite", ""))
+    flags = [flag for one in INPUTS[command] for flag in _run_flags(one, values.get(one.name, ""))]
+    tail = [*_targets(command, values), *_pytest_args(values)]
+    if in_place or command not in IN_CONTAINER:
+        return [command, *flags, *tail]
+    inner = [flag for flag in flags if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]
+    return ["launch", *_launch_flags(INPUTS[command], values), command, *inner, *tail]
+
+
+def _targets(command: str, values: Mapping[str, str]) -> list[str]:
+    name = INPUTS[command][0].name
+    targets = _words(name, values.get(name, ""))
     if not targets:
-        raise UsageError("input suite is empty: name a suite such as ddp, or a path of tests")
+        wanted = "a suite such as ddp, or a path of tests" if name == "suite" else "a folder"
+        raise UsageError(f"input {name} is empty: name {wanted}")
     if stray := next((target for target in targets if target.startswith("-")), None):
-        raise UsageError(f"input suite: {stray!r} is a flag; flags of pytest go into pytest-args")
-    pytest_args = _words("pytest-args", values.get("pytest-args", ""))
-    run = [_flag(one, values[one.name]) for one in INPUTS if one.kind is Kind.RUN and one.name in values]
-    tail = [*targets, *(("--", *pytest_args) if pytest_args else ())]
-    if in_place:
-        return ["run", *run, *tail]
-    inner = [flag for flag in run if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]
-    return ["launch", *_launch_flags(values), "run", *inner, *tail]
+        raise UsageError(f"input {name}: {stray!r} is a flag")
+    return targets
 
 
-def _launch_flags(values: Mapping[str, str]) -> list[str]:
-    flags = []
-    for one in INPUTS:
+def _pytest_args(values: Mapping[str, str]) -> list[str]:
+    words = _words("pytest-args", values.get("pytest-args", ""))
+    return ["--", *words] if words else []
+
+
+def _run_flags(one: Input, value: str) -> list[str]:
+    if not value:
+        return []
+    match one.kind:
+        case Kind.RUN:
+            return [_flag(one, value)]
+        case Kind.RUN_SWITCH:
+            return _switch(one, value)
+        case Kind.RUN_LINES:
+            return _lines(one, value)
+        case _:
+            return []
+
+
+def _launch_flags(inputs: tuple[Input, ...], values: Mapping[str, str]) -> list[str]:
+    flags: list[str] = []
+    for one in inputs:
         value = values.get(one.name, "")
         if not value:
             continue
-        if one.kind is Kind.LAUNCH or one.name in BOTH:
+        if one.kind is Kind.LAUNCH or (one.kind is Kind.RUN and one.name in BOTH):
             flags.append(_flag(one, value))
         elif one.kind is Kind.SWITCH:
-            flags += [one.option] if is_true(one.name, value) else []
+            flags += _switch(one, value)
         elif one.kind is Kind.LINES:
-            flags += [_flag(one, line.strip()) for line in value.splitlines() if line.strip()]
+            flags += _lines(one, value)
     return flags
+
+
+def _switch(one: Input, value: str) -> list[str]:
+    return [one.option] if is_true(one.name, value) else []
+
+
+def _lines(one: Input, value: str) -> list[str]:
+    return [_flag(one, line.strip()) for line in value.splitlines() if line.strip()]
 
 
 def _flag(one: Input, value: str) -> str:

@@ -10,11 +10,15 @@ from pathlib import Path
 import click
 
 from disttest.errors import DisttestError, UsageError
-from disttest.launch.inputs import PREFIX, read_inputs, step_arguments
+from disttest.launch.inputs import IN_CONTAINER, INPUTS, PREFIX, read_inputs, step_arguments
 from disttest.planning.options import environment
 
 MODE = "DISTTEST_STEP_MODE"
 """Set by action.yml: ``in-place`` or ``launch``."""
+
+
+COMMAND = "DISTTEST_STEP_COMMAND"
+"""Set by each action.yml: ``run``, ``plan`` or ``merge``."""
 
 
 @click.command(name="github-step", hidden=True)
@@ -22,9 +26,10 @@ def github_step() -> None:
     """Run what the inputs of the action ask for, in this very process: the runner signals one pid only."""
     environ = environment()
     try:
-        in_place = environ.get(MODE) == "in-place"
-        values = read_inputs(environ)
-        arguments = step_arguments(values, in_place=in_place)
+        command = check_command(environ.get(COMMAND) or "run")
+        in_place = environ.get(MODE) == "in-place" or command not in IN_CONTAINER
+        values = read_inputs(command, environ)
+        arguments = step_arguments(command, values, in_place=in_place)
         if in_place:
             enter(values.get("working-directory", "."))
     except DisttestError as error:
@@ -33,6 +38,17 @@ def github_step() -> None:
         publish_outputs(failure_outputs(error.exit_code), environ)
         raise
     become(arguments, environ)
+
+
+def check_command(name: str) -> str:
+    """The command, if an action runs it.
+
+    Raises:
+        UsageError: none does.
+    """
+    if name not in INPUTS:
+        raise UsageError(f"{COMMAND}={name}: there are actions for {', '.join(INPUTS)}")
+    return name
 
 
 def enter(folder: str) -> None:
