@@ -14,11 +14,15 @@ from typing import Any, NoReturn
 import click
 
 import disttest
-from disttest.errors import DisttestError, ExitCode, NotEnoughDevices
+from disttest.commands.merge import merge_command
+from disttest.commands.plan import plan_command
+from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
+from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
+from disttest.results.fold import RunResult
 
 
 class _DefaultRun(click.Group):
@@ -122,13 +126,40 @@ def list_(
     _leave(collection.exit_code)
 
 
-command.add_command(launch)
-command.add_command(github_step)
+def _collect(
+    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str]
+) -> Sequence[TestCase]:
+    """Collect for a plan. What can not be collected would be in no shard, so it is an error."""
+    from disttest.running.listing import collect_tests
+
+    resolve_options(flags)
+    with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
+        given = _given(flags, Path(folder))
+        collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
+    if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
+        click.echo(collection.output, err=True)
+        raise UsageError("some tests could not be collected (see above), and a plan without them would lose them")
+    return collection.tests
+
+
+def _write_reports(result: RunResult, results: Path) -> None:
+    from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+
+    write_reports(result, results)
+    publish_outputs(run_outputs(result, results.absolute(), result.exit_code), environment())
+    publish_summary(results, environment())
 
 
 def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.exit(code)  # noqa: TID251
+
+
+command.add_command(launch)
+command.add_command(github_step)
+command.add_command(plan_command(_collect, _leave, run_options))
+command.add_command(merge_command(_write_reports, _leave))
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

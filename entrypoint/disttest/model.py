@@ -168,6 +168,22 @@ class Hardware(Frozen):
     platform: str = ""
 
 
+class ShardSpan(Frozen):
+    """What one shard brought into a merged result."""
+
+    shard: int | None
+    """Its number in the plan; None when it was not run from a plan."""
+    run_id: str
+    directory: str
+    """Its results directory, relative to the merged one."""
+    hardware: Hardware
+    slots: int
+    started_at_s: float
+    ended_at_s: float
+    exit_code: int
+    reason: str = ""
+
+
 class Slot(Frozen):
     """Something a rank can sit on: a GPU, a MIG slice, or a share of the CPU."""
 
@@ -178,6 +194,8 @@ class Slot(Frozen):
     index: int = 0
     uuid: str = ""
     """The GPU's UUID, which is what its world gets to see; empty for the CPU."""
+    group: str = ""
+    """Slots of one group are near each other: GPUs behind one NVLink, CPU shares of one NUMA node."""
 
 
 class Gang(Frozen):
@@ -192,3 +210,5 @@ class Gang(Frozen):
     """How long it is expected to take, world start included; 0 when nothing is known."""
     exclusive: bool = False
     """Nothing else may run meanwhile."""
+    urgent: bool = False
+    """It starts before all others: one of its tests failed last time and ``--failed-first`` was given."""

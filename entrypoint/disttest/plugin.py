@@ -28,7 +28,7 @@ from disttest.results.directory import claim
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
-from disttest.running.controller import Controller, DeadlinePassed, Workplace
+from disttest.running.controller import Controller, DeadlinePassed, Workplace, load_torch
 from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import Channel, clean_text
 from disttest.running.rank import serve
@@ -107,8 +107,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before any conftest can import numpy or torch, or do worse."""
-    if early_config.known_args_namespace.disttest_guarded:
-        die_with_parent(early_config.known_args_namespace.disttest_guarded)
+    known = early_config.known_args_namespace
+    if known.disttest_guarded and not known.disttest_rank:
+        die_with_parent(known.disttest_guarded)
     _undo_single_threaded.append(import_single_threaded())
 
 
@@ -179,6 +180,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Describe what was collected, and open the journal."""
     config = session.config
     state = config.stash[_STATE]
+    if not config.option.collectonly and any(collect.shape_of(item) for item in session.items):
+        load_torch()
     while _undo_single_threaded:
         _undo_single_threaded.pop()()
     if state.rank_order is not None or not _is_ours(config):

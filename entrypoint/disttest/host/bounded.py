@@ -10,6 +10,7 @@ The child side of it is :func:`speak` and :func:`run_as_child`.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
@@ -43,6 +44,9 @@ _MAX_BUFFER = 64 << 20
 """More than this without a line end is not one of our children speaking."""
 _DEATH_GRACE_S = 3.0
 """How long a killed child may take to disappear before it is given up as stuck in the kernel."""
+
+_LONGEST_WAIT_S = 3600.0
+"""What poll(2) takes as a bound where nothing else bounds the wait."""
 
 
 class End(StrEnum):
@@ -75,7 +79,8 @@ class Ended(Frozen):
             case End.DONE:
                 return "ended"
             case End.FAILED:
-                return f"left with exit code {self.code}"
+                last = self.errors.splitlines()[-1:] or [""]
+                return f"left with exit code {self.code}: {last[0]}".removesuffix(": ")
             case End.SIGNALLED:
                 return f"was ended by {signal_name(self.signal or 0)}"
             case _:
@@ -92,7 +97,7 @@ def signal_name(number: int) -> str:
 
 
 class BoundedChild:
-    """A living bounded child. Call :meth:`advance` when one of its descriptors is ready, or its time is up."""
+    """A living bounded child. Call :meth:`advance` when a descriptor of it is ready, or its time is up."""
 
     def __init__(
         self,
@@ -102,7 +107,6 @@ class BoundedChild:
         timeout_s: float,
         stall_s: float | None = None,
         on_line: Callable[[bytes], None] = lambda _: None,
-        environment: Mapping[str, str] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """Start ``module`` (it has a function ``main(arguments)``).
@@ -113,18 +117,18 @@ class BoundedChild:
             timeout_s: bound on the whole.
             stall_s: bound on silence; the same as ``timeout_s`` unless given.
             on_line: called with each line that the child speaks.
-            environment: variables to set for it, on top of ours.
             clock: a monotonic clock.
         """
         self._on_line = on_line
         self._clock = clock
         self._started_s = self._heard_s = clock()
         self._deadline_s = self._started_s + timeout_s
-        self._stall_s = stall_s or timeout_s
+        self._stall_s = stall_s or math.inf
         self._buffer = b""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _finish
-        self._process = _start(module, arguments, environment or {}, self._errors)
+        self._process = _start(module, arguments, self._errors)
         assert self._process.stdout is not None
+        assert self._process.stdin is not None
         self._pipe = self._process.stdout.fileno()
         os.set_blocking(self._pipe, False)
         self._pidfd = os.pidfd_open(self._process.pid)
@@ -142,6 +146,24 @@ class BoundedChild:
     def seconds_left(self) -> float:
         """Until it is ended for its silence, if it stays silent."""
         return max(0.0, min(self._deadline_s, self._heard_s + self._stall_s) - self._clock())
+
+    def send(self, message: object, *, stall_s: float) -> None:
+        """Give it work, and from now on that long for each answer. A child that has ended misses it."""
+        self.expect(stall_s)
+        try:
+            os.write(self._process.stdin.fileno(), msgspec.json.encode(message) + b"\n")  # type: ignore[union-attr]
+        except (BrokenPipeError, ValueError):
+            return
+
+    def expect(self, stall_s: float = math.inf) -> None:
+        """Allow that much silence from now on; without a figure, any."""
+        self._stall_s = stall_s
+        self._heard_s = self._clock()
+
+    def dismiss(self) -> None:
+        """Tell it that there is no more work: a child that reads to the end of its input leaves."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def advance(self) -> Ended | None:
         """Take what it said, end it if its time is up; how it ended, or None while it lives."""
@@ -193,21 +215,18 @@ class BoundedChild:
             errors=_tail(self._errors),
         )
         os.close(self._pidfd)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._errors.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                pipe.close()
 
 
-def _start(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    settings = [f"--set={name}={value}" for name, value in environment.items()]
+def _start(module: str, arguments: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [
             *(sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT)),
-            *(str(os.getpid()), module, *settings, "--", *arguments),
+            *(str(os.getpid()), module, *arguments),
         ],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         start_new_session=True,
@@ -241,15 +260,23 @@ def _tail(errors: IO[bytes]) -> str:
     return errors.read().decode(errors="replace").strip()
 
 
-def wait_children(children: Iterable[BoundedChild]) -> None:
-    """Wait until all have ended, each within its own bounds."""
+def wait_children(
+    children: Iterable[BoundedChild],
+    *,
+    until: Callable[[], bool] = lambda: False,
+    timeout_s: float = math.inf,
+    clock: Clock = time.monotonic,
+) -> None:
+    """Wait until all have ended, each within its own bounds; or until a condition holds; or that long."""
+    deadline_s = clock() + timeout_s
     living = [child for child in children if child.advance() is None]
-    while living:
+    while living and not until() and clock() < deadline_s:
         poller = select.poll()
         for child in living:
             for descriptor in child.descriptors():
                 poller.register(descriptor, select.POLLIN)
-        poller.poll(min(child.seconds_left() for child in living) * 1000 + 1)
+        left_s = min(deadline_s - clock(), *(child.seconds_left() for child in living), _LONGEST_WAIT_S)
+        poller.poll(max(0.0, left_s) * 1000 + 1)
         living = [child for child in living if child.advance() is None]
 
 
@@ -260,12 +287,9 @@ def run_bounded(
     timeout_s: float,
     stall_s: float | None = None,
     on_line: Callable[[bytes], None] = lambda _: None,
-    environment: Mapping[str, str] | None = None,
 ) -> Ended:
     """Run a module of ours in a bounded child, to its end."""
-    child = BoundedChild(
-        module, arguments, timeout_s=timeout_s, stall_s=stall_s, on_line=on_line, environment=environment
-    )
+    child = BoundedChild(module, arguments, timeout_s=timeout_s, stall_s=stall_s, on_line=on_line)
     wait_children([child])
     assert child.ended is not None
     return child.ended
@@ -286,16 +310,12 @@ def run_as_child() -> None:
     """Become a bounded child: die with the parent, keep stdout for messages, run the module's ``main``."""
     global _speaker
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent, module, *rest = sys.argv[1:]
+    parent, module, *arguments = sys.argv[1:]
     if os.getppid() != int(parent):
         raise SystemExit(1)
-    cut = rest.index("--")
-    for setting in rest[:cut]:
-        name, _, value = setting.removeprefix("--set=").partition("=")
-        os.environ[name] = value  # noqa: TID251 - its own, before anything reads it
     # Whatever a C library prints goes to stderr; the pipe is for messages alone.
     _speaker = os.dup(1)
     os.dup2(2, 1)
-    sys.argv = [module, *rest[cut + 1 :]]
+    sys.argv = [module, *arguments]
     __import__(module)
-    sys.modules[module].main(rest[cut + 1 :])
+    sys.modules[module].main(arguments)

@@ -69,7 +69,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, text: str | None
 @click.option("--results", type=FOLDER, default=None, help="Results directory, on the host.")
 @click.option("--cache", type=FOLDER, default=None, help="Folder for caches that outlive the container.")
 @click.option(
-    "--leases", type=FOLDER, default=None, help="Folder in which the runners of this host lease GPUs."
+    "--lease-dir", type=FOLDER, default=None, help="Folder in which the runners of this host lease GPUs."
 )
 @click.option("--mount", "mounts", multiple=True, metavar="PATH[:ro]", help="One more folder of the host.")
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="One more variable.")

@@ -85,7 +85,7 @@ _CONTAINER = (
     Input("shm-size", Kind.LAUNCH, "Size of /dev/shm, such as 8g."),
     Input("time-limit", Kind.LAUNCH, "Seconds after which the container ends, watched or not."),
     Input("cache", Kind.LAUNCH, "Folder for caches that outlive the container."),
-    Input("leases", Kind.LAUNCH, "Folder in which the runners of this host lease GPUs."),
+    Input("lease-dir", Kind.LAUNCH, "Folder in which the runners of this host lease GPUs."),
     Input("env", Kind.LINES, "More variables for the container, one NAME or NAME=VALUE a line."),
     Input("mount", Kind.LINES, "More folders of the host, one PATH or PATH:ro a line."),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from disttest.errors import ExitCode
-from disttest.model import Cause, Outcome, RankRecord, TestResult
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
@@ -152,20 +152,21 @@ def finding(result: TestResult) -> str:
 
 def evidence(result: TestResult) -> list[str]:
     """Return what there is to read about a bad result: the culprit's text, then what others add."""
-    parts = [clean(result.details)]
-    parts += [_rank_section(rank) for rank in result.ranks if _adds_something(rank, result)]
-    return [part.strip("\n") for part in parts if part.strip()]
+    known = result.message + "\n" + result.details
+    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+    sections = (_rank_section(rank, known) for rank in culprit_first if not _was_cleared_away(rank))
+    return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
 
 
-def _adds_something(rank: RankRecord, result: TestResult) -> bool:
-    known = result.details + "\n" + result.message
-    return any(text.strip() and text not in known for text in (rank.message, rank.details, rank.stacks))
+def _was_cleared_away(rank: RankRecord) -> bool:
+    """It did nothing wrong and left no trace: we ended it after another had failed."""
+    return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.stacks)
 
 
-def _rank_section(rank: RankRecord) -> str:
-    how = str(rank.outcome or rank.end)
-    lines = [f"----- rank {rank.rank}: {how} in {rank.phase} -----", rank.message, rank.details, rank.stacks]
-    return clean("\n".join(line for line in lines if line))
+def _rank_section(rank: RankRecord, known: str) -> str:
+    texts = [text for text in (rank.message, rank.details, rank.stacks) if text.strip() and text not in known]
+    title = f"----- rank {rank.rank}: {rank.outcome or rank.end} in {rank.phase} -----"
+    return clean("\n".join([title, *texts])) if texts else ""
 
 
 def fault(test: TestOutcome) -> str:

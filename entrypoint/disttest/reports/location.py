@@ -16,7 +16,7 @@ from disttest.results.fold import TestOutcome
 _PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): ", re.MULTILINE)
 # Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<comma>,?) in ', re.MULTILINE)
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 

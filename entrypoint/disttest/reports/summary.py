@@ -13,6 +13,7 @@ from disttest.reports import digest
 from disttest.reports.digest import FailureGroup, Tally
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
+from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult
 
 FILE_NAME = "summary.md"
@@ -71,7 +72,15 @@ class _Summary:
         self.detail = detail
 
     def render(self) -> str:
-        sections = (self.head(), self.failures(), self.flaky(), self.table(), self.lists(), self.foot())
+        sections = (
+            self.head(),
+            self.failures(),
+            self.flaky(),
+            self.table(),
+            self.timeline(),
+            self.lists(),
+            self.foot(),
+        )
         return "\n".join(line for section in sections for line in section).rstrip("\n") + "\n"
 
     def head(self) -> Iterator[str]:
@@ -195,6 +204,11 @@ class _Summary:
         if len(rows) > 1:
             yield _table_line("**all**", "", digest.tally(self.run))
         yield ""
+
+    def timeline(self) -> Iterator[str]:
+        timeline = build_timeline(self.run)
+        if timeline.slots and self.detail.log:
+            yield from _collapsible("Timeline", [*fenced(render_lanes(timeline, width=80))])
 
     def lists(self) -> Iterator[str]:
         slow = digest.slowest(self.run, self.detail.listed)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from disttest.errors import ReportError, UsageError
-from disttest.reports import junit, results_json, summary
+from disttest.reports import html, junit, results_json, summary
 from disttest.reports.files import write_whole
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
@@ -18,14 +19,25 @@ REPORTERS: Mapping[str, tuple[str, Render]] = {
     "json": (results_json.FILE_NAME, results_json.render_results_json),
     "junit": (junit.FILE_NAME, junit.render_junit),
     "summary": (summary.FILE_NAME, summary.render_summary),
+    "html": (html.FILE_NAME, html.render_html),
 }
 """Format -> name of its file, and what renders it. The one that tools need most comes first."""
 
 
 def write_reports(
-    run: RunResult, results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)
+    run: RunResult,
+    results_dir: Path,
+    formats: tuple[str, ...] = tuple(REPORTERS),
+    *,
+    history: Sequence[RunResult] = (),
 ) -> tuple[Path, ...]:
     """Write the reports of a run into its results directory and return their paths.
+
+    Args:
+        run: what the run came to.
+        results_dir: where its logs are, and where the reports go.
+        formats: which, by the names in :data:`REPORTERS`.
+        history: earlier runs, for the trend in the page.
 
     Raises:
         ReportError: at least one could not be written; the others were.
@@ -38,6 +50,8 @@ def write_reports(
     failed: list[str] = []
     for name in formats:
         file_name, render = REPORTERS[name]
+        if name == "html":
+            render = partial(html.render_html, history=history)
         try:
             written.append(write_whole(results_dir / file_name, render(run, results_dir)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
@@ -47,11 +61,14 @@ def write_reports(
     return tuple(written)
 
 
-def rebuild(results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS)) -> tuple[Path, ...]:
-    """Write reports again from the journal in ``results_dir``.
+def rebuild(
+    results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS), *, history: Sequence[RunResult] = ()
+) -> tuple[Path, ...]:
+    """Write reports again from the journal in ``results_dir``, with the arguments of :func:`write_reports`.
 
     Raises:
         UsageError: there is no journal, or no such format.
         ReportError: as in :func:`write_reports`.
     """
-    return write_reports(fold(read_events(results_dir / JOURNAL)), results_dir, formats)
+    run = fold(read_events(results_dir / JOURNAL))
+    return write_reports(run, results_dir, formats, history=history)

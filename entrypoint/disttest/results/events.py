@@ -6,7 +6,7 @@ from typing import dataclass_transform
 
 import msgspec
 
-from disttest.model import SCHEMA_VERSION, Hardware, TestCase, TestResult, WorldShape
+from disttest.model import SCHEMA_VERSION, Hardware, ShardSpan, TestCase, TestResult, WorldShape
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -28,6 +28,10 @@ class RunStarted(Event, tag="run_started"):
     slots: int
     disttest: str
     schema_version: int = SCHEMA_VERSION
+    plan_id: str = ""
+    """The plan that this run is a shard of; empty when it is a whole run."""
+    shard: int | None = None
+    """The number of that shard."""
 
 
 class TestCollected(Event, tag="test_collected"):
@@ -87,6 +91,12 @@ class Noted(Event, tag="noted"):
     nodeid: str = ""
 
 
+class ShardJoined(Event, tag="shard_joined"):
+    """A merge took in all that one shard reported; only in the journals that ``disttest merge`` writes."""
+
+    shard: ShardSpan
+
+
 class RunFinished(Event, tag="run_finished"):
     """The last event. A journal without it is of a run that died."""
 
@@ -104,5 +114,6 @@ AnyEvent = (
     | TestStarted
     | TestFinished
     | Noted
+    | ShardJoined
     | RunFinished
 )

@@ -6,13 +6,24 @@ from collections.abc import Iterable
 
 import msgspec
 
-from disttest.model import SCHEMA_VERSION, Cause, Frozen, Hardware, Outcome, TestCase, TestResult, WorldShape
+from disttest.model import (
+    SCHEMA_VERSION,
+    Cause,
+    Frozen,
+    Hardware,
+    Outcome,
+    ShardSpan,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
     Noted,
     RunFinished,
     RunStarted,
+    ShardJoined,
     TestCollected,
     TestFinished,
     TestStarted,
@@ -79,6 +90,11 @@ class RunResult(Frozen):
     worlds: tuple[WorldSpan, ...]
     notes: tuple[str, ...]
     schema_version: int = SCHEMA_VERSION
+    shards: tuple[ShardSpan, ...] = ()
+    """The shards that a merged result was joined from; empty for a run on one machine."""
+    plan_id: str = ""
+    """The plan that this run is a shard (or the merge) of."""
+    shard: int | None = None
 
     @property
     def duration_s(self) -> float:
@@ -110,9 +126,10 @@ class _Fold:
         self.errors: list[CollectionError] = []
         self.worlds: dict[str, WorldSpan] = {}
         self.notes: list[str] = []
+        self.shards: list[ShardSpan] = []
         self.last_at_s = 0.0
 
-    def take(self, event: AnyEvent) -> None:
+    def take(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
             case RunStarted():
@@ -133,6 +150,8 @@ class _Fold:
                 self.end_world(event)
             case Noted(message=message, nodeid=nodeid):
                 self.notes.append(f"{nodeid}: {message}" if nodeid else message)
+            case ShardJoined(shard=shard):
+                self.shards.append(shard)
             case RunFinished():
                 self.finished = event
 
@@ -198,4 +217,7 @@ def fold(events: Iterable[AnyEvent]) -> RunResult:
         collection_errors=tuple(state.errors),
         worlds=tuple(state.worlds.values()),
         notes=tuple(state.notes),
+        shards=tuple(state.shards),
+        plan_id=started.plan_id if started else "",
+        shard=started.shard if started else None,
     )

@@ -54,19 +54,30 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
     Raises:
         UsageError: there is no such file.
     """
+    at_s = 0.0
+    for number, event in read_lines(path):
+        if isinstance(event, Event):
+            at_s = event.at_s
+            yield event
+        else:
+            yield Noted(at_s=at_s, message=f"{path.name}:{number}: skipped, {event}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
+    """Yield ``(line number, event)``, or the line number and why that line is not an event.
+
+    Raises:
+        UsageError: there is no such file.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
         raise UsageError(f"no journal at {path}: {error.strerror}") from error
-    at_s = 0.0
     with file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                event = _decoder.decode(line)
+                yield number, _decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield Noted(at_s=at_s, message=f"{path.name}:{number}: skipped, not an event: {error}")
-                continue
-            at_s = event.at_s
-            yield event
+                yield number, f"not an event: {error}"

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from disttest.host.process import Exit, fork_hazard
-from disttest.model import Cause, Gang, Isolation, Outcome, Slot, TestCase, TestResult, WorldShape
+from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.options import RunOptions
-from disttest.planning.schedule import LargestFirst, Scheduler
+from disttest.planning.schedule import GangScheduler, Scheduler
+from disttest.planning.timings import Timings
 from disttest.running.collect import known_skip, modules_of
 from disttest.running.crew import Crew, Listener, Running
 from disttest.running.protocol import TestJudged, WorldOrder
@@ -62,7 +64,7 @@ class Controller(Listener):
         self._tests: dict[str, TestCase] = {}
         self._good: set[str] = set()
         self._worlds = 0
-        self._scheduler: Scheduler = LargestFirst(slots)
+        self._scheduler: Scheduler = GangScheduler(slots, clock=recorder.now)
         self._crew = Crew(self, recorder.now)
         self._hazard: str | None = None
 
@@ -78,11 +80,10 @@ class Controller(Listener):
         runnable = [test for item, test in pairs if not self._skip_early(item, test)]
         if not runnable:
             return
-        _load_torch()
         self._hazard = fork_hazard()
         if self._hazard:
             self._announce_hazard(self._hazard)
-        for gang in build_gangs(runnable):
+        for gang in build_gangs(runnable, Timings(), slots=len(self._slots)):
             self._scheduler.submit(gang)
         with self._crew.on_duty():
             self._loop()
@@ -91,6 +92,8 @@ class Controller(Listener):
         while not self._scheduler.idle:
             for start in self._scheduler.due():
                 self._start(start.gang, start.slots)
+            for gang in self._scheduler.stranded():
+                self._give_up(gang)
             self._crew.wait(self._patience_s())
             self._stop_if_asked()
 
@@ -199,15 +202,7 @@ class Controller(Listener):
         )
         if world.owed and not cancelled:
             owed = tuple(test.nodeid for test in world.owed)
-            self._scheduler.submit(
-                Gang(
-                    gang_id=f"{world.gang.gang_id}+",
-                    nodeids=owed,
-                    shape=world.gang.shape,
-                    isolation=world.gang.isolation,
-                    exclusive=world.gang.exclusive,
-                )
-            )
+            self._scheduler.submit(rest_of(world.gang, owed))
 
     def _blame_world(self, world: Running, ended: Exit) -> None:
         """The world process itself died: the test it was at is an error, the others get a new world."""
@@ -227,6 +222,24 @@ class Controller(Listener):
         world.owed.remove(test)
         self.on_judged(world, test, TestJudged(result=result))
 
+    def _give_up(self, gang: Gang) -> None:
+        """Too few slots are left for this gang: its tests are errors of the machine, never silently lost."""
+        for test in (self._tests[nodeid] for nodeid in gang.nodeids):
+            message = (
+                f"never started: it needs {gang.shape.size} {gang.shape.device} slots, and too few are left, since "
+                "processes that could not be killed hold the others; see the notes on quarantined slots"
+            )
+            result = TestResult(
+                nodeid=test.nodeid,
+                outcome=Outcome.ERROR,
+                cause=Cause.INFRASTRUCTURE,
+                started_at_s=self._recorder.now(),
+                message=message,
+            )
+            self._recorder.test_finished(result)
+            item = self._items[test.nodeid]
+            self._tell_pytest(item, reports_of(item, test, TestJudged(result=result), self._workplace.results))
+
     def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """All of a test at once, so that its output is one block however many worlds run."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -235,27 +248,8 @@ class Controller(Listener):
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-def build_gangs(tests: Sequence[TestCase]) -> list[Gang]:
-    """Warm tests of one file and one shape share a gang; every fresh test is a gang of its own."""
-    groups: dict[tuple[str, WorldShape, str], list[TestCase]] = {}
-    for test in tests:
-        assert test.world is not None
-        alone = test.nodeid if test.isolation is Isolation.FRESH or test.exclusive else ""
-        groups.setdefault((test.file, test.world, alone), []).append(test)
-    return [
-        Gang(
-            gang_id=f"g{number}",
-            nodeids=tuple(test.nodeid for test in group),
-            shape=shape,
-            isolation=group[0].isolation,
-            exclusive=group[0].exclusive,
-        )
-        for number, ((_, shape, _), group) in enumerate(groups.items(), 1)
-    ]
-
-
-def _load_torch() -> None:
-    """Import torch once, here, so that no rank has to; tests that do not need it run without it."""
+def load_torch() -> None:
+    """Import torch once, before the fork, so that no rank has to; tests that do not need it run without it."""
     if "torch" in sys.modules:
         return
     try:

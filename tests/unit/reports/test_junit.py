@@ -404,3 +404,10 @@ def test_any_text_gives_a_valid_file(name, message, details):
     sample.test(Outcome.ERROR, message=message, details=details, case={"name": name, "suite": message})
 
     assert verdict_of(only_case(sample)).tag == "error"
+
+
+def test_golden(golden, tmp_path):
+    pretty = etree.tostring(
+        etree.fromstring(render_junit(mixed_run(tmp_path), tmp_path).encode()), pretty_print=True
+    )
+    golden("junit.xml", pretty.decode())

@@ -17,6 +17,7 @@ from disttest.host.devices.cpu import (
 )
 from disttest.host.devices.machine import Gpu, Machine, Peer
 from disttest.host.devices.messages import AnyMessage, Asking, Done, Driver, Found, Link, Refused
+from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 
 PROBE = "disttest.host.devices.nvml"
 LIBRARY = "libnvidia-ml.so.1"
@@ -55,10 +56,13 @@ def detect_machine(
     probed = _Probed()
     if library or nodes or has_library(root):
         probed = _probe(library, timeout_s=timeout_s, stall_s=stall_s)
+    gpus = probed.machine_gpus(root)
+    if not gpus and (root / "dev/kfd").exists():
+        gpus = _gpus_of_torch(ask_torch(timeout_s=timeout_s))
     return Machine(
         cpu=detect_cpu(mounts),
         limits=detect_limits(mounts, root),
-        gpus=probed.machine_gpus(root),
+        gpus=gpus,
         driver=probed.driver.driver or kernel_driver(root),
         cuda_driver=probed.driver.cuda,
         nvml=probed.driver.nvml,
@@ -67,6 +71,13 @@ def detect_machine(
         fabrics=detect_fabrics(root),
         cgroup=cgroup_version(mounts),
     )
+
+
+def _gpus_of_torch(facts: TorchFacts) -> tuple[Gpu, ...]:
+    """GPUs of another vendor (ROCm), which only torch can be asked about: their names, and no more."""
+    if facts.device_type != "cuda":
+        return ()
+    return tuple(Gpu(index=index, name=name) for index, name in enumerate(facts.devices))
 
 
 def device_nodes(root: Path = Path("/")) -> tuple[str, ...]:
@@ -100,9 +111,10 @@ class _Probed:
     def __init__(self) -> None:
         self.driver = Driver(gpus=0)
         self.gpus: dict[int, Gpu] = {}
-        self.links: list[Link] = []
+        self.links: dict[tuple[int, int], Link] = {}
         self.refused: Refused | None = None
         self.last = Asking(what="nothing yet")
+        self.skip: list[int] = []
         self.done = False
         self.broken = ""
 
@@ -120,7 +132,7 @@ class _Probed:
             case Found(gpu=gpu):
                 self.gpus[gpu.index] = gpu
             case Link():
-                self.links.append(message)
+                self.links[message.first, message.second] = message
             case Refused():
                 self.refused = message
             case Done():
@@ -131,9 +143,10 @@ class _Probed:
         if self.last.gpu is None:
             self.broken = f"{self.last.what}: the NVML probe {ended}"
             return False
-        self.gpus[self.last.gpu] = Gpu(
-            index=self.last.gpu, fault=f"the NVML probe {ended} when asked about this GPU"
-        )
+        known = self.gpus.get(self.last.gpu, Gpu(index=self.last.gpu))
+        fault = f"the NVML probe {ended} when asked about this GPU"
+        self.gpus[known.index] = msgspec.structs.replace(known, fault=fault)
+        self.skip.append(known.index)
         return True
 
     def error(self, *, has_nodes: bool) -> str:
@@ -147,11 +160,11 @@ class _Probed:
         names = _identities(root)
         gpus = sorted(self.gpus.values(), key=lambda gpu: gpu.index)
         if len(names) == len(gpus):
-            gpus = [gpu if gpu.uuid else _with(gpu, **name) for gpu, name in zip(gpus, names, strict=True)]
-        return tuple(_with(gpu, peers=self._peers(gpu.index)) for gpu in gpus)
+            gpus = [gpu if gpu.uuid else _named(gpu, name) for gpu, name in zip(gpus, names, strict=True)]
+        return tuple(msgspec.structs.replace(gpu, peers=self._peers(gpu.index)) for gpu in gpus)
 
     def _peers(self, index: int) -> tuple[Peer, ...]:
-        ends = [(link.second if link.first == index else link.first, link) for link in self.links]
+        ends = [(link.second if link.first == index else link.first, link) for link in self.links.values()]
         return tuple(
             Peer(index=other, nvlinks=link.nvlinks, path=link.path)
             for other, link in ends
@@ -159,8 +172,8 @@ class _Probed:
         )
 
 
-def _with(gpu: Gpu, **changes: object) -> Gpu:
-    return msgspec.structs.replace(gpu, **changes)
+def _named(gpu: Gpu, name: dict[str, str]) -> Gpu:
+    return msgspec.structs.replace(gpu, **name)
 
 
 def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
@@ -168,7 +181,7 @@ def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
     left_s = timeout_s
     while left_s > 0:
         arguments = ["--library", library] if library else []
-        for index in probed.gpus:
+        for index in probed.skip:
             arguments += ["--skip", str(index)]
         ended = run_bounded(PROBE, arguments, timeout_s=left_s, stall_s=stall_s, on_line=probed.hear)
         left_s -= ended.elapsed_s

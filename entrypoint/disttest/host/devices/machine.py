@@ -19,6 +19,8 @@ class GpuProcess(Frozen):
     """As NVML tells it: in a container without the host's process ids it may be a foreign number."""
     memory: int = 0
     name: str = ""
+    computes: bool = True
+    """False for one that only draws: a desktop's processes do not make a GPU busy."""
 
 
 class MigSlice(Frozen):
@@ -182,9 +184,7 @@ class Machine(Frozen):
             if gpu is None or gpu in chosen:
                 break
             chosen.append(gpu)
-        return Machine(
-            **{**{name: getattr(self, name) for name in self.__struct_fields__}, "gpus": tuple(chosen)}
-        )
+        return msgspec.structs.replace(self, gpus=tuple(chosen))
 
     def hardware(self) -> Hardware:
         """The machine as far as a report needs it."""

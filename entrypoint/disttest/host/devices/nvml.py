@@ -93,7 +93,7 @@ def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:
     handles = {}
     for index in range(count):
         if index not in skip:
-            speak(Asking(what="the GPU", gpu=index))
+            speak(Asking(what="asking the GPU", gpu=index))
             gpu, handle = _ask_gpu(index, only_processes=only_processes)
             speak(Found(gpu=gpu))
             if handle is not None and not gpu.fault:
@@ -130,6 +130,8 @@ def _ask_gpu(index: int, *, only_processes: bool) -> tuple[Gpu, Any]:
     handle = None
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        facts.update(_identity(handle))
+        speak(Found(gpu=Gpu(**facts)))  # whatever happens now happens to a GPU with a name
         for group in _WHO_HOLDS_IT if only_processes else _GROUPS:
             facts.update(group(handle))
     except nvml.NVMLError as error:
@@ -154,7 +156,10 @@ def _text(value: bytes | str) -> str:
 
 
 def _memory(handle: Any) -> dict[str, Any]:
-    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    # The second version leaves out what the driver keeps for itself, which is no one's leftover.
+    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if memory is None:
+        memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     return {"memory_total": memory.total, "memory_used": memory.used} if memory else {}
 
 
@@ -220,19 +225,26 @@ def _nvlinks(handle: Any) -> dict[str, Any]:
 
 
 def _processes(handle: Any) -> dict[str, Any]:
-    compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    graphics = _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
-    found = {entry.pid: entry.usedGpuMemory or 0 for entry in [*graphics, *compute]}
-    return {"processes": tuple(_process(pid, memory) for pid, memory in sorted(found.items()))}
+    # Without the decorated names, which raise something else when a driver lacks a function.
+    compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    if compute is None:  # a driver older than R510
+        compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+    drawing = {entry.pid for entry in _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []}
+    held = dict.fromkeys(drawing, 0) | {entry.pid: entry.usedGpuMemory or 0 for entry in compute or []}
+    return {
+        "processes": tuple(
+            GpuProcess(pid=pid, memory=memory, name=_process_name(pid), computes=pid not in drawing)
+            for pid, memory in sorted(held.items())
+        )
+    }
 
 
-def _process(pid: int, memory: int) -> GpuProcess:
-    name = _ask(nvml.nvmlSystemGetProcessName, pid) or ""
-    return GpuProcess(pid=pid, memory=memory, name=_text(name))
+def _process_name(pid: int) -> str:
+    return _text(_ask(nvml.nvmlSystemGetProcessName, pid) or "")
 
 
-_WHO_HOLDS_IT = (_identity, _memory, _processes)
-_GROUPS = (_identity, _memory, _modes, _slices, _errors, _speed, _nvlinks, _processes)
+_WHO_HOLDS_IT = (_memory, _processes)
+_GROUPS = (_memory, _modes, _slices, _errors, _speed, _nvlinks, _processes)
 
 
 def _ask_links(handles: dict[int, Any]) -> Iterator[Link]:

@@ -1,0 +1,147 @@
+"""``disttest plan``: which runner gets which tests, as ``plan.json`` and as a matrix of GitHub Actions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from disttest.errors import ExitCode, UsageError
+from disttest.model import TestCase
+from disttest.planning.options import OPTIONS, resolve_options
+from disttest.planning.plan import (
+    Plan,
+    encode_plan,
+    plan_by_world_size,
+    plan_equal_shards,
+    plan_shards,
+    render_matrix,
+)
+from disttest.planning.pools import POOL_FORM, parse_pools
+from disttest.planning.timings import Timings
+from disttest.reports.files import write_whole
+from disttest.results.durations import read_timings
+
+Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str]], Sequence[TestCase]]
+"""Targets, the options of a run and pytest's arguments in; the tests that they mean out."""
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Decorator) -> click.Command:
+    """The command, around a way to collect tests, a way to end, and the options that every run has.
+
+    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner.
+    """
+
+    @click.command(name="plan")
+    @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+    @click.option(
+        "--pool", "pools", multiple=True, metavar="NAME:GPUS:RUNNERS[:COST]", help="A kind of runner."
+    )
+    @click.option(
+        "--labels", multiple=True, metavar="NAME=LABEL,…", help="runs-on of a pool (default: its name)."
+    )
+    @click.option("--shards", type=int, metavar="N", help="Split over N equal runners instead.")
+    @click.option("--by", type=click.Choice(["world-size"]), help="One shard for each world size instead.")
+    @click.option(
+        "--timings", multiple=True, type=Path, metavar="FILE", help="Journal, results.json or JUnit file."
+    )
+    @click.option("--hardware", default="", metavar="MODEL", help="GPU model that the runners have, or cpu.")
+    @click.option(
+        "--revision", default="", metavar="COMMIT", help="State of the repository, kept in the plan."
+    )
+    @click.option("--output", type=Path, default=Path("plan.json"), help="Where the plan goes.")
+    @click.option(
+        "--matrix", type=Path, metavar="FILE|-", help="Write the matrix of GitHub Actions (one line)."
+    )
+    @click.option(
+        "--allow-empty", is_flag=True, help="No tests: a plan with the no-op entry, and exit code 0."
+    )
+    @run_options
+    @click.pass_obj
+    def plan(pytest_args: Sequence[str] | None, /, targets: tuple[str, ...], **given: Any) -> None:
+        """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
+        given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
+        check_one_way(given)
+        timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
+        for warning in warnings:
+            click.echo(f"disttest: warning: {warning}", err=True)
+        flags = {option.field: given[option.field] for option in OPTIONS}
+        made = make_plan(collect(targets, flags, pytest_args or ()), timings, given)
+        _write(given["output"], encode_plan(made).decode())
+        _tell(made, given["output"], given["matrix"])
+        if made.last is None and not given["allow_empty"]:
+            click.echo("disttest: no tests to plan; --allow-empty takes that as success", err=True)
+            leave(ExitCode.NOTHING_COLLECTED)
+
+    return plan
+
+
+def check_one_way(given: dict[str, Any]) -> None:
+    """Refuse no way or two ways of splitting.
+
+    Raises:
+        UsageError: not exactly one of --pool, --shards and --by is given, or an option without its partner.
+    """
+    ways = [name for name in ("pools", "shards", "by") if given[name] not in ((), None)]
+    if len(ways) != 1:
+        raise UsageError(f"give one of --pool {POOL_FORM.split(' or ')[0]}, --shards N and --by world-size")
+    if given["slots"] and ways != ["shards"]:
+        raise UsageError("--slots goes with --shards; a pool says its GPUs itself")
+    if given["labels"] and ways != ["pools"]:
+        raise UsageError("--labels goes with --pool")
+
+
+def make_plan(tests: Sequence[TestCase], timings: Timings, given: dict[str, Any]) -> Plan:
+    """Plan the way that was asked for."""
+    if given["pools"]:
+        pools = parse_pools(given["pools"], given["labels"])
+        return plan_shards(tests, timings, pools=pools, revision=given["revision"])
+    if given["by"]:
+        return plan_by_world_size(tests, timings, revision=given["revision"])
+    return plan_equal_shards(
+        tests, timings, shards=given["shards"], slots=given["slots_per_runner"], revision=given["revision"]
+    )
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan for people: one line for each shard."""
+    lines = [
+        f"{shard.number:>4}  {shard.name:<20} {shard.gpus:>3} GPUs  {len(shard.tests):>6} tests  "
+        f"{shard.expected_s:>8.0f} s  {shard.gpu_minutes:>8.1f} GPU-minutes"
+        for shard in plan.shards
+    ]
+    total = sum(shard.gpu_minutes for shard in plan.shards)
+    longest_s = max((shard.expected_s for shard in plan.shards), default=0.0)
+    tests = sum(len(shard.tests) for shard in plan.shards)
+    summary = (
+        f"{tests} tests in {len(plan.shards)} shards: {longest_s:.0f} s, {total:.1f} GPU-minutes expected"
+    )
+    return "\n".join([*lines, summary])
+
+
+def _tell(plan: Plan, output: Path, matrix: Path | None) -> None:
+    line = json.dumps(render_matrix(plan), separators=(",", ":"))
+    to_stdout = matrix == Path("-")
+    click.echo(f"{render_plan(plan)}\nplan written to {output}", err=to_stdout)
+    if to_stdout:
+        click.echo(line)
+    elif matrix:
+        _write(matrix, line + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"{path} can not be written: {error.strerror}; choose another place") from error
+
+
+def _now_s() -> float:
+    return time.time()  # noqa: TID251 - compared with the wall clocks of other machines

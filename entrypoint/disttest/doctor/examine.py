@@ -1,0 +1,135 @@
+"""Examines a machine: detection, judgement and preflight in one diagnosis."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from disttest.errors import ExitCode
+from disttest.host.advice import advise, explain
+from disttest.host.devices import Machine, detect_machine
+from disttest.host.devices.findings import Finding, Grade, judge_machine
+from disttest.host.devices.torch_facts import TorchFacts, ask_torch
+from disttest.host.leftovers import Litter, find_litter, names_in_use, scan_shm
+from disttest.host.preflight import Bounds, Check, Level, PreflightResult, run_preflight, targets_of
+from disttest.host.preflight.run import WORKER
+from disttest.host.quarantine import QuarantineNotes
+from disttest.model import Frozen
+
+
+class Examination(Frozen):
+    """What to examine, and how."""
+
+    level: Level = Level.QUICK
+    library: str = ""
+    """Path of the NVML library; found by the dynamic linker unless given."""
+    root: Path = Path("/")
+    compute: str = "cuda"
+    """Where the work for a GPU is done; ``cpu`` proves everything but the GPUs themselves."""
+    worker: str = WORKER
+    cpus: int = 2
+    bounds: Bounds = Bounds()
+
+
+class Diagnosis(Frozen):
+    """What a machine has and what is wrong with it."""
+
+    machine: Machine
+    torch: TorchFacts
+    findings: tuple[Finding, ...]
+    proved: tuple[str, ...] = ()
+    """Names of the slots that passed the preflight."""
+    litter: tuple[Litter, ...] = ()
+    """Files in shared memory that belong to us and that no process uses."""
+    broken: dict[str, str] = msgspec.field(default_factory=dict)
+    """Slot name -> why it must not be used."""
+    duration_s: float = 0.0
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """7 where anything is broken; warnings do not count."""
+        bad = any(finding.grade is Grade.BROKEN for finding in self.findings)
+        return ExitCode.INFRASTRUCTURE if bad else ExitCode.PASSED
+
+
+def examine(examination: Examination, *, clock: Callable[[], float] = time.monotonic) -> Diagnosis:
+    """Examine this machine; every question to a driver or device is bounded."""
+    started_s = clock()
+    machine = detect_machine(library=examination.library, root=examination.root)
+    torch = ask_torch()
+    findings = judge_machine(machine, torch)
+    targets = targets_of(machine, compute=examination.compute, cpus=examination.cpus)
+    preflight = PreflightResult(checks=())
+    if torch.version and not _hopeless(machine):
+        preflight = run_preflight(
+            targets, level=examination.level, worker=examination.worker, bounds=examination.bounds
+        )
+    litter = _find_litter(examination.root)
+    tried = tuple(_finding(check) for check in preflight.checks)
+    return Diagnosis(
+        machine=machine,
+        torch=torch,
+        findings=(*findings, judge_litter(litter), *tried),
+        litter=litter,
+        proved=tuple(t.name for t in targets if preflight.checks and t.name not in preflight.broken),
+        broken=preflight.broken,
+        duration_s=clock() - started_s,
+    )
+
+
+def _find_litter(root: Path) -> tuple[Litter, ...]:
+    folder = root / "dev/shm"
+    return find_litter({}, scan_shm(folder), (), in_use=names_in_use(folder), uid=os.geteuid())
+
+
+def judge_litter(litter: Sequence[Litter]) -> Finding:
+    """Shared memory fills up with what killed processes leave."""
+    if not litter:
+        return Finding(device="machine", check="shared_memory_litter", message="none")
+    size = sum(each.entry.size for each in litter)
+    names = ", ".join(each.entry.name for each in litter[:5])
+    return Finding(
+        device="machine",
+        check="shared_memory_litter",
+        grade=Grade.WARNING,
+        message=f"{len(litter)} files of ours ({size >> 10} KiB) that no process uses: {names}",
+        advice=advise("shm-litter"),
+    )
+
+
+def _hopeless(machine: Machine) -> bool:
+    """There are GPUs and none can be used: proving the CPU instead would only look like good news."""
+    return bool(machine.gpus) and not machine.usable_gpus
+
+
+def _finding(check: Check) -> Finding:
+    measured = "" if check.value is None else f"{check.value:.3g} {check.unit}"
+    if check.passed:
+        return Finding(device=check.label, check=check.check, message=measured, duration_s=check.duration_s)
+    return Finding(
+        device=check.label,
+        check=check.check,
+        grade=Grade.BROKEN,
+        message=check.message,
+        advice=explain(check.message) or advise("preflight-failed"),
+        duration_s=check.duration_s,
+    )
+
+
+def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
+    """Lift the quarantine of what passed, and put what failed into it; what was changed, as text."""
+    notes = QuarantineNotes(directory)
+    active = notes.active()
+    changed = []
+    for slot in diagnosis.machine.slots("cuda"):
+        if slot.name in diagnosis.proved and slot.uuid in active:
+            notes.lift(slot.uuid)
+            changed.append(f"{slot.name} ({slot.uuid}) passed: its quarantine is lifted")
+        elif slot.name in diagnosis.broken:
+            notes.add(slot.uuid, diagnosis.broken[slot.name])
+            changed.append(f"{slot.name} ({slot.uuid}) is in quarantine now")
+    return tuple(changed)

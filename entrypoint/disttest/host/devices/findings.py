@@ -1,0 +1,255 @@
+"""Judges a machine as it was detected: one finding for each device and check. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from disttest.host.advice import Advice, advise, cuda_version_of, explain
+from disttest.host.devices.machine import Gpu, Machine
+from disttest.host.devices.torch_facts import TorchFacts
+from disttest.host.lease import foreign_use
+from disttest.model import Frozen
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class Grade(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Tests run, but slower or not all of them."""
+    BROKEN = "broken"
+    """Not to be used."""
+
+
+class Finding(Frozen):
+    """What one check of one device came to."""
+
+    device: str
+    """``machine``, ``GPU 3 (uuid, bus id)``, or the two of a pair."""
+    check: str
+    grade: Grade = Grade.OK
+    message: str = ""
+    """One line: what was found."""
+    advice: Advice | None = None
+    duration_s: float = 0.0
+
+
+def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[Finding, ...]:
+    """Everything that can be said without work on the devices."""
+    findings = [check(machine, torch) for check in _MACHINE_CHECKS]
+    for gpu in machine.gpus:
+        findings += judge_gpu(gpu, torch)
+    return tuple(findings)
+
+
+def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[Finding]:
+    """Everything that NVML tells of one GPU; of one that does not answer, only that."""
+    if gpu.fault:
+        yield _broken(gpu.label, "answers", gpu.fault, "gpu-lost")
+        return
+    yield Finding(device=gpu.label, check="answers", message=f"{gpu.name}, {gpu.memory_total // _MIB} MiB")
+    for check in _GPU_CHECKS:
+        yield check(gpu)
+    yield _kernels(gpu, torch)
+
+
+def _broken(device: str, check: str, message: str, slug: str) -> Finding:
+    """A message that the table knows gets its own advice, any other that of the check."""
+    advice = explain(message) or advise(slug)
+    return Finding(device=device, check=check, grade=Grade.BROKEN, message=message, advice=advice)
+
+
+def _warn(device: str, check: str, message: str, slug: str) -> Finding:
+    return Finding(device=device, check=check, grade=Grade.WARNING, message=message, advice=advise(slug))
+
+
+def _gpus(machine: Machine, _torch: TorchFacts) -> Finding:
+    """NVML answers and shows what the container was given."""
+    if machine.nvml_error:
+        return _broken("machine", "nvml", machine.nvml_error, "nvml-lost")
+    has_gpu_nodes = any(node.removeprefix("/dev/nvidia").isdigit() for node in machine.device_nodes)
+    if has_gpu_nodes and not machine.gpus:
+        return _broken("machine", "nvml", "there are /dev/nvidia* but NVML shows no GPU", "nvml-lost")
+    if machine.driver and not machine.gpus:
+        message = f"the host has driver {machine.driver}, but this container sees no GPU"
+        return _warn("machine", "nvml", message, "no-gpu-in-container")
+    if not machine.gpus:
+        return Finding(
+            device="machine", check="nvml", message="no GPU, no driver: tests run on CPU over gloo"
+        )
+    text = f"{len(machine.gpus)} GPUs, driver {machine.driver}, CUDA up to {machine.cuda_driver}"
+    return Finding(device="machine", check="nvml", message=text)
+
+
+def _torch(machine: Machine, torch: TorchFacts) -> Finding:
+    """torch is there, and what it was built for is what the machine has."""
+    if not torch.version:
+        return _broken("machine", "torch", torch.error or "torch is not installed", "torch-unusable")
+    built = f"torch {torch.version}"
+    if machine.usable_gpus and torch.error:
+        found = cuda_version_of(torch.error)
+        driver = f" (the driver serves CUDA {found})" if found else ""
+        return _broken("machine", "torch", f"{built}: {torch.error}{driver}", "torch-unusable")
+    if machine.usable_gpus and torch.device_type == "cpu":
+        return _warn("machine", "torch", f"{built} was built without CUDA: GPUs stay idle", "torch-unusable")
+    if torch.cuda and _major(torch.cuda) > _major(machine.cuda_driver) > 0:
+        message = f"{built} was built for CUDA {torch.cuda}, the driver serves up to {machine.cuda_driver}"
+        return _broken("machine", "torch", message, "driver-too-old")
+    parts = [built, torch.cuda and f"CUDA {torch.cuda}", torch.hip and f"ROCm {torch.hip}"]
+    parts += [torch.nccl and f"NCCL {torch.nccl}", ", ".join(torch.backends), ", ".join(torch.devices)]
+    return Finding(device="machine", check="torch", message=", ".join(part for part in parts if part))
+
+
+def _major(version: str) -> int:
+    head = version.partition(".")[0]
+    return int(head) if head.isdigit() else 0
+
+
+def _cpu(machine: Machine, _torch: TorchFacts) -> Finding:
+    cpu = machine.cpu
+    quota = "no quota" if cpu.quota is None else f"a quota of {cpu.quota:g}"
+    text = f"{cpu.granted} of {cpu.online} processors ({cpu.affinity} by affinity, {quota})"
+    return Finding(device="machine", check="cpu", message=text)
+
+
+def _memory(machine: Machine, _torch: TorchFacts) -> Finding:
+    limits = machine.limits
+    text = f"{limits.memory / _GIB:.1f} of {limits.memory_total / _GIB:.1f} GiB"
+    if limits.memory < _GIB:
+        return _warn("machine", "memory", f"only {text}: torch alone takes a third of that", "small-memory")
+    return Finding(device="machine", check="memory", message=text)
+
+
+def _shm(machine: Machine, _torch: TorchFacts) -> Finding:
+    """NCCL and data loaders need shared memory; 64 MiB is what a container engine gives."""
+    size, used = machine.limits.shm_size, machine.limits.shm_used
+    text = f"shared memory has {size // _MIB} MiB, {used // _MIB} MiB of them used"
+    if size - used < 256 * _MIB:
+        grade = _broken if len(machine.usable_gpus) > 1 else _warn
+        return grade("machine", "shared_memory", f"{text}: too little for NCCL", "nccl-shared-memory")
+    return Finding(device="machine", check="shared_memory", message=text)
+
+
+def _memlock(machine: Machine, _torch: TorchFacts) -> Finding:
+    limit = machine.limits.memlock
+    text = "unlimited" if limit is None else f"{limit // 1024} KiB"
+    if limit is not None and machine.fabrics:
+        message = f"locked memory is limited to {text}: RDMA can not register its buffers"
+        return _warn("machine", "memlock", message, "memlock")
+    return Finding(device="machine", check="memlock", message=text)
+
+
+def _open_files(machine: Machine, _torch: TorchFacts) -> Finding:
+    limit = machine.limits.open_files
+    if limit is not None and limit < 1024:
+        return _warn("machine", "open_files", f"only {limit} open files are allowed", "open-files")
+    return Finding(device="machine", check="open_files", message=str(limit or "unlimited"))
+
+
+def _fabrics(machine: Machine, _torch: TorchFacts) -> Finding:
+    names = ", ".join(f"{fabric.name} ({fabric.kind}, {fabric.state})" for fabric in machine.fabrics)
+    return Finding(device="machine", check="fabrics", message=names or "none")
+
+
+_MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], Finding], ...] = (
+    _gpus,
+    _torch,
+    _cpu,
+    _memory,
+    _shm,
+    _memlock,
+    _open_files,
+    _fabrics,
+)
+
+
+def _ecc(gpu: Gpu) -> Finding:
+    if gpu.remap_failed:
+        return _broken(gpu.label, "memory_errors", "a bad row could not be remapped", "gpu-memory-errors")
+    if gpu.remap_pending or gpu.retired_pages_pending:
+        what = "rows wait to be remapped" if gpu.remap_pending else "pages wait to be retired"
+        message = f"memory errors: {what} at the next reset"
+        return _broken(gpu.label, "memory_errors", message, "gpu-memory-errors")
+    if gpu.ecc_uncorrected:
+        message = f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded"
+        return _broken(gpu.label, "memory_errors", message, "gpu-memory-errors")
+    off = "" if gpu.ecc_enabled else ", ECC is off or unknown"
+    text = f"none uncorrected, {gpu.ecc_corrected} corrected, {gpu.remapped_rows} rows remapped{off}"
+    return Finding(device=gpu.label, check="memory_errors", message=text)
+
+
+def _mode(gpu: Gpu) -> Finding:
+    if gpu.compute_mode == "prohibited":
+        return _broken(gpu.label, "compute_mode", "its mode prohibits computing", "compute-mode")
+    if gpu.compute_mode.startswith("exclusive"):
+        message = f"its mode is {gpu.compute_mode}: only one process can use it at a time"
+        return _warn(gpu.label, "compute_mode", message, "compute-mode")
+    return Finding(device=gpu.label, check="compute_mode", message=gpu.compute_mode or "unknown")
+
+
+def _mig(gpu: Gpu) -> Finding:
+    if gpu.mig_enabled and not gpu.slices:
+        return _broken(gpu.label, "mig", "MIG mode is on and there is no slice", "mig-mode")
+    if gpu.mig_enabled:
+        message = f"{len(gpu.slices)} MIG slices: gloo only, since NCCL takes no MIG slices"
+        return _warn(gpu.label, "mig", message, "nccl-one-gpu-per-rank")
+    return Finding(device=gpu.label, check="mig", message="off")
+
+
+def _clocks(gpu: Gpu) -> Finding:
+    temperature = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
+    if gpu.throttle:
+        message = f"slowed down{temperature}: {', '.join(gpu.throttle)}"
+        return _warn(gpu.label, "clocks", message, "slow-gpu")
+    return Finding(device=gpu.label, check="clocks", message=f"not slowed down{temperature}")
+
+
+def _pcie(gpu: Gpu) -> Finding:
+    """The width only: an idle link lowers its generation to save power."""
+    if 0 < gpu.pcie_width < gpu.pcie_max_width:
+        message = f"PCIe runs at x{gpu.pcie_width} instead of x{gpu.pcie_max_width}"
+        return _warn(gpu.label, "pcie", message, "slow-gpu")
+    return Finding(device=gpu.label, check="pcie", message=f"x{gpu.pcie_width} of x{gpu.pcie_max_width}")
+
+
+def _nvlink(gpu: Gpu) -> Finding:
+    if gpu.nvlinks_down and gpu.nvlinks_active:
+        message = f"{gpu.nvlinks_down} of {gpu.nvlinks_active + gpu.nvlinks_down} NVLinks are down"
+        return _warn(gpu.label, "nvlink", message, "nvlink-down")
+    peers = [str(peer.index) for peer in gpu.peers if peer.nvlinks]
+    text = f"{gpu.nvlinks_active} active, to GPU {', '.join(peers)}" if peers else "none"
+    return Finding(device=gpu.label, check="nvlink", message=text)
+
+
+def _use(gpu: Gpu) -> Finding:
+    use = foreign_use(gpu)
+    if use:
+        return _warn(gpu.label, "use", use, "gpu-busy")
+    return Finding(device=gpu.label, check="use", message="idle")
+
+
+_GPU_CHECKS: tuple[Callable[[Gpu], Finding], ...] = (_ecc, _mode, _mig, _clocks, _pcie, _nvlink, _use)
+
+
+def _kernels(gpu: Gpu, torch: TorchFacts) -> Finding:
+    """torch has kernels for this GPU: of its major version and not newer, or PTX to compile them from."""
+    wanted = _capability(gpu.compute_capability.replace(".", ""))
+    names = [name.partition("_") for name in torch.architectures]
+    binary = {_capability(number) for kind, _, number in names if kind == "sm"}
+    source = {_capability(number) for kind, _, number in names if kind == "compute"}
+    fits = any(have // 10 == wanted // 10 and have <= wanted for have in binary if have)
+    if names and wanted and not fits and not any(0 < have <= wanted for have in source):
+        has = ", ".join(torch.architectures)
+        message = f"torch {torch.version} has no kernels for sm_{wanted}, only {has}"
+        return _broken(gpu.label, "kernels", message, "torch-without-kernels")
+    return Finding(device=gpu.label, check="kernels", message=f"sm_{wanted}" if wanted else "unknown")
+
+
+def _capability(number: str) -> int:
+    """90 for "90" and "90a"; 0 for what is no CUDA architecture."""
+    digits = number.rstrip("af")
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,317 @@
+"""Takes GPUs for a run, so that several runners on one host do not take each other's.
+
+A slot is held by a lock on a file that is named by its UUID, in a directory that the runners share. Waiting
+runs stand in line; the one at the head takes its slots as soon as enough of them are free, healthy and not
+in foreign use.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from disttest.errors import InfrastructureError, NotEnoughDevices
+from disttest.host.choice import choose_slots
+from disttest.host.devices.machine import Gpu, Machine
+from disttest.host.lockfiles import Holder, Lock, LockDirectory, boot_clock
+from disttest.host.quarantine import Quarantine, QuarantineNotes
+from disttest.host.queue import join_queue, leave_queue, tickets_ahead
+from disttest.model import Frozen, Slot
+
+_POLL_S = 0.01
+_LONGEST_POLL_S = 0.1
+"""flock can not wait for one of several locks: the head of the line looks often, the others seldom."""
+_FRESH_S = 1.0
+"""A picture of the machine older than this is not trusted when GPUs are taken."""
+_UNSEEN_SHARE = 0.05
+"""Memory in use beyond this share, with no process to be seen, is another container's."""
+
+
+class Request(Frozen):
+    """What a run asks for."""
+
+    count: int
+    who: str = ""
+    """How others see who holds the slots: the run and its command."""
+    share: bool = False
+    """Take GPUs that foreign processes use, too."""
+    timeout_s: float = 3600.0
+
+
+class SlotState(Frozen):
+    """One slot as a waiting run sees it."""
+
+    slot: Slot
+    label: str
+    obstacle: str = ""
+    """Why it can not be had; empty for a free one."""
+    permanent: bool = False
+    """Whether waiting is no use: the GPU is broken, or in quarantine."""
+
+
+class Lease:
+    """Slots that this process holds, until it releases them or ends."""
+
+    def __init__(self, held: Sequence[tuple[Slot, Lock]], notes: QuarantineNotes) -> None:
+        self._held = dict(held)
+        self._notes = notes
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots held, in order."""
+        return tuple(self._held)
+
+    def quarantine(self, slot: Slot, reason: str, *, pid: int = 0) -> None:
+        """Give a slot up, and keep everybody from using it.
+
+        Args:
+            slot: one of this lease.
+            reason: what others will read.
+            pid: the process that does not let go of it; the quarantine ends with that process.
+        """
+        self._notes.add(slot.uuid, reason, pid=pid)
+        self.give_back(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """Free one slot."""
+        self._held.pop(slot).release()
+
+    def release(self) -> None:
+        """Free all."""
+        for slot in self.slots:
+            self.give_back(slot)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Leaser:
+    """Takes leases in one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        inspect: Callable[[], Machine],
+        *,
+        on_wait: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare to take leases.
+
+        Args:
+            directory: the lease directory; made if it is not there.
+            inspect: looks at the machine, as :func:`disttest.host.devices.detect_machine` does.
+            on_wait: told in one line why the lease has to wait, whenever the reason changes.
+            clock: a monotonic clock.
+            sleep: waits some seconds.
+
+        Raises:
+            UsageError: the directory can not be used.
+        """
+        self._directory = LockDirectory(directory)
+        self._notes = QuarantineNotes(directory)
+        self._inspect = inspect
+        self._on_wait = on_wait
+        self._clock = clock
+        self._sleep = sleep
+        self._seen: Machine | None = None
+        self._seen_s = 0.0
+        self._ahead = 0
+
+    def take(self, request: Request) -> Lease:
+        """Take ``request.count`` slots; waits in line for them.
+
+        Raises:
+            NotEnoughDevices: the machine has fewer healthy ones, or they did not get free in time.
+        """
+        deadline_s = self._clock() + request.timeout_s
+        ticket = self._join(request)
+        said = ""
+        try:
+            while True:
+                lease, reason = self._attempt(request, ticket)
+                if lease is not None:
+                    return lease
+                if reason != said:
+                    self._on_wait(reason)
+                    said = reason
+                if self._clock() >= deadline_s:
+                    raise NotEnoughDevices(f"no lease within {request.timeout_s:g} s: {reason}")
+                self._sleep(min(_LONGEST_POLL_S, _POLL_S * (1 + self._ahead)))
+        finally:
+            leave_queue(self._directory, ticket)
+
+    def states(self, *, share: bool = False) -> tuple[SlotState, ...]:
+        """Every slot of the machine and what keeps it from being taken now."""
+        machine = self._look()
+        notes = self._active_notes(machine)
+        states = []
+        for slot, gpu in _slots_with_gpus(machine):
+            state = _state(slot, gpu, notes.get(slot.uuid), share=share)
+            states.append(state if state.obstacle else self._lock_state(state))
+        return tuple(states)
+
+    def _active_notes(self, machine: Machine) -> dict[str, Quarantine]:
+        holding = {(gpu.uuid, process.pid) for gpu in machine.gpus for process in gpu.processes}
+        return self._notes.active(is_alive=lambda note: (note.uuid, note.pid) in holding)
+
+    def _lock_state(self, state: SlotState) -> SlotState:
+        lock = self._directory.try_lock(_lock_name(state.slot))
+        if lock is not None:
+            lock.release()
+            return state
+        return SlotState(slot=state.slot, label=state.label, obstacle=self._held_by(state.slot))
+
+    def _held_by(self, slot: Slot) -> str:
+        holder = self._directory.read(_lock_name(slot))
+        return f"held by {_render_holder(holder)}"
+
+    def _look(self, *, max_age_s: float = 0.0) -> Machine:
+        if self._seen is None or self._clock() - self._seen_s > max_age_s:
+            self._seen, self._seen_s = self._inspect(), self._clock()
+        return self._seen
+
+    def _join(self, request: Request) -> Lock:
+        who = f"{request.who} (waits for {request.count})".strip()
+        with self._gate(30.0) as opened:
+            if not opened:
+                stopped = _render_holder(self._directory.read("gate"))
+                raise InfrastructureError(
+                    f"the gate of the lease directory {self._directory.path} has been held for 30 s "
+                    f"by {stopped}: is that process stopped? Let it run, or end it."
+                )
+            return join_queue(self._directory, Holder(pid=os.getpid(), who=who, since_s=boot_clock()))
+
+    def _gate(self, timeout_s: float) -> AbstractContextManager[bool]:
+        return self._directory.gate(timeout_s=timeout_s, clock=self._clock, sleep=self._sleep)
+
+    def _attempt(self, request: Request, ticket: Lock) -> tuple[Lease | None, str]:
+        """Try once: a lease, or why not."""
+        machine = self._look(max_age_s=2.0)
+        notes = self._active_notes(machine)
+        entries = _slots_with_gpus(machine)
+        states = [_state(slot, gpu, notes.get(slot.uuid), share=request.share) for slot, gpu in entries]
+        _check_enough(request, states)
+        open_slots = [entry for entry, state in zip(entries, states, strict=True) if not state.obstacle]
+        held, reason = self._lock(request, ticket, open_slots)
+        if not held:
+            obstacles = [f"{state.label}: {state.obstacle}" for state in states if state.obstacle]
+            return None, "; ".join([reason, *obstacles])
+        lease = Lease(held, self._notes)
+        spoiled = self._spoiled(lease, request)
+        if spoiled:
+            lease.release()
+            return None, spoiled
+        return lease, ""
+
+    def _lock(
+        self, request: Request, ticket: Lock, entries: Sequence[tuple[Slot, Gpu]]
+    ) -> tuple[list[tuple[Slot, Lock]], str]:
+        with self._gate(1.0) as opened:
+            if not opened:
+                return [], "the lease directory is busy"
+            ahead = tickets_ahead(self._directory, ticket)
+            self._ahead = len(ahead)
+            if ahead:
+                return [], f"in line behind {_render_holder(self._directory.read(ahead[0]))}"
+            return self._lock_at_head(request, entries)
+
+    def _lock_at_head(
+        self, request: Request, entries: Sequence[tuple[Slot, Gpu]]
+    ) -> tuple[list[tuple[Slot, Lock]], str]:
+        tried = [(entry, self._directory.try_lock(_lock_name(entry[0]))) for entry in entries]
+        free = {entry[0]: lock for entry, lock in tried if lock is not None}
+        wanted: tuple[Slot, ...] = ()
+        if len(free) >= request.count:
+            wanted = choose_slots([entry for entry, lock in tried if lock is not None], request.count)
+        for slot, lock in free.items():
+            if slot not in wanted:
+                lock.release()
+        held = [(slot, free[slot]) for slot in wanted]
+        holder = Holder(pid=os.getpid(), who=request.who, since_s=boot_clock())
+        for _, lock in held:
+            lock.sign(holder)
+        taken = [f"{entry[1].label} {self._held_by(entry[0])}" for entry, lock in tried if lock is None]
+        return held, f"{len(free)} of {request.count} GPUs are free; " + "; ".join(taken)
+
+    def _spoiled(self, lease: Lease, request: Request) -> str:
+        """What speaks against slots just locked, now that nobody else takes them; empty when nothing."""
+        machine = self._look(max_age_s=_FRESH_S)
+        now = dict(_slots_with_gpus(machine))
+        notes = self._active_notes(machine)
+        for slot in lease.slots:
+            if slot not in now:
+                return f"{slot.name} ({slot.uuid}) has vanished"
+            state = _state(slot, now[slot], notes.get(slot.uuid), share=request.share)
+            if state.obstacle:
+                return f"{state.label}: {state.obstacle}"
+        return ""
+
+
+def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
+    gpus = {gpu.index: gpu for gpu in machine.gpus}
+    healthy = [(slot, gpus[slot.index]) for slot in machine.slots("cuda")]
+    broken = [
+        (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid), gpu)
+        for gpu in machine.gpus
+        if gpu.fault
+    ]
+    return sorted([*healthy, *broken], key=lambda entry: (entry[0].index, entry[0].name))
+
+
+def _state(slot: Slot, gpu: Gpu, note: Quarantine | None, *, share: bool) -> SlotState:
+    broken = gpu.fault or (f"in quarantine: {note.reason}" if note else "")
+    busy = "" if share or gpu.mig_enabled else foreign_use(gpu)
+    # Who waits for a process to let go may be lucky; a broken GPU does not mend itself.
+    permanent = bool(gpu.fault) or (note is not None and not note.pid)
+    return SlotState(slot=slot, label=gpu.label, obstacle=broken or busy, permanent=permanent)
+
+
+def foreign_use(gpu: Gpu) -> str:
+    """How others use a GPU that no run holds; empty for an idle one.
+
+    Processes that only draw, as a desktop's do, are no use.
+    """
+    computing = [process for process in gpu.processes if process.computes]
+    if computing:
+        names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in computing)
+        return f"used by {names}"
+    if not gpu.processes and gpu.memory_used > _UNSEEN_SHARE * gpu.memory_total > 0:
+        return f"{gpu.memory_used >> 20} MiB are used by a process that can not be seen from here"
+    return ""
+
+
+def _check_enough(request: Request, states: Sequence[SlotState]) -> None:
+    usable = [state for state in states if not state.permanent]
+    if len(usable) >= request.count:
+        return
+    reasons = "; ".join(f"{state.label}: {state.obstacle}" for state in states if state.permanent)
+    raise NotEnoughDevices(
+        f"{request.count} GPUs were asked for and {len(usable)} of {len(states)} can be used"
+        + (f": {reasons}" if reasons else "")
+        + ". Ask for fewer, run on CPU with --device cpu, or see disttest doctor."
+    )
+
+
+def _lock_name(slot: Slot) -> str:
+    return f"{slot.uuid or slot.name.replace(':', '-')}.lock"
+
+
+def _render_holder(holder: Holder) -> str:
+    if not holder.pid:
+        return "another run"
+    minutes = int(boot_clock() - holder.since_s) // 60
+    # In whole minutes: the line is shown whenever it changes, and that must not be each second.
+    age = f" for {minutes} min" if minutes else ""
+    return f"{holder.who or 'a run'}, pid {holder.pid}{age}"

@@ -1,0 +1,245 @@
+"""The work that proves a device, in torch; runs in a worker, one device type for each bench.
+
+Each method is one check: it returns what it measured, or raises :class:`CheckFailed`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from disttest.host.preflight.messages import CollectiveJob, Level, Target
+
+Measure = tuple[float, str]
+"""A value and its unit."""
+
+MIB = 1 << 20
+
+_COPY = {Level.QUICK: 64 * MIB, Level.FULL: 1024 * MIB}
+_PATTERN = {Level.QUICK: 128 * MIB, Level.FULL: 4096 * MIB}
+_ON_CPU = 16 * MIB
+"""Bytes of any check on the CPU: there it proves the harness, not the memory."""
+
+
+class CheckFailed(Exception):  # noqa: N818 - reads as what it says
+    """The device gave a wrong answer."""
+
+    def __init__(self, message: str, *, accused: int | None = None) -> None:
+        super().__init__(message)
+        self.accused = accused
+
+
+class Bench:
+    """Checks of one device. Sizes depend on the level and, for what is large, on the free memory."""
+
+    def __init__(self, target: Target, level: Level, index: int = 0) -> None:
+        self.target = target
+        self.level = level
+        self.device = torch.device("cuda", index) if target.device == "cuda" else torch.device("cpu")
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it computes on a GPU."""
+        return self.device.type == "cuda"
+
+    def checks(self) -> tuple[Callable[[], Measure | None], ...]:
+        """All checks of the device, each needing those before it."""
+        return (self.context, self.allocate, self.copy, self.matmul, self.memory, self.timing)
+
+    def context(self) -> None:
+        """The device can be opened, and does something."""
+        one = torch.ones(1, device=self.device)
+        self.expect(int((one + one).item()) == 2, "1 + 1 is not 2")
+
+    def allocate(self) -> Measure:
+        """A share of the free memory can be had."""
+        size = self._size(_PATTERN)
+        block = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.synchronize()
+        del block
+        return size / MIB, "MiB"
+
+    def copy(self) -> Measure:
+        """What is copied to the device comes back unchanged; GB/s to the device."""
+        size = self._size(_COPY)
+        source = _bytes(size)
+        source = source.pin_memory() if self.is_cuda else source
+        there = torch.empty_like(source, device=self.device)
+        seconds = self.timed(lambda: there.copy_(source, non_blocking=True))
+        self.expect(torch.equal(there.cpu(), source), "bytes changed on the way to the device and back")
+        return size / seconds / 1e9, "GB/s"
+
+    def matmul(self) -> Measure:
+        """A matrix product in float32 agrees with the same in float64 on the CPU; TFLOP/s.
+
+        The bound on the error is that of a sum of n products, each rounded: n · eps · |a|·|b|.
+        """
+        n = 1024 if self.is_cuda else 256
+        generator = torch.Generator().manual_seed(n)
+        a, b = (torch.randn(n, n, dtype=torch.float64, generator=generator) for _ in range(2))
+        a, b = a.float(), b.float()
+        left, right = a.to(self.device), b.to(self.device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        product = left @ right
+        seconds = self.timed(lambda: torch.matmul(left, right, out=product))
+        self.expect(torch.equal(product, left @ right), "the same matrix product came out differently")
+        exact, bound = a.double() @ b.double(), a.abs().double() @ b.abs().double()
+        worst = ((product.cpu().double() - exact).abs() / bound).max().item()
+        limit = n * torch.finfo(torch.float32).eps
+        self.expect(worst <= limit, f"a matrix product is off by {worst:.1e}, {limit:.1e} is allowed")
+        return 2 * n**3 / seconds / 1e12, "TFLOP/s"
+
+    def memory(self) -> Measure:
+        """A slice of memory keeps what is written to it."""
+        words = self._size(_PATTERN) // 8
+        block = torch.empty(words, dtype=torch.int64, device=self.device)
+        address = torch.arange(words, dtype=torch.int64, device=self.device)
+        for pattern in (0x5555555555555555, ~0x5555555555555555):
+            torch.bitwise_xor(address, pattern, out=block)
+            self.synchronize()
+            bad = int((block.bitwise_xor_(pattern) != address).sum().item())
+            self.expect(bad == 0, f"{bad} of {words} words did not keep what was written")
+        return words * 8 / MIB, "MiB"
+
+    def timing(self) -> Measure:
+        """The device's clock runs, and not faster than ours; milliseconds of a known piece of work."""
+        work = torch.ones(1 << 20, device=self.device)
+        started_s = time.perf_counter()
+        measured_s = self.timed(lambda: work.mul_(1.0))
+        wall_s = time.perf_counter() - started_s
+        self.expect(0 < measured_s <= wall_s * 1.5, f"its clock says {measured_s:.2e} s, ours {wall_s:.2e} s")
+        return measured_s * 1e3, "ms"
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds that a piece of work takes on the device."""
+        if not self.is_cuda:
+            started_s = time.perf_counter()
+            work()
+            return max(time.perf_counter() - started_s, 1e-9)
+        event: Any = torch.cuda.Event  # has no annotations
+        begin, end = event(enable_timing=True), event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Fail the check unless something holds."""
+        if not holds:
+            raise CheckFailed(otherwise)
+
+    def _size(self, sizes: dict[Level, int]) -> int:
+        if not self.is_cuda:
+            return _ON_CPU
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return min(sizes[self.level], free // 4) // 8 * 8
+
+
+def _bytes(size: int) -> Any:
+    return torch.arange(size // 8, dtype=torch.int64).view(torch.uint8)
+
+
+def copy_between(source: Bench, target: Bench) -> Measure:
+    """Copy between two devices and compare; GB/s."""
+    data = _bytes(source._size(_COPY)).to(source.device)  # noqa: SLF001 - the same class
+    there = torch.empty_like(data, device=target.device)
+    there.copy_(data)  # the first copy opens the way
+    source.synchronize()
+    started_s = time.perf_counter()
+    there.copy_(data)
+    source.synchronize()
+    target.synchronize()
+    seconds = max(time.perf_counter() - started_s, 1e-9)
+    source.expect(torch.equal(there.cpu(), data.cpu()), "bytes changed on the way between the two")
+    return data.numel() / seconds / 1e9, "GB/s"
+
+
+class Collectives:
+    """One rank of the collectives over all devices."""
+
+    def __init__(self, job: CollectiveJob, bench: Bench) -> None:
+        self.job = job
+        self.bench = bench
+        # gloo is for devices that NCCL can not serve; its own tensors live in host memory.
+        self.device = bench.device if job.backend == "nccl" else torch.device("cpu")
+
+    def checks(self) -> tuple[Callable[[], Measure | None], ...]:
+        """All checks, in an order that is the same on every rank."""
+        return (self.rendezvous, self.broadcast, self.all_gather, self.all_reduce)
+
+    def rendezvous(self) -> None:
+        """The ranks find each other and a first collective goes through."""
+        store = FileStore(self.job.store, self.job.size)
+        if self.job.backend == "nccl":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            self.job.backend,
+            store=store,
+            rank=self.job.rank,
+            world_size=self.job.size,
+            timeout=timedelta(seconds=self.job.timeout_s),
+        )
+        dist.barrier()
+
+    def contribution(self) -> Any:
+        """What this rank brings along: its rank plus one, many times over."""
+        return torch.full((self._count(),), float(self.job.rank + 1), device=self.device)
+
+    def broadcast(self) -> None:
+        """Each rank's numbers reach all others."""
+        for root in range(self.job.size):
+            block = self.contribution()
+            dist.broadcast(block, src=root)
+            self._compare(block, root + 1, accused=root)
+
+    def all_gather(self) -> None:
+        """All numbers reach all ranks, each in its place."""
+        parts = [torch.empty(self._count(), device=self.device) for _ in range(self.job.size)]
+        dist.all_gather(parts, self.contribution())
+        for rank, part in enumerate(parts):
+            self._compare(part, rank + 1, accused=rank)
+
+    def all_reduce(self) -> Measure:
+        """The sum is right on every rank; bus bandwidth in GB/s.
+
+        Bus bandwidth as in nccl-tests: bytes / seconds · 2 (n - 1) / n.
+        """
+        size = self.job.size
+        first = self.contribution()
+        dist.all_reduce(first)
+        self._compare(first, size * (size + 1) / 2)
+        block = self.contribution()
+        dist.barrier()
+        started_s = time.perf_counter()
+        dist.all_reduce(block)
+        block[0].item()
+        seconds = max(time.perf_counter() - started_s, 1e-9)
+        self._compare(block, size * (size + 1) / 2)
+        factor = 2 * (size - 1) / size if size > 1 else 1.0
+        return block.numel() * block.element_size() / seconds * factor / 1e9, "GB/s"
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _count(self) -> int:
+        return (_COPY[self.job.level] if self.bench.is_cuda else _ON_CPU // 4) // 4
+
+    def _compare(self, block: Any, expected: float, *, accused: int | None = None) -> None:
+        low, high = block.min().item(), block.max().item()
+        if not (math.isclose(low, expected) and math.isclose(high, expected)):
+            raise CheckFailed(f"expected {expected:g} everywhere, got {low:g} to {high:g}", accused=accused)

@@ -1,0 +1,354 @@
+"""The preflight: real work on each device alone, then on each pair, then on all, each step bounded.
+
+One worker process per device does its device's checks and later plays one rank of the collectives, and one
+more does the pairs; torch is imported once in each, in all of them at the same time. Nothing that a device
+does can hang, crash or fool the caller: silence and death are findings like wrong numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from disttest.host.bounded import BoundedChild, wait_children
+from disttest.host.devices.machine import Machine
+from disttest.host.preflight.blame import find_broken
+from disttest.host.preflight.messages import (
+    PAIR_CHECK,
+    AnyWord,
+    Began,
+    Check,
+    CollectiveJob,
+    DeviceJob,
+    Job,
+    Level,
+    Measured,
+    PairsJob,
+    PreflightResult,
+    Ready,
+    Target,
+)
+from disttest.model import Slot
+
+WORKER = "disttest.host.preflight.worker"
+
+_MAX_LOST_PAIRS = 3
+"""Each pair that hangs costs a worker and its time-out; after so many the rest are left untried."""
+
+_decoder: msgspec.json.Decoder[AnyWord] = msgspec.json.Decoder(AnyWord)
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take, in seconds."""
+
+    start: float = 90.0
+    """Importing torch, on a cold disk and a busy machine."""
+    check: float = 20.0
+    """One check of one device or pair."""
+    collective: float = 30.0
+    """One collective; the first one sets up all connections."""
+    grace: float = 2.0
+    """How long the other ranks may take to speak after one has failed."""
+    total: float = 300.0
+
+
+def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tuple[Target, ...]:
+    """What there is to prove on a machine: its usable GPUs and MIG slices, else some of its CPU.
+
+    Args:
+        machine: as detected.
+        compute: device type of the computation; ``cpu`` leaves the GPUs alone but for their names.
+        cpus: how many ranks to prove where there is no GPU.
+    """
+    labels = {gpu.index: gpu.label for gpu in machine.gpus}
+    slots = machine.slots("cuda")
+    if not slots:
+        return tuple(Target(name=f"cpu:{index}", label=f"CPU rank {index}") for index in range(cpus))
+    return tuple(
+        Target(
+            name=slot.name,
+            label=f"{'MIG slice ' + slot.uuid + ' of ' if '.' in slot.name else ''}{labels[slot.index]}",
+            device=compute,
+            visible=slot.uuid,
+            is_slice="." in slot.name,
+        )
+        for slot in slots
+    )
+
+
+def _name_slice(slot: Slot) -> str:
+    return f"MIG slice {slot.uuid} of " if "." in slot.name else ""
+
+
+def run_preflight(
+    targets: Sequence[Target],
+    *,
+    level: Level = Level.QUICK,
+    worker: str = WORKER,
+    bounds: Bounds | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> PreflightResult:
+    """Prove devices; takes some seconds, and never longer than its bounds.
+
+    Args:
+        targets: what to prove; all of one device type.
+        level: how much work to do.
+        worker: module of the worker.
+        bounds: time limits.
+        clock: a monotonic clock.
+    """
+    started_s = clock()
+    with tempfile.TemporaryDirectory(prefix="disttest-preflight-") as folder:
+        preflight = _Preflight(tuple(targets), level, worker, bounds or Bounds(), Path(folder))
+        try:
+            preflight.prove_devices()
+            preflight.prove_pairs()
+            preflight.prove_collectives()
+        finally:
+            preflight.close()
+    checks = _in_order(preflight.checks, targets)
+    return PreflightResult(checks=checks, broken=find_broken(checks), duration_s=clock() - started_s)
+
+
+def _in_order(checks: Iterable[Check], targets: Sequence[Target]) -> tuple[Check, ...]:
+    """Devices report as they go; a reader wants one after another, then what concerns several."""
+    places = {target.name: place for place, target in enumerate(targets)}
+    last = len(places)
+    return tuple(sorted(checks, key=lambda c: places[c.devices[0]] if len(c.devices) == 1 else last))
+
+
+class _Worker:
+    """One worker process and what it is doing."""
+
+    def __init__(self, module: str, bounds: Bounds, on_measured: Callable[[Began, Measured], None]) -> None:
+        self._on_measured = on_measured
+        self.began: Began | None = None
+        self.idle = False
+        self.failed = False
+        self.child = BoundedChild(module, timeout_s=bounds.total, stall_s=bounds.start, on_line=self._hear)
+
+    @property
+    def settled(self) -> bool:
+        return self.idle or self.child.ended is not None
+
+    def give(self, job: Job, *, stall_s: float, on_measured: Callable[[Began, Measured], None]) -> None:
+        self._on_measured = on_measured
+        self.idle = False
+        self.child.send(job, stall_s=stall_s)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            word = _decoder.decode(line)
+        except msgspec.DecodeError:
+            return
+        match word:
+            case Ready():
+                self.idle = True
+                self.began = None
+                self.child.expect()
+            case Began():
+                self.began = word
+            case Measured():
+                self.failed = self.failed or not word.passed
+                self._on_measured(self.began or Began(check="?"), word)
+
+    def last_words(self) -> tuple[Began, str]:
+        """The check that a worker was in when it ended, and how it ended."""
+        return self.began or Began(check="start"), f"the worker {self.child.ended}"
+
+
+class _Preflight:
+    """State of one preflight; lives only inside :func:`run_preflight`."""
+
+    def __init__(
+        self, targets: tuple[Target, ...], level: Level, module: str, bounds: Bounds, folder: Path
+    ) -> None:
+        self.targets = targets
+        self.level = level
+        self.module = module
+        self.bounds = bounds
+        self.folder = folder
+        self.checks: list[Check] = []
+        self.workers = {target.name: self._start() for target in targets}
+        self.peers = tuple(target for target in targets if not target.is_slice)
+        self.pairs_worker = self._start() if len(self.peers) > 1 else None
+
+    def _start(self) -> _Worker:
+        return _Worker(self.module, self.bounds, lambda _began, _measured: None)
+
+    def close(self) -> None:
+        """Let the workers go; those that do not leave at once are ended."""
+        everyone = [*self.workers.values(), *([self.pairs_worker] if self.pairs_worker else [])]
+        for worker in everyone:
+            if worker.settled and worker.child.ended is None:
+                worker.child.dismiss()
+                worker.child.expect(1.0)
+            else:
+                worker.child.kill()
+        wait_children([worker.child for worker in everyone])
+
+    def prove_devices(self) -> None:
+        """Each device alone, all at the same time."""
+        self._settle(self.workers.values())
+        for target in self.targets:
+            self._give_device(target)
+        self._settle(self.workers.values())
+        for target in self.targets:
+            worker = self.workers[target.name]
+            if worker.child.ended is not None:
+                began, end = worker.last_words()
+                self._note((target,), began.check, Measured(passed=False, message=end))
+
+    def _give_device(self, target: Target) -> None:
+        def measured(began: Began, what: Measured) -> None:
+            self._note((target,), began.check, what)
+
+        job = DeviceJob(level=self.level, target=target)
+        self.workers[target.name].give(job, stall_s=self.bounds.check, on_measured=measured)
+
+    def healthy(self) -> tuple[Target, ...]:
+        """Those that nothing speaks against so far."""
+        broken = find_broken(self.checks)
+        return tuple(target for target in self.targets if target.name not in broken)
+
+    def prove_pairs(self) -> None:
+        """Each pair of healthy devices, one after another: they share the wires."""
+        peers = tuple(target for target in self.healthy() if not target.is_slice)
+        pairs = list(itertools.combinations(range(len(peers)), 2))
+        if self.level is Level.FULL:
+            pairs += [(second, first) for first, second in pairs]
+        for _ in range(_MAX_LOST_PAIRS):
+            if not pairs:
+                return
+            pairs = self._try_pairs(peers, pairs)
+        for pair in pairs:
+            untried = Measured(passed=False, message="not tried: too many pairs before it hung")
+            self._note_pair(peers, Began(check=PAIR_CHECK, pair=pair), untried)
+
+    def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Try pairs in one worker; those that are left because it hung or crashed."""
+        if self.pairs_worker is None or self.pairs_worker.child.ended is not None:
+            self.pairs_worker = self._start()
+        worker, tried = self.pairs_worker, list[tuple[int, int]]()
+
+        def measured(began: Began, what: Measured) -> None:
+            tried.append(began.pair or pairs[0])
+            self._note_pair(peers, began, what)
+
+        self._settle([worker])
+        job = PairsJob(level=self.level, targets=tuple(peers), pairs=tuple(pairs))
+        worker.give(job, stall_s=self.bounds.check, on_measured=measured)
+        self._settle([worker])
+        if worker.child.ended is not None:
+            began, end = worker.last_words()
+            measured(msgspec.structs.replace(began, check=PAIR_CHECK), Measured(passed=False, message=end))
+        return [pair for pair in pairs if pair not in tried]
+
+    def prove_collectives(self) -> None:
+        """All healthy devices together, one rank on each."""
+        targets = self.healthy()
+        if not targets:
+            return
+        nccl = all(target.device == "cuda" and not target.is_slice for target in targets)
+        heard: list[tuple[Target, Began, Measured]] = []
+        for rank, target in enumerate(targets):
+            job = CollectiveJob(
+                level=self.level,
+                target=target,
+                rank=rank,
+                size=len(targets),
+                backend="nccl" if nccl else "gloo",
+                store=str(self.folder / "store"),
+                timeout_s=self.bounds.collective,
+            )
+            self._give_rank(job, heard)
+        self._settle_ranks([self.workers[target.name] for target in targets])
+        self._judge_collectives(targets, heard)
+
+    def _settle_ranks(self, workers: Sequence[_Worker]) -> None:
+        children = [worker.child for worker in workers]
+
+        def settled() -> bool:
+            return all(worker.settled for worker in workers)
+
+        wait_children(children, until=lambda: settled() or any(w.failed or w.child.ended for w in workers))
+        # The first to complain is often a victim: the others get a moment to say what they know.
+        wait_children(children, until=settled, timeout_s=self.bounds.grace)
+
+    def _give_rank(self, job: CollectiveJob, heard: list[tuple[Target, Began, Measured]]) -> None:
+        def measured(began: Began, what: Measured) -> None:
+            heard.append((job.target, began, what))
+
+        worker = self.workers[job.target.name]
+        # A little more than torch's own time-out, whose message says more than silence does.
+        worker.give(job, stall_s=self.bounds.collective + 5.0, on_measured=measured)
+
+    def _judge_collectives(
+        self, targets: tuple[Target, ...], heard: Sequence[tuple[Target, Began, Measured]]
+    ) -> None:
+        failed = [entry for entry in heard if not entry[2].passed]
+        # A rank that has spoken may leave; who is still silent, or died without a word, is the culprit.
+        mute = [target for target in targets if not self.workers[target.name].failed]
+        silent = [target for target in mute if not self.workers[target.name].settled]
+        dead = [target for target in mute if self.workers[target.name].child.ended is not None]
+        if not (failed or silent or dead):
+            for target, began, what in heard:
+                if target is targets[0]:
+                    self._note(targets, f"collective_{began.check}", what)
+            return
+        self._accuse(targets, failed, silent, dead)
+
+    def _accuse(
+        self,
+        targets: tuple[Target, ...],
+        failed: Sequence[tuple[Target, Began, Measured]],
+        silent: Sequence[Target],
+        dead: Sequence[Target],
+    ) -> None:
+        """Name those whose silence, death or wrong numbers explain what the other ranks complain about."""
+        accused = {what.accused: (began, what) for _, began, what in failed if what.accused is not None}
+        culprits = [(targets[rank], *said) for rank, said in accused.items()]
+        for target in dead or silent if not culprits else ():
+            began, end = self.workers[target.name].last_words()
+            message = end if target in dead else "it did not finish; the other ranks waited for it"
+            culprits.append((target, began, Measured(passed=False, message=message)))
+        if 0 < len(culprits) < len(targets) or len(targets) == 1:
+            for target, began, what in culprits or failed:
+                self._note((target,), f"collective_{began.check}", what)
+        else:
+            _, began, what = [*failed, *culprits][0]
+            self._note(targets, f"collective_{began.check}", what)
+
+    def _settle(self, workers: Iterable[_Worker]) -> None:
+        everyone = list(workers)
+        wait_children([w.child for w in everyone], until=lambda: all(w.settled for w in everyone))
+
+    def _note_pair(self, peers: Sequence[Target], began: Began, what: Measured) -> None:
+        first, second = began.pair or (0, 1)
+        self._note((peers[first], peers[second]), began.check, what)
+
+    def _note(self, targets: tuple[Target, ...], check: str, what: Measured) -> None:
+        self.checks.append(self._check(targets, check, what))
+
+    def _check(self, targets: tuple[Target, ...], check: str, what: Measured) -> Check:
+        return Check(
+            check=check,
+            devices=tuple(target.name for target in targets),
+            label=_label(targets),
+            passed=what.passed,
+            message=what.message,
+            value=what.value,
+            unit=what.unit,
+            duration_s=what.duration_s,
+        )
+
+
+def _label(targets: Sequence[Target]) -> str:
+    if len(targets) <= 2:
+        return " → ".join(target.label for target in targets)
+    return f"all {len(targets)} devices"

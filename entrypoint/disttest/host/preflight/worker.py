@@ -1,0 +1,113 @@
+"""A preflight worker: imports torch once, then does one job after another until its input ends.
+
+Runs in a bounded child. Before each check it says which, so that the parent can name the one that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from disttest.host.bounded import speak
+from disttest.host.preflight.bench import Bench, CheckFailed, Collectives, Measure, copy_between
+from disttest.host.preflight.messages import (
+    PAIR_CHECK,
+    AnyJob,
+    Began,
+    CollectiveJob,
+    DeviceJob,
+    Measured,
+    PairsJob,
+    Ready,
+    Target,
+)
+
+
+def main(_arguments: Sequence[str]) -> None:
+    """Serve jobs with the real benches."""
+    Worker().serve()
+
+
+class Worker:
+    """Does jobs. Tests plant faults by giving it other benches."""
+
+    def __init__(self, bench: type[Bench] = Bench, collectives: type[Collectives] = Collectives) -> None:
+        self._bench = bench
+        self._collectives = collectives
+        self._torn = False
+
+    def serve(self) -> None:
+        """Do jobs until the input ends."""
+        # Ranks on CPU devices share the machine; one thread each keeps them from waiting for each other.
+        torch.set_num_threads(1)
+        decoder = msgspec.json.Decoder(AnyJob)
+        speak(Ready())
+        for line in sys.stdin:
+            self._do(decoder.decode(line))
+            speak(Ready())
+            if self._torn:
+                return
+
+    def _do(self, job: AnyJob) -> None:
+        match job:
+            case DeviceJob():
+                _show(job.target)
+                self._run_all(self._bench(job.target, job.level).checks())
+            case PairsJob():
+                self._pairs(job)
+            case CollectiveJob():
+                self._collective(job)
+
+    def _pairs(self, job: PairsJob) -> None:
+        _show(*job.targets)
+        benches = [self._bench(target, job.level, index) for index, target in enumerate(job.targets)]
+        for pair in job.pairs:
+            speak(Began(check=PAIR_CHECK, pair=pair))
+            first, second = (benches[place] for place in pair)
+            _measure(lambda first=first, second=second: copy_between(first, second))  # type: ignore[misc]
+
+    def _collective(self, job: CollectiveJob) -> None:
+        collectives = self._collectives(job, self._bench(job.target, job.level))
+        if self._run_all(collectives.checks()):
+            collectives.close()
+        else:
+            # Leaving a group whose other ranks wait can take as long as its timeout.
+            self._torn = True
+
+    def _run_all(self, checks: Sequence[Callable[[], Measure | None]]) -> bool:
+        """Run checks until one fails; whether all passed."""
+        for check in checks:
+            speak(Began(check=check.__name__))
+            if not _measure(check):
+                return False
+        return True
+
+
+def _show(*targets: Target) -> None:
+    """Make CUDA see these devices only; has no effect once CUDA is initialised."""
+    visible = ",".join(target.visible for target in targets)
+    if visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible  # noqa: TID251 - its own
+
+
+def _measure(check: Callable[[], Measure | None]) -> bool:
+    started_s = time.perf_counter()
+    try:
+        value, unit = check() or (None, "")
+    except CheckFailed as failure:
+        speak(Measured(passed=False, message=str(failure), accused=failure.accused))
+        return False
+    except Exception as error:  # noqa: BLE001 - whatever a device's library raises is the finding
+        speak(Measured(passed=False, message=f"{type(error).__name__}: {_first_line(error)}"))
+        return False
+    speak(Measured(passed=True, value=value, unit=unit, duration_s=time.perf_counter() - started_s))
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

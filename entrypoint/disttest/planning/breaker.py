@@ -1,0 +1,188 @@
+"""Stops when the machine is broken: from suspicious failures to proof to quarantine. Pure.
+
+    CLOSED --(two tests fail in a way that looks like the device)--> PROVING
+    PROVING --(the preflight finds nothing)--> CLOSED, and twice as slow to suspect again
+    PROVING --(some devices are broken, enough are left)--> CLOSED, without those
+    PROVING --(too few are left)--> OPEN, for good
+
+The controller asks after each result and obeys the decision. A failure on devices that pass the preflight
+stays the test's own, however it looks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord, Slot, TestResult
+
+_SIGNS = (
+    # What CUDA, NCCL, NVML and the kernel say when a device, not a program, fails.
+    (r"uncorrectable ECC|cudaErrorECC|ECC error", "an uncorrectable memory error"),
+    (r"GPU is lost|fell off the bus|NVML_ERROR_GPU_IS_LOST|cudaErrorDevicesUnavailable", "a lost GPU"),
+    (r"CUDA-capable device\(s\) is/are busy or unavailable", "a GPU that is busy or unavailable"),
+    (r"no CUDA-capable device is detected|No CUDA GPUs are available", "no GPU to be seen"),
+    (r"CUDA error: (unknown error|unspecified launch failure|initialization error)", "a CUDA error"),
+    (r"CUDA error: (an illegal instruction|hardware stack error|the launch timed out)", "a CUDA error"),
+    (r"CUDA error: (an illegal memory access|misaligned address|invalid device ordinal)", "a CUDA error"),
+    (r"cudaError(Unknown|LaunchFailure|IllegalAddress|HardwareStackError|SystemDriver)", "a CUDA error"),
+    (r"CUDA driver (error|initialization failed)", "a CUDA error"),
+    (r"CUDNN_STATUS_(INTERNAL_ERROR|EXECUTION_FAILED)", "a cuDNN error"),
+    (r"CUBLAS_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)", "a cuBLAS error"),
+    (r"unhandled system error|ncclSystemError|unhandled cuda error|ncclUnhandledCudaError", "an NCCL error"),
+    (r"ncclInternalError|NCCL.*internal error", "an NCCL error"),
+    (r"Failed to initialize NVML|Driver/library version mismatch|NVMLError", "a lost driver"),
+    (r"\bXid\b", "a driver error (Xid)"),
+)
+_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), name) for pattern, name in _SIGNS)
+
+_DRIVER_SIGNALS = {7: "SIGBUS", 9: "SIGKILL"}
+"""What the driver ends a process with whose GPU it had to reset; nothing that a test does by itself."""
+
+FIRST_THRESHOLD = 2
+
+
+class State(StrEnum):
+    """Where the breaker stands."""
+
+    CLOSED = "closed"
+    PROVING = "proving"
+    OPEN = "open"
+
+
+_LEGAL = {
+    (State.CLOSED, State.PROVING),
+    (State.PROVING, State.CLOSED),
+    (State.PROVING, State.OPEN),
+}
+
+
+class Prove(Frozen):
+    """Repeat the preflight on these slots, as soon as nothing runs on them; start nothing there meanwhile."""
+
+    slots: tuple[Slot, ...]
+    reason: str
+
+
+class Quarantine(Frozen):
+    """Use these slots no more; run their tests again on the others."""
+
+    broken: dict[str, str]
+    """Slot name -> reason."""
+    again: tuple[str, ...]
+    """Node ids whose failure was the device's."""
+
+
+class GiveUp(Frozen):
+    """Too few slots are left: the rest of the run is not run."""
+
+    broken: dict[str, str]
+    again: tuple[str, ...]
+    """Node ids whose failure was the device's: infrastructure errors now."""
+    reason: str
+    """For the tests that are not run: ``not run: GPU 3 (uuid): …``."""
+
+
+class Cleared(Frozen):
+    """The devices are in order: the failures were the tests' own."""
+
+
+Decision = Prove | Quarantine | GiveUp | Cleared
+
+
+def find_device_sign(result: TestResult) -> str:
+    """What about a failure looks like the device's fault; empty where nothing does.
+
+    Only ranks that failed by themselves count: what we killed, or who waited for it, says nothing.
+    """
+    if not result.outcome.is_bad:
+        return ""
+    signs = (sign for rank in result.ranks for sign in (_sign_of(rank),) if sign)
+    return next(signs, "") or _sign_in(f"{result.message}\n{result.details}")
+
+
+def _sign_of(rank: RankRecord) -> str:
+    if rank.end is RankEnd.KILLED:
+        return ""
+    if rank.end is RankEnd.SIGNALLED and rank.signal in _DRIVER_SIGNALS:
+        return f"rank {rank.rank} was ended by {_DRIVER_SIGNALS[rank.signal]}"
+    if rank.outcome in (Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED):
+        return ""
+    return _sign_in(f"{rank.message}\n{rank.details}")
+
+
+def _sign_in(text: str) -> str:
+    return next((name for pattern, name in _PATTERNS if pattern.search(text)), "")
+
+
+class Breaker:
+    """The state machine. One for each run; ``narrowest`` ranks must fit for the run to make sense."""
+
+    def __init__(self, slots: Iterable[Slot], *, narrowest: int = 1) -> None:
+        self.state = State.CLOSED
+        self._slots = {slot.name: slot for slot in slots}
+        self._narrowest = narrowest
+        self._threshold = FIRST_THRESHOLD
+        self._suspects: dict[str, tuple[str, tuple[str, ...]]] = {}
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots that may be used."""
+        return tuple(self._slots.values())
+
+    def observe(self, result: TestResult, slots: Iterable[Slot]) -> Prove | None:
+        """Take a result; whether the preflight should be repeated now.
+
+        Args:
+            result: of one attempt of one test.
+            slots: where it ran. Failures on CPU slots are never the device's.
+        """
+        names = tuple(slot.name for slot in slots if slot.device != "cpu" and slot.name in self._slots)
+        sign = find_device_sign(result)
+        if self.state is State.OPEN or not names or not sign:
+            return None
+        self._suspects.setdefault(result.nodeid, (sign, names))
+        if self.state is State.PROVING or len(self._suspects) < self._threshold:
+            return None
+        self._become(State.PROVING)
+        return Prove(slots=self._suspected(), reason=self._reason())
+
+    def proved(self, broken: Mapping[str, str]) -> Quarantine | GiveUp | Cleared:
+        """Take the finding of the preflight (slot name -> what is wrong with it) and decide.
+
+        Raises:
+            AssertionError: no proof was asked for.
+        """
+        assert self.state is State.PROVING, f"a proof came while the breaker was {self.state}"
+        found = {name: reason for name, reason in broken.items() if name in self._slots}
+        accused = tuple(nodeid for nodeid, (_, names) in self._suspects.items() if set(names) & set(found))
+        self._suspects.clear()
+        if not found:
+            # A test that breaks CUDA's context on healthy GPUs would otherwise cost a preflight each time.
+            self._threshold *= 2
+            self._become(State.CLOSED)
+            return Cleared()
+        for name in found:
+            del self._slots[name]
+        if len(self._slots) < self._narrowest:
+            self._become(State.OPEN)
+            return GiveUp(broken=found, again=accused, reason=self._last_words(found))
+        self._become(State.CLOSED)
+        return Quarantine(broken=found, again=accused)
+
+    def _become(self, state: State) -> None:
+        assert (self.state, state) in _LEGAL, f"{self.state} -> {state}"
+        self.state = state
+
+    def _suspected(self) -> tuple[Slot, ...]:
+        names = {name for _, slots in self._suspects.values() for name in slots}
+        return tuple(slot for slot in self.slots if slot.name in names)
+
+    def _reason(self) -> str:
+        signs = [f"{nodeid}: {sign}" for nodeid, (sign, _) in self._suspects.items()]
+        return f"{len(signs)} tests failed in a way that looks like the device: " + "; ".join(signs)
+
+    def _last_words(self, found: Mapping[str, str]) -> str:
+        left = f"{len(self._slots)} of {self._narrowest} needed devices are left"
+        return f"not run: {'; '.join(found.values())} ({left})"

@@ -1,0 +1,138 @@
+"""Which tests share a world: the gangs of a run.
+
+A test that asks for new processes is a gang of its own. Warm tests of one file and shape share a world, as pytest
+users expect of a file; the tests of small files share one with the next files of their suite, since a new world would
+cost more than the tests; and a long file is split where that fills idle slots and costs little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+
+import msgspec
+
+from disttest.model import Frozen, Gang, Isolation, TestCase, WorldShape
+from disttest.planning.timings import Timings
+
+START_SHARE = 0.1
+"""A piece of a split gang is so long that the start of its world is at most this share of it."""
+
+PIECES_PER_SLOT = 4
+"""A gang is split when it is longer than the run's expected time over this number: enough pieces to fill the gaps."""
+
+
+class _Piece(Frozen):
+    tests: tuple[TestCase, ...]
+    work_s: float
+
+
+def build_gangs(
+    tests: Sequence[TestCase], timings: Timings, *, slots: int, failed: Collection[str] = ()
+) -> tuple[Gang, ...]:
+    """Group the tests that need a world into gangs, in the order of the tests.
+
+    Args:
+        tests: ordinary tests (without a world) are left out: they are nobody's gang.
+        timings: expected durations and world starts.
+        slots: how many slots the gangs will share; decides how finely long files are split.
+        failed: node ids that go first (``--failed-first``): their gangs are urgent, and they lead them.
+    """
+    owed = [test for test in tests if test.world]
+    expected = {test.nodeid: timings.expect(test) for test in owed}
+    total_s = sum(expected[test.nodeid] * _width(test, slots) for test in owed) / max(1, slots)
+    gangs: list[Gang] = []
+    for (shape, isolation, exclusive), bucket in _buckets(owed).items():
+        start_s = timings.start_s(shape)
+        if isolation is Isolation.FRESH:
+            pieces = [_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket]
+        else:
+            longest_s = max(start_s / START_SHARE, total_s / PIECES_PER_SLOT)
+            pieces = list(_warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s))
+        for piece in pieces:
+            gangs.append(_gang(len(gangs), piece, shape, isolation, start_s, failed, exclusive=exclusive))
+    return tuple(gangs)
+
+
+def rest_of(gang: Gang, nodeids: Sequence[str]) -> Gang:
+    """What is left of a gang whose world broke: a gang of its own, expected to take its share of the time."""
+    share = len(nodeids) / max(1, len(gang.nodeids))
+    return msgspec.structs.replace(
+        gang, gang_id=f"{gang.gang_id}+", nodeids=tuple(nodeids), expected_s=gang.expected_s * share
+    )
+
+
+def _width(test: TestCase, slots: int) -> int:
+    return min(test.world.size, max(1, slots)) if test.world else 0
+
+
+def _buckets(tests: Iterable[TestCase]) -> dict[tuple[WorldShape, Isolation, bool], list[TestCase]]:
+    buckets: dict[tuple[WorldShape, Isolation, bool], list[TestCase]] = {}
+    for test in tests:
+        if test.world:
+            buckets.setdefault((test.world, test.isolation, test.exclusive), []).append(test)
+    return buckets
+
+
+def _warm_pieces(
+    tests: Iterable[TestCase], expected: dict[str, float], *, least_s: float, longest_s: float
+) -> Iterable[_Piece]:
+    """Cut tests into pieces: at the borders of files and suites, unless a piece would be shorter than ``least_s``."""
+    open_tests: list[TestCase] = []
+    open_s = 0.0
+    for suite, of_suite in groupby(sorted(tests, key=_place), key=lambda test: test.suite):
+        for _, of_file in groupby(of_suite, key=lambda test: test.file):
+            file_tests = list(of_file)
+            file_s = sum(expected[test.nodeid] for test in file_tests)
+            if open_tests and (open_s >= least_s or file_s >= least_s or open_tests[-1].suite != suite):
+                yield _Piece(tests=tuple(open_tests), work_s=open_s)
+                open_tests, open_s = [], 0.0
+            *whole, last = _split(file_tests, expected, file_s, longest_s)
+            yield from whole
+            open_tests, open_s = [*open_tests, *last.tests], open_s + last.work_s
+    if open_tests:
+        yield _Piece(tests=tuple(open_tests), work_s=open_s)
+
+
+def _place(test: TestCase) -> tuple[str, str]:
+    """Where a test stands; the sort is stable, so that tests of a file keep their order."""
+    return test.suite, test.file
+
+
+def _split(
+    tests: list[TestCase], expected: dict[str, float], work_s: float, longest_s: float
+) -> Iterable[_Piece]:
+    """Cut a file into runs of tests of about equal time, none longer than need be."""
+    count = max(1, math.ceil(work_s / longest_s))
+    pieces: list[list[TestCase]] = [[] for _ in range(count)]
+    before_s = 0.0
+    for test in tests:
+        middle_s = before_s + expected[test.nodeid] / 2
+        pieces[min(count - 1, int(middle_s / work_s * count)) if work_s else 0].append(test)
+        before_s += expected[test.nodeid]
+    for piece in filter(None, pieces):
+        yield _Piece(tests=tuple(piece), work_s=sum(expected[test.nodeid] for test in piece))
+
+
+def _gang(
+    number: int,
+    piece: _Piece,
+    shape: WorldShape,
+    isolation: Isolation,
+    start_s: float,
+    failed: Collection[str],
+    *,
+    exclusive: bool,
+) -> Gang:
+    nodeids = [test.nodeid for test in piece.tests]
+    nodeids.sort(key=lambda nodeid: nodeid not in failed)
+    return Gang(
+        gang_id=f"gang-{number + 1}",
+        nodeids=tuple(nodeids),
+        shape=shape,
+        isolation=isolation,
+        expected_s=start_s + piece.work_s,
+        exclusive=exclusive,
+        urgent=nodeids[0] in failed,
+    )

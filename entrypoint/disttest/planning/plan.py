@@ -1,0 +1,322 @@
+"""The plan: which tests each runner gets. Made once from one snapshot of timings, then passed to every shard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapreplace
+from typing import Any
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, TestCase
+from disttest.planning.gangs import build_gangs
+from disttest.planning.pools import Pool, assign_pools, world_size
+from disttest.planning.simulate import cpu_slots, simulate
+from disttest.planning.timings import Timings
+
+PLAN_VERSION = 1
+
+MATRIX_LIMIT = 256
+"""Jobs in one matrix of GitHub Actions."""
+
+NO_OP_SHARD = 0
+"""The shard of a plan without tests: its job runs nothing (and any test that has appeared since)."""
+
+VANISHED = "planned, but no longer exists"
+"""The note that a shard's run makes for a planned test that it could not find; ``disttest merge`` reads it."""
+
+
+class Shard(Frozen):
+    """What one job runs."""
+
+    number: int
+    """Counted from 1."""
+    name: str
+    pool: str
+    labels: tuple[str, ...]
+    gpus: int
+    """GPUs (on a CPU pool: slots) of its runner."""
+    tests: tuple[TestCase, ...]
+    expected_s: float
+
+    @property
+    def gpu_minutes(self) -> float:
+        """What the runner's GPUs are expected to cost, idle ones included."""
+        return self.expected_s / 60 * self.gpus
+
+
+class Plan(Frozen):
+    """The content of ``plan.json``."""
+
+    plan_id: str
+    """Digest of the rest."""
+    shards: tuple[Shard, ...]
+    revision: str = ""
+    """The state of the repository that it was made for (a commit); empty when unknown."""
+    version: int = PLAN_VERSION
+
+    @property
+    def last(self) -> Shard | None:
+        """The last shard that has tests; None when there is nothing to run."""
+        return next((shard for shard in reversed(self.shards) if shard.tests), None)
+
+
+class Selection(Frozen):
+    """What one shard runs of the tests that exist now, as node ids."""
+
+    run: tuple[str, ...]
+    """In the order in which they were collected; ``new`` included."""
+    vanished: tuple[str, ...]
+    """Planned for this shard, but they no longer exist."""
+    new: tuple[str, ...]
+    """In no shard of the plan; this shard takes them."""
+
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """``(nodeid, message)`` for the journal and for the user."""
+        gone = ((nodeid, VANISHED) for nodeid in self.vanished)
+        return (*gone, *((nodeid, "not in the plan: run by this shard") for nodeid in self.new))
+
+
+def plan_shards(
+    tests: Sequence[TestCase], timings: Timings, *, pools: Sequence[Pool], revision: str = ""
+) -> Plan:
+    """Plan tests on pools: each world size on the cheapest pool that holds it, split by time over its runners.
+
+    A runner that would get nothing gets no shard.
+
+    Raises:
+        NotEnoughDevices: no pool holds a world size.
+        UsageError: no pool is given, or more shards come out than a matrix may have.
+    """
+    if not pools:
+        raise UsageError("a plan needs runners: give --pool NAME:GPUS:RUNNERS, --shards N or --by world-size")
+    by_pool = assign_pools(tests, pools)
+    split = [
+        (pool, part, index)
+        for pool in sorted(pools, key=lambda pool: (pool.gpus, pool.name))
+        for index, part in enumerate(_split(by_pool[pool.name], timings, pool), 1)
+        if part
+    ]
+    return _plan((_shard(number, *one, timings) for number, one in enumerate(split, 1)), revision)
+
+
+def plan_equal_shards(
+    tests: Sequence[TestCase], timings: Timings, *, shards: int, slots: int = 0, revision: str = ""
+) -> Plan:
+    """Plan tests on that many equal runners; exactly that many shards come out, some perhaps empty.
+
+    ``slots`` is how many ranks a runner runs at once; by default what the largest world needs.
+
+    Raises:
+        UsageError: the number of shards is not between 1 and the limit of a matrix, or slots are negative.
+        NotEnoughDevices: a world is larger than ``slots``.
+    """
+    if not 1 <= shards <= MATRIX_LIMIT:
+        raise UsageError(f"--shards must be between 1 and {MATRIX_LIMIT}, not {shards}")
+    if slots < 0:
+        raise UsageError(f"the slots of a runner must be at least 1, not {slots}")
+    gpus = slots or max(map(world_size, tests), default=1)
+    pool = Pool(name="shard", gpus=gpus, runners=shards, cost_per_minute=gpus, labels=())
+    assign_pools(tests, [pool])
+    parts = enumerate(_split(tests, timings, pool), 1)
+    return _plan((_shard(number, pool, part, number, timings) for number, part in parts), revision)
+
+
+def plan_by_world_size(tests: Sequence[TestCase], timings: Timings, *, revision: str = "") -> Plan:
+    """Plan one shard for each world size; ordinary tests go with the smallest."""
+    smallest = min((test.world.size for test in tests if test.world), default=1)
+    by_size: dict[int, list[TestCase]] = {}
+    for test in tests:
+        by_size.setdefault(test.world.size if test.world else smallest, []).append(test)
+    pools = {
+        size: Pool(name=f"world-{size}", gpus=size, runners=1, cost_per_minute=size, labels=())
+        for size in sorted(by_size)
+    }
+    parts = enumerate(pools.items(), 1)
+    return _plan((_shard(n, pool, by_size[size], 0, timings) for n, (size, pool) in parts), revision)
+
+
+def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
+    """Say which of the tests that exist now a shard runs.
+
+    A test that no shard has goes to the last shard whose runner holds its world, else to the last shard.
+
+    Raises:
+        UsageError: the plan has no such shard.
+    """
+    shard = find_shard(plan, number)
+    existing = tuple(tests)
+    planned = {test.nodeid for test in shard.tests} if shard else set()
+    everywhere = {test.nodeid for each in plan.shards for test in each.tests}
+    new = tuple(
+        test.nodeid
+        for test in existing
+        if test.nodeid not in everywhere and _home_of_new(plan, test) == number
+    )
+    mine = planned.union(new)
+    found = {test.nodeid for test in existing}
+    return Selection(
+        run=tuple(test.nodeid for test in existing if test.nodeid in mine),
+        vanished=tuple(test.nodeid for test in shard.tests if test.nodeid not in found) if shard else (),
+        new=new,
+    )
+
+
+def find_shard(plan: Plan, number: int) -> Shard | None:
+    """The shard of that number; None for the no-op shard of a plan without tests.
+
+    Raises:
+        UsageError: the plan has no such shard.
+    """
+    found = next((shard for shard in plan.shards if shard.number == number), None)
+    if found is None and not (number == NO_OP_SHARD and plan.last is None):
+        have = f"1 to {len(plan.shards)}" if plan.shards else f"only the empty shard {NO_OP_SHARD}"
+        raise UsageError(
+            f"shard {number} is not in the plan, which has {have}; take the number from its matrix"
+        )
+    return found
+
+
+def check_revision(plan: Plan, revision: str) -> None:
+    """Refuse a plan that was made for another state of the repository; unknown states are let through.
+
+    Raises:
+        UsageError: both states are known and differ.
+    """
+    if plan.revision and revision and plan.revision != revision:
+        raise UsageError(
+            f"the plan was made for {plan.revision}, and the tests here are {revision}: run disttest plan again, "
+            "or pass --stale-plan to run what still exists (new tests go to the last shard)"
+        )
+
+
+def encode_plan(plan: Plan) -> bytes:
+    """The bytes of ``plan.json``, indented for people."""
+    return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+
+
+def decode_plan(data: bytes, source: str = "plan.json") -> Plan:
+    """Read ``plan.json``.
+
+    Raises:
+        UsageError: it is not a plan, of another version, or contradicts itself.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != PLAN_VERSION:
+            raise UsageError(
+                f"{source} is a plan of version {version}, and this disttest reads version {PLAN_VERSION}: "
+                "run disttest plan again with the disttest that runs the shards"
+            )
+        plan = msgspec.json.decode(data, type=Plan)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{source} is not a plan: {error}; write one with disttest plan") from error
+    _refuse_repeats(source, "shard", (shard.number for shard in plan.shards))
+    _refuse_repeats(source, "test", (test.nodeid for shard in plan.shards for test in shard.tests))
+    return plan
+
+
+def render_matrix(plan: Plan) -> dict[str, Any]:
+    """The plan as a matrix of GitHub Actions: ``{"include": [...]}``, one entry for each shard that has tests.
+
+    A matrix must not be empty, so a plan without tests has one entry with ``"no_op": true`` and shard 0; a workflow
+    may skip it, and ``disttest run --plan plan.json --shard 0`` runs nothing.
+    """
+    entries = [_matrix_entry(shard) for shard in plan.shards if shard.tests]
+    return {"include": entries or [dict(_NO_OP_ENTRY)]}
+
+
+class _Versioned(Frozen):
+    version: int = PLAN_VERSION
+
+
+_NO_OP_ENTRY: Mapping[str, Any] = {
+    "name": "nothing to run",
+    "pool": "",
+    "labels": ["ubuntu-latest"],
+    "shard": NO_OP_SHARD,
+    "gpus": 0,
+    "tests": 0,
+    "seconds": 0,
+    "gpu_minutes": 0.0,
+    "no_op": True,
+}
+
+
+def _matrix_entry(shard: Shard) -> dict[str, Any]:
+    return {
+        "name": shard.name,
+        "pool": shard.pool,
+        "labels": list(shard.labels),
+        "shard": shard.number,
+        "gpus": shard.gpus,
+        "tests": len(shard.tests),
+        "seconds": round(shard.expected_s),
+        "gpu_minutes": round(shard.gpu_minutes, 1),
+        "no_op": False,
+    }
+
+
+def _split(tests: Sequence[TestCase], timings: Timings, pool: Pool) -> list[list[TestCase]]:
+    """Give the widest and longest to the runner with the least work so far (longest processing time first)."""
+    by_id = {test.nodeid: test for test in tests}
+    gangs = build_gangs(tests, timings, slots=pool.gpus * pool.runners)
+    pieces = [(gang.shape.size, gang.expected_s, gang.nodeids) for gang in gangs]
+    pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
+    loads = [(0.0, runner) for runner in range(pool.runners)]  # a heap, as it is sorted
+    chosen: dict[str, int] = {}
+    for size, expected_s, nodeids in sorted(pieces, key=lambda piece: (-piece[0], -piece[1], piece[2])):
+        load_s, runner = loads[0]
+        heapreplace(loads, (load_s + size * expected_s, runner))
+        chosen.update(dict.fromkeys(nodeids, runner))
+    parts: list[list[TestCase]] = [[] for _ in range(pool.runners)]
+    for nodeid, test in by_id.items():
+        parts[chosen[nodeid]].append(test)
+    return parts
+
+
+def _shard(number: int, pool: Pool, tests: Sequence[TestCase], index: int, timings: Timings) -> Shard:
+    return Shard(
+        number=number,
+        name=f"{pool.name}-{index}" if index else pool.name,
+        pool=pool.name,
+        labels=pool.labels,
+        gpus=pool.gpus,
+        tests=tuple(tests),
+        expected_s=round(expected_makespan_s(tests, timings, slots=pool.gpus), 3),
+    )
+
+
+def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
+    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
+    gangs = build_gangs(tests, timings, slots=slots)
+    ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
+    return simulate(gangs, cpu_slots(slots)).makespan_s + ordinary_s
+
+
+def _plan(shards: Iterable[Shard], revision: str) -> Plan:
+    made = tuple(shards)
+    if len(made) > MATRIX_LIMIT:
+        raise UsageError(
+            f"{len(made)} shards come out, and a matrix holds {MATRIX_LIMIT}: give fewer runners to --pool"
+        )
+    digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
+    return Plan(plan_id=digest[:16], shards=made, revision=revision)
+
+
+def _home_of_new(plan: Plan, test: TestCase) -> int:
+    if plan.last is None:
+        return NO_OP_SHARD
+    fitting = [shard for shard in plan.shards if shard.tests and shard.gpus >= world_size(test)]
+    return fitting[-1].number if fitting else plan.last.number
+
+
+def _refuse_repeats(source: str, what: str, names: Iterable[object]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise UsageError(
+            f"{source}: {what} {repeated[0]} stands in it twice; plans are not made by hand, run disttest plan again"
+        )

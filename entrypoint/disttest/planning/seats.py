@@ -1,0 +1,68 @@
+"""Which slots a gang gets: near ones, and so that large groups stay whole for wide gangs."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from disttest.model import Slot
+
+
+class Seats:
+    """The slots of one device type, free and taken, by the group in which they are near each other."""
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self._known = {slot.name: slot for slot in slots}
+        self._free: dict[str, list[tuple[int, str]]] = {}
+        self.free = 0
+        for slot in self._known.values():
+            self._put_back(slot)
+
+    @property
+    def total(self) -> int:
+        """Slots that are not quarantined."""
+        return len(self._known)
+
+    def take(self, count: int) -> tuple[Slot, ...]:
+        """Take that many free slots: from the smallest group that has them all, else from the fewest groups.
+
+        Raises:
+            ValueError: fewer are free.
+        """
+        if count > self.free:
+            raise ValueError(f"{count} slots wanted, {self.free} free")
+        whole = [group for group, free in self._free.items() if len(free) >= count]
+        if whole:
+            return self._take_from(min(whole, key=lambda group: (len(self._free[group]), group)), count)
+        taken: tuple[Slot, ...] = ()
+        while len(taken) < count:
+            largest = min(self._free, key=lambda group: (-len(self._free[group]), group))
+            taken += self._take_from(largest, min(count - len(taken), len(self._free[largest])))
+        return taken
+
+    def give_back(self, slots: Iterable[Slot]) -> None:
+        """Take back slots, but for those that have been quarantined meanwhile."""
+        for slot in slots:
+            if slot.name in self._known:
+                self._put_back(slot)
+
+    def quarantine(self, slot: Slot) -> None:
+        """Never hand out this slot again, be it free or taken."""
+        known = self._known.pop(slot.name, None)
+        if known is None:
+            return
+        free = self._free.get(known.group, [])
+        if (known.index, known.name) in free:
+            free.remove((known.index, known.name))
+            self.free -= 1
+
+    def _put_back(self, slot: Slot) -> None:
+        insort(self._free.setdefault(slot.group, []), (slot.index, slot.name))
+        self.free += 1
+
+    def _take_from(self, group: str, count: int) -> tuple[Slot, ...]:
+        free = self._free[group]
+        taken = free[:count]
+        del free[:count]
+        self.free -= count
+        return tuple(self._known[name] for _, name in taken)

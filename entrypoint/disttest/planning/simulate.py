@@ -1,0 +1,86 @@
+"""What a scheduler would do: gangs and how long they take in, the makespan out. No time passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappop, heappush
+
+from disttest.model import Frozen, Gang, Slot
+from disttest.planning.schedule import GangScheduler, Scheduler, Start
+
+
+class VirtualClock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time that it was set to, in seconds."""
+        return self.now_s
+
+
+class Placement(Frozen):
+    """A gang in a simulated run."""
+
+    start: Start
+    started_at_s: float
+    ended_at_s: float
+
+
+class Simulation(Frozen):
+    """A simulated run."""
+
+    makespan_s: float
+    placements: tuple[Placement, ...]
+    stranded: tuple[Gang, ...]
+
+
+def simulate(
+    gangs: Iterable[Gang],
+    slots: Iterable[Slot],
+    *,
+    durations_s: Mapping[str, float] | None = None,
+    scheduler: Callable[..., Scheduler] = GangScheduler,
+) -> Simulation:
+    """Run gangs on slots under a scheduler, on a clock of its own.
+
+    ``durations_s`` (gang id to seconds) says how long they really take; by default as long as expected.
+    """
+    clock = VirtualClock()
+    chosen = scheduler(slots, clock=clock)
+    for gang in gangs:
+        chosen.submit(gang)
+    placements: list[Placement] = []
+    ends: list[tuple[float, int]] = []
+    while True:
+        for start in chosen.due():
+            gang = start.gang
+            takes_s = durations_s[gang.gang_id] if durations_s else gang.expected_s
+            heappush(ends, (clock.now_s + takes_s, len(placements)))
+            placements.append(
+                Placement(start=start, started_at_s=clock.now_s, ended_at_s=clock.now_s + takes_s)
+            )
+        if not ends:
+            break
+        clock.now_s = ends[0][0]
+        while ends and ends[0][0] <= clock.now_s:
+            chosen.ended(placements[heappop(ends)[1]].start.gang.gang_id)
+    return Simulation(makespan_s=clock.now_s, placements=tuple(placements), stranded=chosen.stranded())
+
+
+def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
+    """The time under which no schedule can be: (seconds, width) of each piece of work, on that many slots.
+
+    The larger of all slot-seconds over the slots, and the longest piece.
+    """
+    total_s = longest_s = 0.0
+    for seconds, width in work:
+        total_s += seconds * min(width, slots)
+        longest_s = max(longest_s, seconds)
+    return max(total_s / slots, longest_s) if slots else 0.0
+
+
+def cpu_slots(count: int) -> tuple[Slot, ...]:
+    """Plain slots to simulate on."""
+    return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))

@@ -1,0 +1,70 @@
+"""The gangs that wait for slots of one device type, kept so that no decision looks at all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from disttest.model import Gang
+
+_Key = tuple[int, float, int]
+"""(0 for urgent else 1, minus the expected seconds, order of submission)."""
+
+
+class WaitingRoom:
+    """Gangs by width, each width with the urgent and then the longest first."""
+
+    def __init__(self) -> None:
+        self._by_width: dict[int, list[tuple[_Key, Gang]]] = {}
+        self.work_s = 0.0
+        """Expected slot-seconds of all that wait."""
+        self.count = 0
+
+    def add(self, gang: Gang, *, width: int, order: int) -> None:
+        """Let a gang wait; ``order`` decides between equals and is unique."""
+        key = (0 if gang.urgent else 1, -gang.expected_s, order)
+        insort(self._by_width.setdefault(width, []), (key, gang), key=_key_of)
+        self.work_s += gang.expected_s * width
+        self.count += 1
+
+    def firsts(self, *, widest: int, within_s: float | None = None) -> Iterator[tuple[int, int, Gang]]:
+        """Yield ``(width, position, gang)`` of the first gang of each width up to ``widest``, widest first.
+
+        With ``within_s``: of the first that is expected to end within that time.
+        """
+        for width in sorted(self._by_width, reverse=True):
+            if width > widest:
+                continue
+            position = self._position(width, within_s)
+            entries = self._by_width[width]
+            if position < len(entries):
+                yield width, position, entries[position][1]
+
+    def remove(self, width: int, position: int) -> tuple[int, Gang]:
+        """Take out a gang that ``firsts`` has just yielded; return the order that it was added with."""
+        entries = self._by_width[width]
+        (_, _, order), gang = entries.pop(position)
+        if not entries:
+            del self._by_width[width]
+        self.work_s -= gang.expected_s * width
+        self.count -= 1
+        return order, gang
+
+    def drain(self) -> list[tuple[int, Gang]]:
+        """Take out all, as ``(order, gang)`` in order of submission."""
+        every = [(key[2], gang) for entries in self._by_width.values() for key, gang in entries]
+        self.__init__()  # type: ignore[misc]
+        return sorted(every, key=lambda entry: entry[0])
+
+    def _position(self, width: int, within_s: float | None) -> int:
+        entries = self._by_width[width]
+        if within_s is None or -entries[0][0][1] <= within_s:
+            return 0
+        urgent = bisect_left(entries, (0, -within_s, -1), key=_key_of)
+        if urgent < len(entries) and entries[urgent][0][0] == 0:
+            return urgent
+        return bisect_left(entries, (1, -within_s, -1), key=_key_of)
+
+
+def _key_of(entry: tuple[_Key, Gang]) -> _Key:
+    return entry[0]

@@ -1,0 +1,173 @@
+"""The data that the page carries: small rows for all tests, everything for those that somebody will open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from disttest.model import RankRecord, TestResult
+from disttest.reports import digest, trend
+from disttest.reports.location import Repository, locate
+from disttest.reports.logs import LogFolder
+from disttest.reports.text import clean, one_line, shorten
+from disttest.reports.timeline import build_timeline
+from disttest.results.fold import RunResult, TestOutcome
+
+KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
+"""In the order in which a reader wants to see them."""
+
+MESSAGES_TOTAL = 500_000
+"""Characters of the messages in the list of tests."""
+DETAILS_TOTAL = 1_200_000
+"""Characters of all failure texts together."""
+LOGS_TOTAL = 1_500_000
+"""Bytes of all log excerpts together."""
+FEWEST = 300
+"""An excerpt that is smaller than this explains nothing."""
+MAX_OPENED = 1_000
+"""Tests that carry everything; beyond that only the message stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    details: int
+    log: int
+
+
+def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, Any]:
+    """Return what the lists and the timeline need: one short row for each test."""
+    suites = list(dict.fromkeys(test.test.suite for test in run.tests))
+    shapes = sorted({_shape_key(test) for test in run.tests})
+    older = [trend.kinds(earlier) for earlier in history]
+    room = max(40, min(300, MESSAGES_TOTAL // max(1, sum(bool(test.final.message) for test in run.tests))))
+    return {
+        "kinds": KINDS,
+        "suites": [one_line(suite) for suite in suites],
+        "shapes": [name for _, name in shapes],
+        "tests": [
+            [
+                one_line(test.test.nodeid, 6000),
+                suites.index(test.test.suite),
+                shapes.index(_shape_key(test)),
+                KINDS.index(digest.classify(test)),
+                round(max(0.0, test.final.duration_s), 4),
+                one_line(test.final.message, room),
+                len(test.attempts),
+                _log_folder(test),
+                len(test.final.ranks),
+            ]
+            for test in run.tests
+        ],
+        "timeline": _timeline(run),
+        "history": _history(run, older),
+    }
+
+
+def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
+    """Return index of a test -> all that is known of it, for tests that somebody will want to open."""
+    repository = Repository(root=run.root)
+    opened = [(index, test) for index, test in enumerate(run.tests) if _is_worth_opening(test)]
+    opened.sort(key=lambda entry: KINDS.index(digest.classify(entry[1])))
+    opened = opened[:MAX_OPENED]
+    ranks = sum(len(attempt.ranks) for _, test in opened for attempt in test.attempts)
+    room = _Room(
+        details=min(20_000, DETAILS_TOTAL // max(1, len(opened))),
+        log=min(24_000, LOGS_TOTAL // max(1, ranks)),
+    )
+    return {str(index): _details(test, repository, logs, room) for index, test in opened}
+
+
+def _shape_key(test: TestOutcome) -> tuple[int, str]:
+    shape = test.test.world
+    return (shape.size, str(shape)) if shape else (0, digest.ORDINARY)
+
+
+def _is_worth_opening(test: TestOutcome) -> bool:
+    return test.final.outcome.is_bad or len(test.attempts) > 1 or any(a.notes for a in test.attempts)
+
+
+def _log_folder(test: TestOutcome) -> str:
+    """The folder of the final attempt's logs, if they lie where they usually do."""
+    folder = f"logs/{test.test.slug}/attempt-{test.final.attempt}/"
+    usual = test.final.ranks and all(rank.log == f"{folder}rank{rank.rank}.log" for rank in test.final.ranks)
+    return folder if usual else ""
+
+
+def _timeline(run: RunResult) -> dict[str, Any]:
+    timeline = build_timeline(run)
+    held = [*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)]
+    groups = list(dict.fromkeys(held))
+    number = {lanes: index for index, lanes in enumerate(groups)}
+    return {
+        "slots": [one_line(slot, 40) for slot in timeline.slots],
+        "busy": [round(timeline.busy_s(lane), 3) for lane in range(len(timeline.slots))],
+        "lanes": groups,
+        "bars": [
+            [
+                bar.test,
+                bar.attempt,
+                KINDS.index(bar.kind),
+                round(bar.start_s, 4),
+                round(bar.end_s, 4),
+                number[bar.lanes],
+            ]
+            for bar in timeline.bars
+        ],
+        "worlds": [[number[lanes], round(start, 4), round(end, 4)] for lanes, start, end in timeline.worlds],
+        "makespan": round(timeline.makespan_s, 4),
+        "bound": round(timeline.lower_bound_s, 4),
+    }
+
+
+def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]]:
+    """Index of a test -> what it came to in each earlier run; only for tests that were not always green."""
+    found: dict[str, list[int]] = {}
+    for index, test in enumerate(run.tests):
+        marks = trend.marks(test.test.nodeid, older)
+        if set(marks) - {"passed", ""} or (older and test.final.outcome.is_bad):
+            found[str(index)] = [KINDS.index(mark) if mark else -1 for mark in marks]
+    return found
+
+
+def _details(test: TestOutcome, repository: Repository, logs: LogFolder, room: _Room) -> dict[str, Any]:
+    place = locate(test, repository) if test.final.outcome.is_bad else None
+    return {
+        "repeat": digest.repeat_command(test),
+        "place": str(place or ""),
+        "fault": digest.fault(test) if test.final.outcome.is_bad else "",
+        "attempts": [_attempt(attempt, logs, room) for attempt in test.attempts],
+    }
+
+
+def _attempt(result: TestResult, logs: LogFolder, room: _Room) -> dict[str, Any]:
+    return {
+        "attempt": result.attempt,
+        "outcome": str(result.outcome),
+        "message": digest.finding(result) if result.outcome.is_bad else one_line(result.message),
+        "who": digest.who(result),
+        "phase": one_line(result.phase),
+        "culprit": result.culprit,
+        "victims": result.victims,
+        "duration": round(max(0.0, result.duration_s), 4),
+        "text": shorten("\n\n".join(digest.evidence(result)), room.details),
+        "notes": [one_line(note) for note in result.notes],
+        "ranks": [dict(_rank(rank, logs, room)) for rank in result.ranks],
+    }
+
+
+def _rank(rank: RankRecord, logs: LogFolder, room: _Room) -> Iterator[tuple[str, Any]]:
+    yield "rank", rank.rank
+    yield "how", str(rank.outcome or rank.end)
+    yield "phase", one_line(rank.phase)
+    yield "message", one_line(rank.message)
+    yield "failed", rank.failed_after_s
+    yield "phases", {one_line(name): round(max(0.0, s), 4) for name, s in rank.durations_s.items()}
+    yield "hung", rank.hung
+    yield "stacks", shorten(clean(rank.stacks), room.details)
+    yield "log", clean(rank.log) if logs.path(rank.log) else ""
+    if rank.log and not logs.path(rank.log):
+        yield "missing", clean(rank.log)
+    if room.log >= FEWEST:
+        excerpt = logs.excerpt(rank.log, head_bytes=room.log // 4, tail_bytes=room.log - room.log // 4)
+        yield "text", str(excerpt).strip("\n") if excerpt else ""

@@ -1,0 +1,97 @@
+"""Fills the page: what can be read without a script is written here, the rest is data for the script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from disttest.reports import digest, trend
+from disttest.reports.html.data import page_data, page_details
+from disttest.reports.location import Repository, locate
+from disttest.reports.logs import LogFolder
+from disttest.reports.text import clean, count, duration, one_line
+from disttest.results.fold import RunResult
+
+FILE_NAME = "report.html"
+SCRIPTS = ("page.js", "timeline.js", "tests.js", "ranks.js")
+MAX_CARDS = 200
+
+
+def render_html(run: RunResult, results_dir: Path | None = None, *, history: Sequence[RunResult] = ()) -> str:
+    """Return the page. Logs are excerpted from ``results_dir`` and linked relative to it.
+
+    Args:
+        run: what to show.
+        results_dir: where its logs are; they are left out without it.
+        history: earlier runs, for the history of each test and for the trend.
+    """
+    earlier = sorted(history, key=lambda other: other.started_at_s)
+    groups = digest.failure_groups(run)
+    repository = Repository(root=run.root)
+    index = {test.test.nodeid: number for number, test in enumerate(run.tests)}
+    return (
+        _template()
+        .render(
+            run=run,
+            green=digest.is_green(run),
+            verdict=digest.verdict(run),
+            headline=digest.headline(run),
+            started=datetime.fromtimestamp(max(0.0, run.started_at_s), UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            groups=groups[:MAX_CARDS],
+            more_groups=max(0, len(groups) - MAX_CARDS),
+            index=index,
+            place=lambda test: locate(test, repository),
+            table=digest.table(run),
+            tally=digest.tally(run),
+            slowest=digest.slowest(run),
+            skips=digest.skip_reasons(run)[:100],
+            flaky=[test for test in run.tests if test.flaky][:100],
+            points=trend.trend([*earlier, run]) if earlier else [],
+            plot=plot,
+            percent=trend.percent,
+            data=_embedded(page_data(run, earlier)),
+            details=_embedded(page_details(run, LogFolder(results_dir))),
+            style=Markup(_asset("page.css")),  # noqa: S704 - our own file
+            script=Markup("\n".join(_asset(name) for name in SCRIPTS)),  # noqa: S704 - our own files
+        )
+        .strip()
+        + "\n"
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"line": one_line, "clean": clean, "duration": duration}
+    environment.globals |= {"count": count, "digest": digest}
+    return environment.from_string(_asset("page.html.j2"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("disttest.reports.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _embedded(data: Any) -> Markup:
+    """JSON that can stand inside a script element: nothing in it can end the element or begin a comment."""
+    text = msgspec.json.encode(data).decode()
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))  # noqa: S704
+
+
+def plot(values: Sequence[float], *, width: int = 600, height: int = 120) -> str:
+    """Return the points of an SVG polyline for a curve from zero to its largest value."""
+    top = max(values, default=0.0) or 1.0
+    step = width / max(1, len(values) - 1)
+    return " ".join(
+        f"{number * step:.1f},{height - value / top * height:.1f}" for number, value in enumerate(values)
+    )

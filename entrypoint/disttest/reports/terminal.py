@@ -1,0 +1,228 @@
+"""The end of a run in the terminal: failures, the finding first; the table; what was slow or skipped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from disttest import github
+from disttest.model import Cause
+from disttest.reports import digest
+from disttest.reports.digest import FailureGroup, Row, Tally
+from disttest.reports.location import Repository, locate
+from disttest.reports.text import clean, count, duration, one_line, shorten
+from disttest.results.fold import RunResult, TestOutcome
+
+MAX_FAILURES = 50
+MAX_EVIDENCE = 6_000
+"""Characters of a failure's text; the whole of it is in the logs and in the other reports."""
+NARROW = 70
+"""Columns below which the table becomes a list."""
+
+STYLES = {
+    "passed": "green",
+    "failed": "bold red",
+    "infrastructure": "bold magenta",
+    "flaky": "yellow",
+    "skipped": "bright_black",
+    "xfailed": "bright_black",
+}
+MARKS = {
+    "passed": "✓",
+    "failed": "✗",
+    "infrastructure": "⚡",
+    "flaky": "~",
+    "skipped": "-",
+    "xfailed": "x",
+}
+
+
+def print_final(
+    console: Console, run: RunResult, *, failures: bool = True, slowest: int = 10, on_github: bool = False
+) -> None:
+    """Print what a run came to.
+
+    Args:
+        console: where to; it decides on colour and width.
+        run: what to tell.
+        failures: tell each failure in full; False where a view has told them as they came.
+        slowest: number of slow tests to list; 0 for none.
+        on_github: keep GitHub from taking what tests have printed for commands.
+    """
+    if failures and (run.bad or run.collection_errors):
+        _print_failures(console, run, on_github=on_github)
+    for block in _blocks(run, width=console.width, slowest=slowest):
+        console.print(block)
+        console.print()
+    console.print(_last_line(run))
+
+
+def render_final(run: RunResult, *, width: int = 100, color: bool = False) -> str:
+    """Return what :func:`print_final` prints, as text."""
+    system: Literal["standard"] | None = "standard" if color else None
+    console = Console(file=io.StringIO(), width=width, force_terminal=color, color_system=system)
+    print_final(console, run)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _print_failures(console: Console, run: RunResult, *, on_github: bool) -> None:
+    console.print(Rule(Text("failures", style="bold red"), characters="─", style="red"))
+    for error in run.collection_errors[:MAX_FAILURES]:
+        last = one_line(error.message.strip().rpartition("\n")[2])
+        console.print(Text(f"✗ {one_line(error.nodeid)} could not be collected: {last}", style="bold red"))
+        print_evidence(console, error.message, on_github=on_github)
+        console.print()
+    groups = digest.failure_groups(run)
+    for group in groups[:MAX_FAILURES]:
+        print_failure(console, group, Repository(root=run.root), on_github=on_github)
+        console.print()
+    if len(groups) > MAX_FAILURES:
+        more = count(len(groups) - MAX_FAILURES, "more failure")
+        console.print(Text(f"… and {more}, all in junit.xml"))
+        console.print()
+
+
+def print_failure(console: Console, group: FailureGroup, repository: Repository, *, on_github: bool) -> None:
+    """Print one failure: what was found, where, on whose account, the evidence, and how to repeat it."""
+    for line in _failure_head(group, repository):
+        console.print(line, soft_wrap=True)
+    print_evidence(console, "\n\n".join(digest.evidence(group.first.final)), on_github=on_github)
+    for line in _failure_foot(group):
+        console.print(line, soft_wrap=True)
+
+
+def _failure_head(group: FailureGroup, repository: Repository) -> Iterator[Text]:
+    test = group.first
+    style = STYLES[digest.classify(test)]
+    # Like a compiler's message, so that editors, and GitHub through our problem matcher, can jump to it.
+    place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, repository)
+    yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
+    if len(group.tests) > 1:
+        yield Text(f"  {count(len(group.tests), 'test')}, the first of them:", style="bold")
+    told = [one_line(test.test.nodeid), f"fault: {digest.fault(test)}", digest.who(test.final)]
+    yield Text("  " + " · ".join(part for part in told if part))
+    for earlier in test.attempts[:-1]:
+        yield Text(f"  attempt {earlier.attempt}: {digest.finding(earlier)}", style="yellow")
+
+
+def _failure_foot(group: FailureGroup) -> Iterator[Text]:
+    result = group.first.final
+    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+    logs = [clean(rank.log) for rank in culprit_first if rank.log]
+    if logs:
+        more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
+        yield Text(f"  log: {logs[0]}{more}", style="bright_black")
+    yield Text.assemble(("  repeat: ", "bright_black"), (digest.repeat_command(group.first), "cyan"))
+
+
+def print_evidence(console: Console, text: str, *, on_github: bool) -> None:
+    """Print what a test or a rank has written: cleaned, cut, indented, and without power over GitHub."""
+    text = shorten(clean(text).strip("\n"), MAX_EVIDENCE)
+    if not text:
+        return
+    write: Callable[[str], object] = console.file.write
+    shield: AbstractContextManager[None] = github.commands_stopped(write) if on_github else nullcontext()
+    with shield:
+        for line in text.splitlines():
+            console.print(Text(f"    {line}"), soft_wrap=True)
+
+
+def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
+    rows = digest.table(run)
+    if rows:
+        yield _table(rows, run) if width >= NARROW else _list(rows)
+    flaky = [test for test in run.tests if test.flaky]
+    if flaky:
+        yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
+    if slowest and (slow := digest.slowest(run, slowest)):
+        lines = [
+            Text(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
+        ]
+        yield _titled("slowest", lines, len(lines))
+    reasons = digest.skip_reasons(run)
+    if reasons:
+        lines = [Text(f"{number:>8,}  {reason}") for reason, number in reasons[:MAX_FAILURES]]
+        yield _titled("skipped", lines, len(reasons))
+    if run.notes:
+        notes = [Text(f"  {one_line(note)}") for note in run.notes[:MAX_FAILURES]]
+        yield _titled("notes", notes, len(run.notes))
+
+
+def _titled(title: str, lines: list[Text], total: int) -> Group:
+    if total > len(lines):
+        lines = [*lines, Text(f"  … and {total - len(lines):,} more", style="bright_black")]
+    return Group(Text(title, style="bold"), *lines)
+
+
+def _flaky_line(test: TestOutcome) -> Text:
+    first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+    nodeid = one_line(test.test.nodeid)
+    return Text(
+        f"  {nodeid}: passed at attempt {test.final.attempt}; {digest.finding(first)}", style="yellow"
+    )
+
+
+COLUMNS = ("passed", "failed", "flaky", "skipped", "infra", "time", "GPU-min")
+
+
+def _table(rows: list[Row], run: RunResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(rows) > 1)
+    total = _cells(digest.tally(run)) if len(rows) > 1 else [Text()] * len(COLUMNS)
+    table.add_column("suite", overflow="fold", footer=Text("all", style="bold"), ratio=1, min_width=8)
+    table.add_column("world", no_wrap=True)
+    for name, footer in zip(COLUMNS, total, strict=True):
+        table.add_column(name, justify="right", no_wrap=True, footer=footer)
+    for row in rows:
+        table.add_row(Text(one_line(row.suite)), Text(row.shape), *_cells(row.tally))
+    return table
+
+
+def _cells(tally: Tally) -> list[Text]:
+    numbers = (
+        (tally.passed + tally.xfailed, "passed"),
+        (tally.failed, "failed"),
+        (tally.flaky, "flaky"),
+        (tally.skipped, "skipped"),
+        (tally.infrastructure, "infrastructure"),
+    )
+    cells = [
+        Text(f"{number:,}" if number else "·", style=STYLES[kind] if number else "dim")
+        for number, kind in numbers
+    ]
+    minutes = f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else "·"
+    return [*cells, Text(duration(tally.time_s)), Text(minutes)]
+
+
+def _list(rows: list[Row]) -> Group:
+    return Group(*(_list_line(row) for row in rows))
+
+
+def _list_line(row: Row) -> Text:
+    tally = row.tally
+    numbers = {"passed": tally.passed + tally.xfailed, "failed": tally.failed, "flaky": tally.flaky}
+    numbers |= {"skipped": tally.skipped, "infrastructure": tally.infrastructure}
+    line = Text(f"{one_line(row.suite, 40)} {row.shape}:", style="bold")
+    for kind, number in numbers.items():
+        if number:
+            line.append(f" {number:,} {kind}", style=STYLES[kind])
+    return line.append(f" {duration(tally.time_s)}", style="not bold")
+
+
+def _last_line(run: RunResult) -> RenderableType:
+    style = "bold green" if digest.is_green(run) else "bold red"
+    line = Text(f"{digest.verdict(run)}: {digest.headline(run)}", style=style)
+    return Group(line, Text(one_line(run.reason), style=style)) if run.reason else line
+
+
+def results_line(results_dir: Path, names: list[str]) -> Text:
+    """Return the line that says where the reports are."""
+    return Text(f"reports: {results_dir}/ ({', '.join(names)})", style="bright_black")

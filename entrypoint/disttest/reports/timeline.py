@@ -1,0 +1,172 @@
+"""Which slot was busy with which test, and when: the picture of a run, before anybody draws it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from disttest.model import TestResult
+from disttest.reports import digest
+from disttest.reports.text import duration
+from disttest.results.fold import RunResult, TestOutcome, WorldSpan
+
+CONTROLLER = "controller"
+"""The lane of ordinary tests, which run in the controller and hold no slot."""
+MAX_LANES_IN_TEXT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One attempt of a test on its slots; times in seconds from the start of the run."""
+
+    test: int
+    """Index in ``RunResult.tests``."""
+    attempt: int
+    kind: str
+    """What the attempt came to, by the names of :class:`digest.Tally`."""
+    lanes: tuple[int, ...]
+    """Indices in ``Timeline.slots``."""
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Lanes, and what was on them."""
+
+    slots: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    worlds: tuple[tuple[tuple[int, ...], float, float], ...]
+    """Lanes, start and end of each world, which is more than its tests: it has to start and to end."""
+    makespan_s: float
+    """From the start of the run to the end of the last test or world."""
+    lower_bound_s: float
+    """No schedule of these attempts on these slots could have been shorter."""
+
+    def busy_s(self, lane: int) -> float:
+        """Seconds in which a lane was held by a world or a test."""
+        spans = [(bar.start_s, bar.end_s) for bar in self.bars if lane in bar.lanes]
+        spans += [(start, end) for lanes, start, end in self.worlds if lane in lanes]
+        return sum(end - start for start, end in _union(spans))
+
+
+def build_timeline(run: RunResult) -> Timeline:
+    """Lay out a run. Attempts without a time (skips, tests that never started) are not on it."""
+    worlds = {world.world_id: world for world in run.worlds}
+    names = {slot for world in run.worlds for slot in world.slots}
+    attempts = list(_timed(run))
+    if any(attempt.world_id not in worlds for _, _, attempt in attempts):
+        names.add(CONTROLLER)
+    slots = tuple(sorted(names, key=_natural))
+    lane = {slot: index for index, slot in enumerate(slots)}
+    bars = tuple(_bar(run, index, test, attempt, worlds, lane) for index, test, attempt in attempts)
+    spans = tuple(_span(run, world, lane) for world in run.worlds)
+    ends = [bar.end_s for bar in bars] + [end for _, _, end in spans]
+    return Timeline(
+        slots=slots,
+        bars=bars,
+        worlds=spans,
+        makespan_s=max(ends, default=0.0),
+        lower_bound_s=_lower_bound_s(bars, max(run.slots, sum(slot != CONTROLLER for slot in slots))),
+    )
+
+
+def _timed(run: RunResult) -> Iterator[tuple[int, TestOutcome, TestResult]]:
+    for index, test in enumerate(run.tests):
+        for attempt in test.attempts:
+            if attempt.duration_s > 0 and attempt.started_at_s > 0:
+                yield index, test, attempt
+
+
+def _bar(
+    run: RunResult,
+    index: int,
+    test: TestOutcome,
+    attempt: TestResult,
+    worlds: dict[str, WorldSpan],
+    lane: dict[str, int],
+) -> Bar:
+    world = worlds.get(attempt.world_id)
+    start_s = max(0.0, attempt.started_at_s - run.started_at_s)
+    single = TestOutcome(test=test.test, attempts=(attempt,))
+    return Bar(
+        test=index,
+        attempt=attempt.attempt,
+        kind=digest.classify(test if attempt is test.final else single),
+        lanes=tuple(sorted(lane[slot] for slot in (world.slots if world else (CONTROLLER,)))),
+        start_s=start_s,
+        end_s=start_s + attempt.duration_s,
+    )
+
+
+def _span(run: RunResult, world: WorldSpan, lane: dict[str, int]) -> tuple[tuple[int, ...], float, float]:
+    start_s = max(0.0, world.started_at_s - run.started_at_s)
+    ended_at_s = world.ended_at_s if world.ended_at_s is not None else run.ended_at_s
+    lanes = tuple(sorted(lane[slot] for slot in world.slots))
+    return lanes, start_s, max(start_s, ended_at_s - run.started_at_s)
+
+
+def _lower_bound_s(bars: tuple[Bar, ...], slots: int) -> float:
+    """The longest attempt, or all the work spread evenly, whichever is more."""
+    longest_s = max((bar.end_s - bar.start_s for bar in bars), default=0.0)
+    work_s = sum((bar.end_s - bar.start_s) * len(bar.lanes) for bar in bars)
+    return max(longest_s, work_s / max(1, slots))
+
+
+def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    current: tuple[float, float] | None = None
+    for start, end in sorted(spans):
+        if current is None or start > current[1]:
+            if current:
+                yield current
+            current = (start, end)
+        else:
+            current = (current[0], max(current[1], end))
+    if current:
+        yield current
+
+
+def _natural(slot: str) -> tuple[bool, str, int]:
+    """``gpu:10`` after ``gpu:9``; the controller last."""
+    match = re.fullmatch(r"(.*?)(\d*)", slot)
+    name, number = match.groups() if match else (slot, "")
+    return slot == CONTROLLER, name, int(number or -1)
+
+
+GLYPHS = {"passed": "█", "xfailed": "█", "flaky": "▒", "skipped": "░", "failed": "×", "infrastructure": "!"}
+_WORST_FIRST = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
+
+
+def render_lanes(timeline: Timeline, *, width: int) -> str:
+    """Return one line of text per slot, with its share of busy time; the last line explains the marks."""
+    column_s = timeline.makespan_s / width or 1.0
+    marks: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for bar in timeline.bars:
+        first, last = int(bar.start_s / column_s), int(max(bar.start_s, bar.end_s - 1e-9) / column_s)
+        for column in range(first, min(last, width - 1) + 1):
+            for lane in bar.lanes:
+                marks[lane, column].add(bar.kind)
+    longest = max(map(len, timeline.slots))
+    lines = [
+        f"{slot:>{longest}} {''.join(_glyph(marks[lane, column]) for column in range(width))} "
+        f"{_share(timeline.busy_s(lane), timeline.makespan_s)}"
+        for lane, slot in enumerate(timeline.slots[:MAX_LANES_IN_TEXT])
+    ]
+    if len(timeline.slots) > MAX_LANES_IN_TEXT:
+        lines.append(f"… and {len(timeline.slots) - MAX_LANES_IN_TEXT:,} more slots")
+    lines.append(f"{'':>{longest}} 0 s {duration(timeline.makespan_s):>{width - 4}}")
+    lines.append(
+        f"{'':>{longest}} × failed  ! infrastructure  ▒ flaky  █ passed  · idle; "
+        f"no schedule takes less than {duration(timeline.lower_bound_s)}"
+    )
+    return "\n".join(lines)
+
+
+def _glyph(kinds: set[str]) -> str:
+    return next((GLYPHS[kind] for kind in _WORST_FIRST if kind in kinds), "·")
+
+
+def _share(part_s: float, whole_s: float) -> str:
+    return f"{100 * part_s / whole_s:3.0f} %" if whole_s else ""

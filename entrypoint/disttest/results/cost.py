@@ -1,0 +1,152 @@
+"""What a run cost: slot-minutes used, lost to start-up and idle, and how near the makespan came to its bound. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapreplace
+
+from disttest.model import Frozen, Gang, Isolation, WorldShape
+from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
+from disttest.results.fold import RunResult, WorldSpan
+
+SIMULATED_WORLDS = 5_000
+"""Up to so many worlds the effect of one slot more or fewer is simulated; above, it follows from the bound."""
+
+
+class Cost(Frozen):
+    """What a run cost. Times are seconds; a slot-second is one slot held or offered for a second."""
+
+    unit: str
+    """What a slot is: ``GPU`` or ``CPU slot``."""
+    slots: int
+    used_slot_s: float
+    """Slots times the time that tests ran on them."""
+    startup_slot_s: float
+    """Slots held by worlds while no test ran: starting, cleaning between tests, ending."""
+    idle_slot_s: float
+    """Slots that no world held."""
+    makespan_s: float
+    lower_bound_s: float
+    """No schedule of these worlds on these slots can be shorter."""
+    runners: str
+    """What one more or fewer is of: the unit, or ``runner`` for merged shards."""
+    with_one_more_s: float | None
+    with_one_fewer_s: float | None
+    """Expected makespans; None where it can not be said (nothing would be left, or a world would no longer fit)."""
+
+    @property
+    def used_minutes(self) -> float:
+        """Slot-minutes in tests."""
+        return self.used_slot_s / 60
+
+    @property
+    def startup_minutes(self) -> float:
+        """Slot-minutes lost to starting and ending worlds."""
+        return self.startup_slot_s / 60
+
+    @property
+    def idle_minutes(self) -> float:
+        """Slot-minutes that nobody used."""
+        return self.idle_slot_s / 60
+
+    @property
+    def idle_share(self) -> float:
+        """Idle slot-time over all slot-time, 0 to 1."""
+        total_s = self.used_slot_s + self.startup_slot_s + self.idle_slot_s
+        return self.idle_slot_s / total_s if total_s else 0.0
+
+    @property
+    def over_bound(self) -> float:
+        """Makespan over its lower bound; 1 is perfect, and what an empty run gets."""
+        return self.makespan_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+
+def cost_of(run: RunResult) -> Cost:
+    """Work out the cost of a run, or of merged shards; each shard's slots count while that shard ran."""
+    in_tests_s: dict[str, float] = {}
+    ordinary_s = 0.0
+    for test in run.tests:
+        for attempt in test.attempts:
+            if attempt.world_id:
+                in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
+            else:
+                ordinary_s += attempt.duration_s
+    worlds = [(_length_s(world, run), len(world.slots)) for world in run.worlds]
+    held_s = sum(seconds * width for seconds, width in worlds)
+    used_s = sum(
+        min(in_tests_s.get(world.world_id, 0.0), seconds) * width
+        for world, (seconds, width) in zip(run.worlds, worlds, strict=True)
+    )
+    makespan_s, offered_s = _window(run)
+    more_s, fewer_s = _what_if(run, worlds, makespan_s)
+    unit = "GPU" if run.hardware.gpus else "CPU slot"
+    return Cost(
+        unit=unit,
+        slots=run.slots,
+        used_slot_s=used_s,
+        startup_slot_s=held_s - used_s,
+        idle_slot_s=max(0.0, offered_s - held_s),
+        makespan_s=makespan_s,
+        lower_bound_s=max(lower_bound_s(worlds, run.slots), 0.0 if run.shards else ordinary_s),
+        runners="runner" if run.shards else unit,
+        with_one_more_s=more_s,
+        with_one_fewer_s=fewer_s,
+    )
+
+
+def _length_s(world: WorldSpan, run: RunResult) -> float:
+    ended_at_s = run.ended_at_s if world.ended_at_s is None else world.ended_at_s
+    return max(0.0, ended_at_s - world.started_at_s)
+
+
+def _window(run: RunResult) -> tuple[float, float]:
+    """Makespan, and slot-seconds offered. Shards that started late did not offer anything before."""
+    if not run.shards:
+        return run.duration_s, run.slots * run.duration_s
+    lengths = [(max(0.0, shard.ended_at_s - shard.started_at_s), shard.slots) for shard in run.shards]
+    return max(seconds for seconds, _ in lengths), sum(seconds * slots for seconds, slots in lengths)
+
+
+def _what_if(
+    run: RunResult, worlds: Sequence[tuple[float, int]], makespan_s: float
+) -> tuple[float | None, float | None]:
+    """The makespans with one more and one fewer: the measured one, shifted by how the estimate changes."""
+    if not worlds:
+        return None, None
+    now, estimate = _on_runners(run, worlds) if run.shards else _on_slots(run, worlds)
+    base_s = estimate(now)
+    widest = 0 if run.shards else max(width for _, width in worlds)
+    shifted = [
+        max(0.0, makespan_s + estimate(count) - base_s) if count >= max(1, widest) else None
+        for count in (now + 1, now - 1)
+    ]
+    return shifted[0], shifted[1]
+
+
+def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:
+    if len(worlds) > SIMULATED_WORLDS:
+        return run.slots, lambda slots: lower_bound_s(worlds, slots)
+    gangs = [
+        Gang(
+            gang_id=str(index),
+            nodeids=(),
+            shape=WorldShape(size=max(1, width), backend=""),
+            isolation=Isolation.FRESH,
+            expected_s=seconds,
+        )
+        for index, (seconds, width) in enumerate(worlds)
+    ]
+    return run.slots, lambda slots: simulate(gangs, cpu_slots(slots)).makespan_s
+
+
+def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:
+    slots = max(1, round(run.slots / len(run.shards)))
+    ordered = sorted(worlds, reverse=True)
+
+    def estimate(runners: int) -> float:
+        loads = [0.0] * runners
+        for seconds, width in ordered:
+            heapreplace(loads, loads[0] + seconds * min(width, slots) / slots)
+        return max(*loads, ordered[0][0], 0.0)
+
+    return len(run.shards), estimate

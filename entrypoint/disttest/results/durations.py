@@ -1,0 +1,211 @@
+"""Timing files: what journals, ``results.json`` and JUnit files (of any tool) say about how long tests take.
+
+A timing file only makes the next plan better, so nothing in one is an error: what can not be used is a warning with
+file and line, and the plan is made without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.parsers import expat
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import TestCase, TestResult
+from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
+from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
+from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, read_lines
+
+CLOCK_SKEW_S = 86_400.0
+"""So far ahead of us another machine's clock may be; a later time than that is no time."""
+
+Reading = Iterator[Sample | WorldStart | str]
+"""Samples, and warnings as text."""
+
+
+def read_timings(
+    paths: Iterable[Path], *, now_s: float, hardware: str = ""
+) -> tuple[Timings, tuple[str, ...]]:
+    """Read timing files (a directory stands for the journal in it) into one table, with warnings.
+
+    Args:
+        paths: files in any mixture of formats; what a file is, its first bytes say.
+        now_s: seconds since the epoch; times after it are refused.
+        hardware: the key of the machines that the next run is for (:func:`hardware_key`).
+    """
+    samples: list[Sample] = []
+    starts: list[WorldStart] = []
+    warnings: list[str] = []
+    for path in paths:
+        for read in _read(path, now_s):
+            match read:
+                case Sample():
+                    samples.append(read)
+                case WorldStart():
+                    starts.append(read)
+                case _:
+                    warnings.append(read)
+    return Timings(samples, starts=starts, hardware=hardware), tuple(warnings)
+
+
+def _read(path: Path, now_s: float) -> Reading:
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if head.startswith(b"<"):
+            yield from _read_junit(file, now_s)
+        elif head.startswith(b"{") and (file.suffix == ".jsonl" or b'"event"' in head.partition(b"\n")[0]):
+            yield from _read_journal(file, now_s)
+        else:
+            yield from _read_results(file, now_s)
+    except (OSError, UsageError) as error:
+        yield f"{file}: timings not read: {error}"
+
+
+def _read_journal(path: Path, now_s: float) -> Reading:
+    tests: dict[str, TestCase] = {}
+    worlds: dict[str, WorldStarted] = {}
+    hardware = ""
+    for number, event in read_lines(path):
+        match event:
+            case str():
+                yield f"{path}:{number}: skipped, {event}"
+            case RunStarted():
+                hardware = hardware_key(event.hardware)
+            case TestCollected(test=test):
+                tests[test.nodeid] = test
+            case WorldStarted(world_id=world_id):
+                worlds[world_id] = event
+            case TestStarted(world_id=world_id) if world_id in worlds:
+                started = worlds.pop(world_id)
+                if is_usable(event.at_s - started.at_s):
+                    yield WorldStart(shape=started.shape, duration_s=event.at_s - started.at_s)
+            case TestFinished(result=result) if result.nodeid in tests:
+                yield from _checked(
+                    _sample(tests[result.nodeid], result, hardware), f"{path}:{number}", now_s
+                )
+
+
+def _read_results(path: Path, now_s: float) -> Reading:
+    data = path.read_bytes()
+    try:
+        run = msgspec.json.decode(data, type=RunResult)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        yield f"{path}:{_broken_line(data)}: timings not read: not a journal, results.json or JUnit file: {error}"
+        return
+    hardware = hardware_key(run.hardware)
+    for test in run.tests:
+        for attempt in test.attempts:
+            place = f"{path}:1: {test.test.nodeid}"
+            yield from _checked(_sample(test.test, attempt, hardware), place, now_s)
+
+
+def _sample(test: TestCase, result: TestResult, hardware: str) -> Sample:
+    return Sample(
+        test=test.nodeid,
+        duration_s=result.duration_s,
+        at_s=result.started_at_s,
+        hardware=hardware,
+        size=test.world.size if test.world else 0,
+        backend=test.world.backend if test.world else "",
+        file=test.file,
+        suite=test.suite,
+        bad=result.outcome.is_bad,
+    )
+
+
+def _checked(sample: Sample, place: str, now_s: float) -> Reading:
+    if not is_usable(sample.duration_s):
+        yield f"{place}: skipped, a test can not take {sample.duration_s} seconds"
+    elif not is_usable(sample.at_s) or sample.at_s > now_s + CLOCK_SKEW_S:
+        yield f"{place}: skipped, it is said to have run at {_when(sample.at_s)}, which is not in the past"
+    else:
+        yield sample
+
+
+def _when(at_s: float) -> str:
+    try:
+        return datetime.fromtimestamp(at_s, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return str(at_s)
+
+
+def _broken_line(data: bytes) -> int:
+    """Where JSON breaks; line 1 when it is well formed but of another kind."""
+    try:
+        json.loads(data)
+    except json.JSONDecodeError as error:
+        return error.lineno
+    except UnicodeDecodeError as error:
+        return data[: error.start].count(b"\n") + 1
+    return 1
+
+
+class _JUnit:
+    """Collects the test cases of a JUnit file as expat comes by them."""
+
+    def __init__(self, path: Path, now_s: float) -> None:
+        self._path = path
+        self._now_s = now_s
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._at_s = 0.0
+        self._case: tuple[dict[str, str], int] | None = None
+        self._bad = False
+        self.found: list[Sample | str] = []
+
+    def read(self) -> Reading:
+        """Yield the samples of the file; a broken file yields those before the break."""
+        with self._path.open("rb") as file:
+            try:
+                self._parser.ParseFile(file)
+            except expat.ExpatError as error:
+                reason = expat.ErrorString(error.code)
+                self.found.append(f"{self._path}:{error.lineno}: the rest is skipped, not XML: {reason}")
+        yield from self.found
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "testsuite":
+            self._at_s = self._timestamp(attributes.get("timestamp", ""))
+        elif name == "testcase":
+            self._case, self._bad = (attributes, self._parser.CurrentLineNumber), False
+        elif name in ("failure", "error"):
+            self._bad = True
+
+    def _end(self, name: str) -> None:
+        if name != "testcase" or self._case is None:
+            return
+        attributes, line = self._case
+        try:
+            duration_s = float(attributes.get("time", "0").replace(",", ""))
+        except ValueError:
+            self.found.append(
+                f"{self._path}:{line}: skipped, time={attributes.get('time')!r} is not a number"
+            )
+            return
+        sample = Sample(
+            test=f"{attributes.get('classname', '')}::{attributes.get('name', '')}",
+            duration_s=duration_s,
+            at_s=self._at_s,
+            file=attributes.get("file", ""),
+            bad=self._bad,
+        )
+        self.found.extend(_checked(sample, f"{self._path}:{line}", self._now_s))  # type: ignore[arg-type]
+
+    def _timestamp(self, text: str) -> float:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            return 0.0
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _read_junit(path: Path, now_s: float) -> Reading:
+    yield from _JUnit(path, now_s).read()

@@ -1,0 +1,103 @@
+"""Floors: what a run must have done at least, so that "almost everything was skipped" is red. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, Outcome
+from disttest.results.fold import RunResult
+
+
+class Expectation(Frozen):
+    """One line of an ``--expect`` file."""
+
+    text: str
+    """A node id, the part of one before a ``::`` or ``[``, or a pattern with ``*``."""
+    line: int
+
+    def matches(self, nodeid: str) -> bool:
+        """Whether a test is meant."""
+        if "*" in self.text:
+            return re.fullmatch(re.escape(self.text).replace(r"\*", ".*"), nodeid) is not None
+        return nodeid == self.text or nodeid.startswith((f"{self.text}::", f"{self.text}[", f"{self.text}/"))
+
+
+class Floors(Frozen):
+    """What was asked for; the defaults ask for nothing."""
+
+    min_tests: int = 0
+    """Tests that must have run, whatever came of them: all but the skipped ones."""
+    max_skip_ratio: float = 1.0
+    """Skipped tests over all tests, at most."""
+    expect: tuple[Expectation, ...] = ()
+    expect_file: str = ""
+    """For messages."""
+
+
+def parse_expectations(text: str) -> tuple[Expectation, ...]:
+    """Read an ``--expect`` file: one node id or pattern a line; blank lines and lines with ``#`` first are comments."""
+    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return tuple(Expectation(text=line, line=number) for number, line in lines if line and line[0] != "#")
+
+
+def make_floors(
+    *, min_tests: int = 0, max_skip_ratio: float = 1.0, expect: str = "", expect_file: str = ""
+) -> Floors:
+    """Check what the user asked for; ``expect`` is the text of the file of that name.
+
+    Raises:
+        UsageError: a number is out of range, or the file expects nothing.
+    """
+    if min_tests < 0:
+        raise UsageError(f"--min-tests must be 0 or more, not {min_tests}")
+    if not (math.isfinite(max_skip_ratio) and 0 <= max_skip_ratio <= 1):
+        raise UsageError(f"--max-skip-ratio must be between 0 and 1, not {max_skip_ratio}")
+    expectations = parse_expectations(expect)
+    if expect_file and not expectations:
+        raise UsageError(
+            f"--expect {expect_file} names no test; leave the option out, or write one node id a line"
+        )
+    return Floors(
+        min_tests=min_tests, max_skip_ratio=max_skip_ratio, expect=expectations, expect_file=expect_file
+    )
+
+
+def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
+    """Say which floors a run has broken, one message each; a run that keeps them all gives none."""
+    ran = [test.test.nodeid for test in run.tests if test.final.outcome is not Outcome.SKIPPED]
+    skipped = run.counts()[Outcome.SKIPPED]
+    broken: list[str] = []
+    if len(ran) < floors.min_tests:
+        broken.append(
+            f"only {len(ran)} tests ran and --min-tests asks for {floors.min_tests} "
+            f"({skipped} of {len(run.tests)} were skipped): see the skip reasons, or lower the floor"
+        )
+    ratio = skipped / len(run.tests) if run.tests else 0.0
+    if ratio > floors.max_skip_ratio:
+        broken.append(
+            f"{skipped} of {len(run.tests)} tests were skipped ({ratio:.0%}) and --max-skip-ratio allows "
+            f"{floors.max_skip_ratio:.0%}: {_commonest_skip(run)}"
+        )
+    return (*broken, *_missing(floors, ran, {test.test.nodeid for test in run.tests}))
+
+
+def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> Iterable[str]:
+    ran_ids, collected_ids = tuple(ran), tuple(collected)
+    for expectation in floors.expect:
+        if any(map(expectation.matches, ran_ids)):
+            continue
+        what = "was skipped" if any(map(expectation.matches, collected_ids)) else "does not exist"
+        where = f"{floors.expect_file or 'the manifest'}:{expectation.line}"
+        yield f"{where} expects {expectation.text} to run, and it {what}: run it, or take out the line"
+
+
+def _commonest_skip(run: RunResult) -> str:
+    reasons: dict[str, int] = {}
+    for test in run.tests:
+        if test.final.outcome is Outcome.SKIPPED:
+            reasons[test.final.message] = reasons.get(test.final.message, 0) + 1
+    reason = max(reasons, key=lambda text: (reasons[text], text))
+    return f"most often ({reasons[reason]} times) because {reason or 'no reason was given'}"

@@ -1,0 +1,167 @@
+"""What lies in the directories that ``disttest merge`` is given: the results of shards, some perhaps cut or missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import Frozen
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+    WorldEnded,
+    WorldStarted,
+)
+from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, read_events
+
+RESULTS = "results.json"
+PLAN = "plan.json"
+
+
+class ShardSource(Frozen):
+    """The results directory of one run, found on disk."""
+
+    directory: Path
+    label: str
+    """Unique among the sources of a merge, and safe as a folder name: ``shard-2``, ``shard-2.2``, ``run-1``."""
+    started: RunStarted | None
+    """None when the first event is lost."""
+
+    @property
+    def number(self) -> int | None:
+        """The number of the shard; None when it was not run from a plan."""
+        return self.started.shard if self.started else None
+
+    def events(self) -> Iterator[AnyEvent]:
+        """The events of the run: from its journal, or made up from its ``results.json``."""
+        return _events(self.directory)
+
+
+def find_shards(directories: Iterable[Path], *, leave_out: Path) -> tuple[ShardSource, ...]:
+    """Find the results directories in and below the given ones, in the order of their shards and starts.
+
+    Args:
+        directories: each is a results directory, or holds some (a folder of downloaded artifacts).
+        leave_out: where the merged results go; nothing below it is read.
+
+    Raises:
+        UsageError: a directory does not exist.
+    """
+    found: dict[Path, None] = {}
+    for directory in directories:
+        if not directory.is_dir():
+            raise UsageError(f"no directory {directory}: give the results directories of the shards")
+        found.update(dict.fromkeys(_results_below(directory.resolve(), leave_out.resolve())))
+    started = sorted(((_first(path), path) for path in found), key=_order)
+    seen: dict[str, int] = {}
+    sources: list[ShardSource] = []
+    for position, (first, path) in enumerate(started, 1):
+        name = f"shard-{first.shard}" if first and first.shard is not None else f"run-{position}"
+        seen[name] = seen.get(name, 0) + 1
+        label = name if seen[name] == 1 else f"{name}.{seen[name]}"
+        sources.append(ShardSource(directory=path, label=label, started=first))
+    return tuple(sources)
+
+
+def refuse_repeats(sources: Sequence[ShardSource]) -> None:
+    """Refuse two results of one shard.
+
+    Raises:
+        UsageError: two sources have one shard number.
+    """
+    by_number: dict[int, ShardSource] = {}
+    for source in sources:
+        if source.number is None:
+            continue
+        other = by_number.setdefault(source.number, source)
+        if other is not source:
+            raise UsageError(
+                f"shard {source.number} stands twice: {other.directory} and {source.directory}. If the second is a "
+                "re-run of the first, pass --reruns (the later run decides); else leave one out"
+            )
+
+
+def _results_below(directory: Path, leave_out: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(directory):
+        path = Path(folder)
+        if path == leave_out:
+            below.clear()
+        elif FILE_NAME in files or RESULTS in files:
+            # What lies below is its logs and what earlier runs left.
+            below.clear()
+            yield path
+        else:
+            below.sort()
+
+
+def _first(directory: Path) -> RunStarted | None:
+    first = next(_events(directory), None)
+    return first if isinstance(first, RunStarted) else None
+
+
+def _order(found: tuple[RunStarted | None, Path]) -> tuple[float, float, Path]:
+    first, path = found
+    number = first.shard if first else None
+    return (float("inf") if number is None else number, first.at_s if first else float("inf"), path)
+
+
+def _events(directory: Path) -> Iterator[AnyEvent]:
+    if (directory / FILE_NAME).exists():
+        return read_events(directory / FILE_NAME)
+    try:
+        run = msgspec.json.decode((directory / RESULTS).read_bytes(), type=RunResult)
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        return iter([Noted(at_s=0.0, message=f"{directory / RESULTS} can not be read: {error}")])
+    return unfold(run)
+
+
+def unfold(run: RunResult) -> Iterator[AnyEvent]:
+    """Yield events that fold into this result."""
+    yield RunStarted(
+        at_s=run.started_at_s,
+        run_id=run.run_id,
+        argv=run.argv,
+        root=run.root,
+        hardware=run.hardware,
+        slots=run.slots,
+        disttest=run.disttest,
+        plan_id=run.plan_id,
+        shard=run.shard,
+    )
+    for error in run.collection_errors:
+        yield CollectionFailed(at_s=run.started_at_s, nodeid=error.nodeid, message=error.message)
+    for world in run.worlds:
+        yield WorldStarted(
+            at_s=world.started_at_s, world_id=world.world_id, shape=world.shape, slots=world.slots, pid=0
+        )
+        if world.ended_at_s is not None:
+            yield WorldEnded(at_s=world.ended_at_s, world_id=world.world_id, reason=world.reason)
+    for test in run.tests:
+        yield TestCollected(at_s=run.started_at_s, test=test.test)
+        for attempt in test.attempts:
+            yield TestFinished(at_s=attempt.started_at_s + attempt.duration_s, result=attempt)
+    for note in run.notes:
+        yield Noted(at_s=run.ended_at_s, message=note)
+    yield RunFinished(at_s=run.ended_at_s, exit_code=run.exit_code, reason=run.reason)
+
+
+def find_plan(directories: Iterable[Path]) -> Path | None:
+    """The plan in or below the given directories; results directories are looked into, but not below."""
+    for directory in directories:
+        for folder, below, files in os.walk(directory):
+            if PLAN in files:
+                return Path(folder) / PLAN
+            if FILE_NAME in files or RESULTS in files:
+                below.clear()
+            below.sort()
+    return None

@@ -1,0 +1,122 @@
+"""Bounded children: whatever they do, the parent goes on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disttest.host.bounded import BoundedChild, End, run_bounded, wait_children
+
+WORKERS = Path(__file__).parents[1] / "support" / "workers"
+
+
+@pytest.fixture(autouse=True)
+def _workers(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+
+
+def run(how, **bounds):
+    heard = []
+    bounds.setdefault("timeout_s", 20.0)
+    ended = run_bounded("disobedient_child", [how], on_line=heard.append, **bounds)
+    return ended, heard
+
+
+def test_messages_arrive_and_prints_do_not():
+    ended, heard = run("say_three")
+
+    assert (ended.end, ended.code) == (End.DONE, 0)
+    assert heard == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    assert "printed by Python" in ended.errors
+    assert "printed by C" in ended.errors
+
+
+def test_a_large_message_arrives_whole():
+    _, heard = run("large")
+
+    assert [len(line) for line in heard] == [3_000_002]
+
+
+def test_an_exception_is_told():
+    ended, _ = run("fail")
+
+    assert (ended.end, ended.code) == (End.FAILED, 1)
+    assert str(ended) == "left with exit code 1: ValueError: planted"
+
+
+def test_a_crash_is_told():
+    ended, _ = run("crash")
+
+    assert (ended.end, ended.signal) == (End.SIGNALLED, 11)
+    assert str(ended) == "was ended by SIGSEGV"
+
+
+@pytest.mark.parametrize("how", ["sleep", "ignore_term", "hold_the_gil"])
+def test_silence_is_ended(how):
+    ended, heard = run(how, stall_s=1.0)
+
+    assert ended.end is End.STALLED
+    assert heard == [b'"ready"']
+    assert ended.elapsed_s < 10.0
+
+
+def test_speaking_keeps_it_alive_but_not_forever():
+    ended, heard = run("chatter", stall_s=2.0, timeout_s=4.0)
+
+    assert ended.end is End.STALLED
+    assert ended.elapsed_s >= 4.0
+    assert len(heard) > 5
+
+
+def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept():
+    ended, _ = run("flood")
+
+    assert ended.end is End.DONE
+    assert ended.errors.endswith("the last line")
+    assert len(ended.errors) <= 8192
+
+
+def test_a_grandchild_does_not_outlive_it():
+    ended, heard = run("grandchild")
+
+    assert ended.end is End.DONE
+    process = int(heard[0])
+    deadline_s = time.monotonic() + 5.0
+    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s
+
+
+def test_several_are_waited_for_together():
+    started_s = time.monotonic()
+    children = [
+        BoundedChild("disobedient_child", ["sleep"], timeout_s=20.0, stall_s=1.0, on_line=lambda _: None)
+        for _ in range(3)
+    ]
+
+    wait_children(children)
+
+    assert [child.ended.end for child in children] == [End.STALLED] * 3
+    assert time.monotonic() - started_s < 15.0
+
+
+def test_work_is_sent_and_dismissal_ends_it():
+    heard = []
+    child = BoundedChild("disobedient_child", ["echo"], timeout_s=20.0, on_line=heard.append)
+    child.send({"a": 1}, stall_s=10.0)
+
+    wait_children([child], until=lambda: bool(heard))
+    child.dismiss()
+    wait_children([child])
+
+    assert heard == [b'{"a":1}']
+    assert child.ended.end is End.DONE
+
+
+def test_a_file_in_the_current_directory_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('imported the wrong one')")
+    monkeypatch.chdir(tmp_path)
+
+    assert run("say_three")[0].end is End.DONE

@@ -1,0 +1,159 @@
+"""The doctor from end to end: a fake driver, real probes, a real preflight on CPU devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fake_driver as fakes
+import junitparser
+import pytest
+from click.testing import CliRunner
+
+from disttest.doctor.commands import doctor
+from disttest.doctor.examine import Examination, examine, update_quarantine
+from disttest.doctor.report import as_run, render_diagnosis_junit, render_finding, render_json
+from disttest.host.devices.findings import Grade
+from disttest.host.preflight import Bounds
+from disttest.host.quarantine import QuarantineNotes
+
+WORKERS = Path(__file__).parents[1] / "support" / "workers"
+
+
+@pytest.fixture
+def diagnose(tmp_path, monkeypatch):
+    """Examine the machine of a fake driver, with faults planted in the compute of its GPUs."""
+
+    def run(driver, *, faults=""):
+        monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+        monkeypatch.setenv("DISTTEST_FAULTS", faults)
+        return examine(
+            Examination(
+                library=str(driver.library),
+                root=tmp_path / "empty",
+                compute="cpu",
+                worker="faulty_worker",
+                bounds=Bounds(check=3.0, collective=4.0, grace=1.0),
+            )
+        )
+
+    return run
+
+
+def broken(diagnosis):
+    return [(f.device, f.check) for f in diagnosis.findings if f.grade is Grade.BROKEN]
+
+
+# An empty root has no /dev/shm, which is a finding of its own.
+NO_SHM = ("machine", "shared_memory")
+
+
+def test_a_gpu_that_computes_wrongly(fake, diagnose, tmp_path):
+    diagnosis = diagnose(fake(fakes.plain(3)), faults="gpu:1=wrong_matmul")
+
+    label = f"GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)})"
+    assert broken(diagnosis) == [NO_SHM, (label, "matmul")]
+    assert diagnosis.exit_code == 7
+    assert diagnosis.proved == ("gpu:0", "gpu:2")
+    (finding,) = [f for f in diagnosis.findings if f.check == "matmul" and f.grade is Grade.BROKEN]
+    line = render_finding(finding)
+    assert line.startswith(f"broken: {label}: matmul: a matrix product is off by ")
+    assert line.endswith(
+        "Take the device out of use; the check that failed says what is wrong with it. "
+        "(docs/errors.md#preflight-failed)"
+    )
+
+
+def test_junit_has_one_case_for_each_device_and_check(fake, diagnose, tmp_path):
+    diagnosis = diagnose(fake(fakes.plain(2)), faults="gpu:1=raise@copy")
+
+    (tmp_path / "junit.xml").write_text(render_diagnosis_junit(diagnosis, tmp_path))
+
+    suite = next(iter(junitparser.JUnitXml.fromfile(str(tmp_path / "junit.xml"))))
+    cases = {(case.classname, case.name): case for case in suite}
+    assert len(cases) == len(diagnosis.findings)
+    bad = cases[f"doctor.GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)})", "copy"]
+    (error,) = bad.result
+    assert isinstance(error, junitparser.Error)
+    assert "uncorrectable ECC error" in error.message
+    assert "docs/errors.md#gpu-memory-errors" in error.message
+    assert suite.errors == len(broken(diagnosis))
+
+
+def test_slugs_of_cases_are_unique(fake, diagnose):
+    run = as_run(diagnose(fake(fakes.plain(2))))
+
+    slugs = [test.test.slug for test in run.tests]
+    assert len(slugs) == len(set(slugs))
+    assert all(slugs)
+
+
+def test_json_holds_everything(fake, diagnose):
+    content = json.loads(render_json(diagnose(fake(fakes.eight_h100() | {"gpu.7.error": 15}))))
+
+    assert (content["schema_version"], content["exit_code"]) == (1, 7)
+    assert content["machine"]["gpus"][7]["fault"] == "GPU is lost"
+    assert content["proved"] == [f"gpu:{index}" for index in range(7)]
+    lost = [f for f in content["findings"] if f["device"] == "GPU 7" and f["check"] == "answers"]
+    assert lost[0]["advice"]["slug"] == "gpu-lost"
+
+
+def test_no_usable_gpu_is_not_glossed_over_by_proving_the_cpu(fake, diagnose):
+    diagnosis = diagnose(fake(fakes.plain(1) | {"gpu.0.error": 15}))
+
+    assert diagnosis.exit_code == 7
+    assert diagnosis.proved == ()
+    assert not [f for f in diagnosis.findings if f.device.startswith("CPU")]
+
+
+def test_quarantine_follows_the_diagnosis(fake, diagnose, tmp_path):
+    driver, notes = fake(fakes.plain(2)), QuarantineNotes(tmp_path)
+    notes.add(fakes.uuid(0), "was bad")
+
+    changed = update_quarantine(diagnose(driver, faults="gpu:1=wrong@copy"), tmp_path)
+
+    assert changed == (
+        f"gpu:0 ({fakes.uuid(0)}) passed: its quarantine is lifted",
+        f"gpu:1 ({fakes.uuid(1)}) is in quarantine now",
+    )
+    assert set(notes.active()) == {fakes.uuid(1)}
+
+
+def test_the_command_on_this_machine(tmp_path):
+    out = CliRunner().invoke(doctor, ["--json", "-", "--junit", str(tmp_path / "j.xml")])
+
+    content = json.loads(out.stdout)
+    assert out.exit_code == content["exit_code"]
+    assert "cpu:0" in content["proved"]
+    assert "this machine works" in out.stderr
+    assert (tmp_path / "j.xml").read_text().count("<testcase") == len(content["findings"])
+
+
+def test_the_command_says_what_is_broken_and_leaves_with_7(fake):
+    driver = fake(fakes.plain(2) | {"gpu.1.ecc_uncorrected": 5})
+
+    out = CliRunner().invoke(doctor, ["--nvml-library", str(driver.library), "--compute", "cpu"])
+
+    assert out.exit_code == 7
+    assert (
+        f"broken: GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)}): memory_errors: "
+        "5 uncorrected memory errors since the driver was loaded. "
+        "Reset the GPU; if errors come back after the reset, replace it. (docs/errors.md#gpu-memory-errors)"
+    ) in out.output
+    assert "this machine is broken: " in out.output
+
+
+def test_a_report_that_can_not_be_written(tmp_path):
+    out = CliRunner().invoke(doctor, ["--json", str(tmp_path / "no" / "x.json")])
+
+    assert "x.json can not be written: No such file or directory" in str(out.exception)
+
+
+def test_help_does_not_import_torch():
+    import subprocess
+    import sys
+
+    program = "import sys, disttest.doctor.commands; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"

@@ -1,0 +1,201 @@
+"""The preflight on CPU devices, with real worker processes and faults planted in single devices."""
+
+from __future__ import annotations
+
+import select
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disttest.host.preflight import Bounds, Level, Proof, Target, run_preflight
+
+WORKERS = Path(__file__).parents[1] / "support" / "workers"
+
+BOUNDS = Bounds(check=3.0, collective=4.0, grace=1.0)
+
+ON_DEVICE = {"context", "allocate", "copy", "matmul", "memory", "timing"}
+TOGETHER = {"collective_rendezvous", "collective_broadcast", "collective_all_gather", "collective_all_reduce"}
+
+
+def targets(count):
+    return [Target(name=f"cpu:{index}", label=f"GPU {index} (GPU-{index})") for index in range(count)]
+
+
+@pytest.fixture
+def prove(monkeypatch):
+    def run(count=3, *, faults="", bounds=BOUNDS, level=Level.QUICK, **environment):
+        monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+        monkeypatch.setenv("DISTTEST_FAULTS", faults)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return run_preflight(targets(count), worker="faulty_worker", bounds=bounds, level=level)
+
+    return run
+
+
+def failures(result):
+    return {(check.check, check.devices) for check in result.checks if not check.passed}
+
+
+def test_healthy_devices_pass_every_check():
+    result = run_preflight(targets(3))
+
+    assert result.passed
+    assert result.broken == {}
+    for device in ("cpu:0", "cpu:1", "cpu:2"):
+        assert {c.check for c in result.checks if c.devices == (device,)} == ON_DEVICE
+    pairs = {c.devices for c in result.checks if c.check == "peer_copy"}
+    assert pairs == {("cpu:0", "cpu:1"), ("cpu:0", "cpu:2"), ("cpu:1", "cpu:2")}
+    assert {c.check for c in result.checks if len(c.devices) == 3} == TOGETHER
+    assert all(c.value > 0 for c in result.checks if c.unit)
+
+
+def test_one_device_has_no_pair_but_a_collective_of_one():
+    result = run_preflight(targets(1))
+
+    assert result.passed
+    assert {c.check for c in result.checks} == ON_DEVICE | TOGETHER
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "words"),
+    [
+        ("wrong_matmul", "matmul", "a matrix product is off by"),
+        ("flaky_matmul", "matmul", "the same matrix product came out differently"),
+        ("stuck_bit", "memory", "words did not keep what was written"),
+        ("slow_clock", "timing", "its clock says"),
+        ("hang@context", "context", "gave no answer within"),
+        ("crash@allocate", "allocate", "SIGSEGV"),
+        ("leave@copy", "copy", "the worker ended"),
+        ("raise@copy", "copy", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ],
+)
+def test_the_broken_device_is_named_and_the_others_go_on(prove, fault, check, words):
+    result = prove(faults=f"cpu:1={fault}")
+
+    assert failures(result) == {(check, ("cpu:1",))}
+    assert set(result.broken) == {"cpu:1"}
+    assert words in result.broken["cpu:1"]
+    assert f"{check} failed on GPU 1 (GPU-1)" in result.broken["cpu:1"]
+    # The healthy two were still proved as a pair and together.
+    assert ("cpu:0", "cpu:2") in {c.devices for c in result.checks if c.check == "peer_copy"}
+    assert any(c.check == "collective_all_reduce" and c.passed for c in result.checks)
+
+
+def test_two_broken_devices_leave_one(prove):
+    result = prove(faults="cpu:0=wrong_matmul cpu:2=crash@context")
+
+    assert set(result.broken) == {"cpu:0", "cpu:2"}
+    assert not [c for c in result.checks if c.check == "peer_copy"]
+
+
+def test_no_healthy_device_is_left(prove):
+    result = prove(2, faults="cpu:0=wrong_matmul cpu:1=wrong_matmul")
+
+    assert set(result.broken) == {"cpu:0", "cpu:1"}
+
+
+def test_a_bad_pair_is_named_and_one_end_is_blamed(prove):
+    result = prove(DISTTEST_BAD_PAIR="cpu:0,cpu:2")
+
+    assert failures(result) == {("peer_copy", ("cpu:0", "cpu:2"))}
+    (reason,) = result.broken.values()
+    assert "peer_copy failed on GPU 0 (GPU-0) → GPU 2 (GPU-2): bytes changed" in reason
+
+
+def test_a_pair_that_hangs_is_named_and_the_rest_is_tried(prove):
+    result = prove(DISTTEST_HANGING_PAIR="cpu:0,cpu:1")
+
+    assert failures(result) == {("peer_copy", ("cpu:0", "cpu:1"))}
+    assert {c.devices for c in result.checks if c.check == "peer_copy"} == {
+        ("cpu:0", "cpu:1"),
+        ("cpu:0", "cpu:2"),
+        ("cpu:1", "cpu:2"),
+    }
+
+
+def test_full_level_copies_both_ways():
+    result = run_preflight(targets(2), level=Level.FULL)
+
+    assert {c.devices for c in result.checks if c.check == "peer_copy"} == {
+        ("cpu:0", "cpu:1"),
+        ("cpu:1", "cpu:0"),
+    }
+
+
+def test_wrong_numbers_in_a_collective_accuse_their_rank(prove):
+    result = prove(faults="cpu:2=wrong_numbers")
+
+    assert failures(result) == {("collective_broadcast", ("cpu:2",))}
+    assert "expected 3 everywhere, got -1 to 3" in result.broken["cpu:2"]
+
+
+@pytest.mark.parametrize("how", ["crash", "leave", "hang"])
+def test_a_rank_that_goes_missing_in_a_collective_is_named(prove, how):
+    result = prove(faults=f"cpu:1={how}@all_gather")
+
+    assert failures(result) == {("collective_all_gather", ("cpu:1",))}
+    assert set(result.broken) == {"cpu:1"}
+
+
+def test_when_no_rank_can_be_singled_out_all_are_broken(prove):
+    result = prove(2, faults="cpu:0=raise@rendezvous cpu:1=raise@rendezvous")
+
+    assert failures(result) == {("collective_rendezvous", ("cpu:0", "cpu:1"))}
+    assert set(result.broken) == {"cpu:0", "cpu:1"}
+
+
+def test_nothing_is_left_behind(prove):
+    before = set(Path("/dev/shm").iterdir())
+
+    prove(faults="cpu:0=hang@copy cpu:1=crash@copy")
+
+    assert not psutil.Process().children(recursive=True)
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def test_a_worker_that_does_not_start_is_a_finding(monkeypatch):
+    result = run_preflight(targets(1), worker="disttest.no_such_module")
+
+    assert set(result.broken) == {"cpu:0"}
+    assert "No module named 'disttest.no_such_module'" in result.broken["cpu:0"]
+
+
+def wait_for(proof):
+    poller = select.poll()
+    for descriptor in proof.descriptors():
+        poller.register(descriptor)
+    result = None
+    while result is None:
+        poller.poll(200)
+        result = proof.advance()
+    return result
+
+
+def test_a_proof_runs_beside_other_work(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.setenv("DISTTEST_FAULTS", "cpu:1=wrong_matmul")
+    proof = Proof(targets(2), worker="faulty_worker", bounds=BOUNDS)
+
+    assert proof.advance() is None
+    result = wait_for(proof)
+
+    assert set(result.broken) == {"cpu:1"}
+    assert "a matrix product is off by" in result.broken["cpu:1"]
+
+
+def test_a_killed_proof_takes_its_workers_along(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.setenv("DISTTEST_FAULTS", "cpu:0=hang@copy")
+    proof = Proof(targets(1), worker="faulty_worker")
+    (child,) = psutil.Process().children()
+    while not child.children():
+        time.sleep(0.01)
+    (worker,) = child.children()
+
+    proof.kill()
+
+    assert set(proof.advance().broken) == {"cpu:0"}
+    assert worker.wait(timeout=5) is None or not worker.is_running()

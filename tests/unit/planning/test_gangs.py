@@ -1,0 +1,126 @@
+"""Which tests share a world."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_cases import case
+
+from disttest.model import TestCase
+from disttest.planning.gangs import build_gangs
+from disttest.planning.timings import Sample, Timings
+
+
+def timed(tests: list[TestCase], *seconds: float) -> Timings:
+    samples = [
+        Sample(
+            test=test.nodeid,
+            duration_s=duration,
+            size=test.world.size if test.world else 0,
+            backend=test.world.backend if test.world else "",
+            file=test.file,
+            suite=test.suite,
+        )
+        for test, duration in zip(tests, seconds, strict=True)
+    ]
+    return Timings(samples)
+
+
+def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_gang() -> None:
+    tests = [case("a"), case("b"), case("plain", None)]
+
+    gangs = build_gangs(tests, timed(tests, 1, 2, 3), slots=4)
+
+    assert [(tests[0].nodeid,), (tests[1].nodeid,)] == [gang.nodeids for gang in gangs]
+    assert [1.3, 2.3] == [gang.expected_s for gang in gangs]  # the start of a world on the CPU is 0.3 s
+
+
+def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
+    tests = [
+        case("a", warm=True),
+        case("b", warm=True),
+        case("c", 4, warm=True),
+        case("d", warm=True, backend="x"),
+    ]
+
+    gangs = build_gangs(tests, timed(tests, 1, 1, 1, 1), slots=4)
+
+    assert [2, 1, 1] == [len(gang.nodeids) for gang in gangs]
+    assert ["2xgloo", "4xgloo", "2xx"] == [str(gang.shape) for gang in gangs]
+
+
+def test_small_files_of_a_suite_share_a_world_and_large_ones_do_not() -> None:
+    small = [case("a", file=f"t/test_{n}.py", warm=True) for n in range(3)]
+    large = [case("a", file=f"u/test_{n}.py", suite="u", warm=True) for n in range(2)]
+
+    gangs = build_gangs([*small, *large], timed([*small, *large], 0.1, 0.05, 0.1, 5, 5), slots=2)
+
+    assert [tuple(test.nodeid for test in small), (large[0].nodeid,), (large[1].nodeid,)] == [
+        gang.nodeids for gang in gangs
+    ]
+
+
+def test_a_long_file_is_split_when_that_fills_slots_and_costs_little() -> None:
+    tests = [case(f"t{n}", 1, warm=True) for n in range(100)]
+    timings = timed(tests, *[1.0] * 100)
+
+    split = build_gangs(tests, timings, slots=8)
+
+    assert 8 <= len(split) <= 36  # about four pieces for each slot
+    assert [test.nodeid for test in tests] == [nodeid for gang in split for nodeid in gang.nodeids]
+    assert all(gang.expected_s >= 3 for gang in split)
+
+
+def test_a_file_is_not_split_where_new_worlds_would_cost_more() -> None:
+    tests = [case(f"t{n}", 1, warm=True) for n in range(20)]
+
+    assert 1 == len(build_gangs(tests, timed(tests, *[0.05] * 20), slots=8))
+
+
+def test_exclusive_tests_have_gangs_of_their_own() -> None:
+    tests = [case("a", warm=True), case("b", warm=True, exclusive=True)]
+
+    assert [False, True] == [gang.exclusive for gang in build_gangs(tests, Timings(), slots=4)]
+
+
+def test_failed_tests_lead_urgent_gangs() -> None:
+    tests = [case("a", warm=True), case("b", warm=True), case("c")]
+
+    gangs = build_gangs(tests, Timings(), slots=4, failed={tests[1].nodeid})
+
+    assert (tests[1].nodeid, tests[0].nodeid) == gangs[0].nodeids
+    assert [True, False] == [gang.urgent for gang in gangs]
+
+
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.sampled_from([None, 1, 2, 4]),
+            st.integers(0, 3),
+            st.booleans(),
+            st.booleans(),
+            st.floats(0, 50),
+        ),
+        max_size=40,
+    ),
+    slots=st.integers(1, 16),
+)
+def test_every_world_test_is_in_exactly_one_gang_of_its_shape(drawn: list, slots: int) -> None:
+    tests = [
+        case(f"t{n}", size, file=f"test_{file}.py", warm=warm, exclusive=exclusive)
+        for n, (size, file, warm, exclusive, _) in enumerate(drawn)
+    ]
+    by_id = {test.nodeid: test for test in tests}
+
+    gangs = build_gangs(tests, timed(tests, *(entry[-1] for entry in drawn)), slots=slots)
+
+    placed = [nodeid for gang in gangs for nodeid in gang.nodeids]
+    assert sorted(placed) == sorted(test.nodeid for test in tests if test.world)
+    assert len({gang.gang_id for gang in gangs}) == len(gangs)
+    for gang in gangs:
+        for test in (by_id[nodeid] for nodeid in gang.nodeids):
+            assert (gang.shape, gang.isolation, gang.exclusive) == (
+                test.world,
+                test.isolation,
+                test.exclusive,
+            )

@@ -1,0 +1,94 @@
+"""The page as text: size, escaping, what stands there before any script runs. tests/browser opens it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from sample_runs import SampleRun, mixed_run, rank, write_log
+
+from disttest.model import Outcome
+from disttest.reports.html import render_html
+
+
+def embedded(page: str, name: str):
+    return json.loads(
+        re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)[1]
+    )
+
+
+def test_nothing_in_it_needs_a_network(tmp_path):
+    page = render_html(mixed_run(tmp_path), tmp_path)
+
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_five_thousand_tests_with_loud_failures_stay_under_five_megabytes(tmp_path):
+    log = write_log(tmp_path, "logs/rank.log", "a line of a log\n" * 5_000)
+    sample = SampleRun(slots=64)
+    for number in range(5_000):
+        bad = number % 10 == 0
+        ranks = tuple(
+            rank(index, log=log, details="a traceback\n" * 1_000 if bad else "") for index in range(4)
+        )
+        outcome = Outcome.FAILED if bad else Outcome.PASSED
+        sample.test(
+            outcome, name=f"test_with_a_rather_long_name_{number}", size=4, message="m" * 200, ranks=ranks
+        )
+
+    page = render_html(sample.finish(), tmp_path)
+
+    assert len(page.encode()) < 5_000_000
+    assert len(embedded(page, "data")["tests"]) == 5_000
+    assert len(embedded(page, "details")) == 500
+
+
+def test_details_are_carried_only_by_tests_that_are_opened(tmp_path):
+    page = render_html(mixed_run(tmp_path), tmp_path)
+    names = [test[0] for test in embedded(page, "data")["tests"]]
+    carried = {names[int(index)].rpartition("::")[2] for index in embedded(page, "details")}
+
+    assert carried == {
+        "test_all_reduce[2xgloo]",
+        "test_hang[2xgloo]",
+        "test_crash[4xgloo]",
+        "test_on_broken_gpu[2xgloo]",
+        "test_on_broken_gpu[4xgloo]",
+        "test_flaky[2xgloo]",
+    }
+
+
+def test_history_is_kept_for_tests_that_were_not_always_green():
+    good = SampleRun()
+    good.test(name="test_steady")
+    good.test(name="test_shaky")
+    bad = SampleRun()
+    bad.test(name="test_steady")
+    bad.test(Outcome.FAILED, name="test_shaky", message="m")
+    data = embedded(render_html(good.finish(), history=[bad.finish()]), "data")
+
+    assert data["history"] == {"1": [data["kinds"].index("failed")]}
+
+
+@pytest.mark.parametrize("hostile", ["</script>", "<!--<script>", "</script x", "\u2028", "&lt;", "'\"><b>"])
+def test_data_can_not_leave_its_element(hostile):
+    sample = SampleRun()
+    sample.test(Outcome.FAILED, message=hostile, case={"nodeid": hostile, "suite": hostile, "name": hostile})
+    page = render_html(sample.finish())
+
+    assert page.count("<script") == 3
+    assert page.count("</script") == 3
+    assert embedded(page, "data")["tests"][0][5] == " ".join(hostile.split())
+
+
+def test_a_clock_that_went_backwards_gives_a_page():
+    sample = SampleRun()
+    sample.test(seconds=1.0)
+    sample.test(name="test_before", at_s=5.0, seconds=1.0)
+    data = embedded(render_html(sample.finish()), "data")
+
+    assert all(bar[3] >= 0 and bar[4] >= bar[3] for bar in data["timeline"]["bars"])

@@ -1,0 +1,131 @@
+"""What a run cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planning_cases import case
+from shard_runs import START_S, ShardRun, cases
+
+from disttest.model import Hardware, WorldShape
+from disttest.results.cost import cost_of
+from disttest.results.fold import RunResult, WorldSpan, fold
+from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.merge import merge
+
+
+def run_of(path: Path) -> RunResult:
+    """Two slots; each test starts for half a second and runs for one, on both."""
+    run = ShardRun(path)
+    for test in cases("a", "b"):
+        run.run(test)
+    run.now_s += 1
+    run.finish()
+    return fold(read_events(path / FILE_NAME))
+
+
+def test_slot_time_is_used_lost_or_idle(tmp_path: Path) -> None:
+    cost = cost_of(run_of(tmp_path))
+
+    assert ("GPU", 2) == (cost.unit, cost.slots)
+    assert (4.0, 2.0, 2.0) == (cost.used_slot_s, cost.startup_slot_s, cost.idle_slot_s)
+    assert pytest.approx(4 / 60) == cost.used_minutes
+    assert 0.25 == cost.idle_share
+
+
+def test_the_makespan_stands_against_its_bound(tmp_path: Path) -> None:
+    cost = cost_of(run_of(tmp_path))
+
+    assert (4.0, 3.0) == (cost.makespan_s, cost.lower_bound_s)
+    assert pytest.approx(4 / 3) == cost.over_bound
+
+
+def test_worlds_as_wide_as_the_machine_gain_nothing(tmp_path: Path) -> None:
+    cost = cost_of(run_of(tmp_path))
+
+    assert 4.0 == cost.with_one_more_s  # two worlds, both as wide as the machine: a third GPU changes nothing
+    assert cost.with_one_fewer_s is None  # they would no longer fit
+
+
+def test_narrow_worlds_gain_from_one_more_slot() -> None:
+    run = narrow_run(worlds=6, slots=2)
+
+    cost = cost_of(run)
+
+    assert (3.0, 3.0) == (cost.makespan_s, cost.lower_bound_s)
+    assert (2.0, 6.0) == (cost.with_one_more_s, cost.with_one_fewer_s)
+
+
+def narrow_run(worlds: int, slots: int) -> RunResult:
+    """Worlds of one rank and one second each, side by side without a gap."""
+    spans = tuple(
+        WorldSpan(
+            world_id=f"w{number}",
+            shape=WorldShape(size=1, backend="gloo"),
+            slots=(f"cpu:{number % slots}",),
+            started_at_s=number // slots,
+            ended_at_s=number // slots + 1,
+        )
+        for number in range(worlds)
+    )
+    return RunResult(
+        run_id="",
+        argv=(),
+        root="",
+        hardware=Hardware(cpus=slots),
+        slots=slots,
+        disttest="",
+        started_at_s=0,
+        ended_at_s=worlds / slots,
+        exit_code=0,
+        reason="",
+        tests=(),
+        collection_errors=(),
+        worlds=spans,
+        notes=(),
+    )
+
+
+def test_a_world_without_an_end_lasts_as_long_as_the_run(tmp_path: Path) -> None:
+    run = ShardRun(tmp_path)
+    (test,) = cases("a")
+    run.collect(test)
+    run.start(test)
+    run.now_s += 10
+    run.finish()
+
+    cost = cost_of(fold(read_events(tmp_path / FILE_NAME)))
+
+    assert (20.0, 1.0) == (cost.used_slot_s, cost.startup_slot_s)
+
+
+def test_merged_shards_count_while_they_ran(tmp_path: Path) -> None:
+    """The second shard started an hour later: its GPUs were nobody's before."""
+    for number in (1, 2):
+        run = ShardRun(tmp_path / str(number), number, at_s=START_S + 3600 * number)
+        run.run(case(f"t{number}"), seconds=9.5)
+        run.finish()
+    into = tmp_path / "merged"
+    into.mkdir()
+
+    cost = cost_of(merge([tmp_path], into))
+
+    assert (10.0, 0.0, "runner") == (cost.makespan_s, cost.idle_slot_s, cost.runners)
+    assert (38.0, 2.0) == (cost.used_slot_s, cost.startup_slot_s)
+    assert (10.0, 20.0) == (cost.with_one_more_s, cost.with_one_fewer_s)
+
+
+def test_an_empty_run_costs_nothing(tmp_path: Path) -> None:
+    ShardRun(tmp_path).finish()
+
+    cost = cost_of(fold(read_events(tmp_path / FILE_NAME)))
+
+    assert (0, 0, 0, 1.0, 0.0) == (
+        cost.used_slot_s,
+        cost.startup_slot_s,
+        cost.idle_slot_s,
+        cost.over_bound,
+        cost.idle_share,
+    )
+    assert cost.with_one_more_s is None
