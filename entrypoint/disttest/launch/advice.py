@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from disttest.host import advice as host_advice
+
 
 class Advice(NamedTuple):
     """One known message."""
@@ -20,37 +22,6 @@ def _advice(slug: str, pattern: str, text: str) -> Advice:
 
 
 KNOWN = (
-    _advice(
-        "engine-gpu-toolkit",
-        r"could not select device driver|unknown or invalid runtime name: nvidia|unresolvable CDI devices"
-        r"|no such runtime.*nvidia|CDI device injection failed|nvidia\.com/gpu.*no such file",
-        "the engine can not hand out GPUs: install nvidia-container-toolkit on this host, run"
-        " `nvidia-ctk runtime configure` and restart the engine; or run with --gpus none",
-    ),
-    _advice(
-        "gpu-lost",
-        r"Failed to initialize NVML: Unknown Error",
-        "the container lost its GPUs, which a reload of systemd on the host does: start a new container, and"
-        " let the engine use CDI so that it stays",
-    ),
-    _advice(
-        "driver-mismatch",
-        r"Driver/library version mismatch",
-        "the driver was updated under a loaded kernel module: reboot this host, or unload and reload the"
-        " module",
-    ),
-    _advice(
-        "driver-old",
-        r"NVIDIA driver on your system is too old|unsatisfied condition: cuda\s*>=|forward compatibility"
-        r" was attempted",
-        "this host's driver is older than the image's CUDA: update the driver, or use an older image",
-    ),
-    _advice(
-        "stale-compat",
-        r"error 803|system has unsupported display driver / cuda driver combination",
-        "an old compatibility libcuda hides the driver's own: remove cuda-compat from the image and"
-        " LD_LIBRARY_PATH",
-    ),
     _advice(
         "nvidia-smi-missing",
         r"nvidia-container-cli: initialization error|load library failed: libnvidia-ml",
@@ -122,7 +93,13 @@ def advise(message: str) -> Advice | None:
 
 
 def explain(message: str) -> str:
-    """The message on one line, with advice where there is some."""
+    """The message on one line, with a line of advice below where there is some.
+
+    What a broken machine says (CUDA, NVML, a missing toolkit) has its advice in :mod:`disttest.host.advice`.
+    """
     said = " ".join(message.split())
-    known = advise(message)
-    return f"{said}\n{known.text} [{known.slug}]" if known else said
+    if known := advise(message):
+        return f"{said}\n{known.text} [{known.slug}]"
+    if machine := host_advice.explain(message):
+        return f"{said}\n{machine.action} [{machine.slug}]"
+    return said

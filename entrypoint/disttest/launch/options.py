@@ -27,7 +27,7 @@ class LaunchOptions(Frozen):
     working_dir: Path = Path()
     results: Path | None = None
     cache: Path | None = None
-    leases: Path | None = None
+    lease_dir: Path | None = None
     mounts: tuple[str, ...] = ()
     """More paths, read-only with ``:ro`` behind them."""
     environment: tuple[str, ...] = ()

@@ -119,7 +119,7 @@ def _binds(
         if mode not in ("", "ro", "rw"):
             raise UsageError(f"--mount {entry!r} is not PATH or PATH:ro")
         _add(paths, _folder(Path(path), "--mount"), read_only=mode == "ro")
-    for folder in (workspace, working_dir, options.results, options.cache, options.leases):
+    for folder in (workspace, working_dir, options.results, options.cache, options.lease_dir):
         if folder is not None:
             _add(paths, folder.resolve())
     for name in FILES:
@@ -145,8 +145,8 @@ def _run_environment(options: LaunchOptions) -> dict[str, str]:
         told["DISTTEST_RESULTS"] = str(options.results.resolve())
     if options.deadline_s:
         told["DISTTEST_DEADLINE"] = f"{options.deadline_s:g}"
-    if options.leases is not None:
-        told["DISTTEST_LEASES"] = str(options.leases.resolve())
+    if options.lease_dir is not None:
+        told["DISTTEST_LEASE_DIR"] = str(options.lease_dir.resolve())
     if options.cache is not None:
         cache = options.cache.resolve()
         told |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}

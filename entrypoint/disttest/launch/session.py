@@ -94,7 +94,7 @@ def _run(
     say: Say,
 ) -> int:
     spec = prepared.spec
-    for folder in (options.results, options.cache, options.leases):
+    for folder in (options.results, options.cache, options.lease_dir):
         if folder is not None:
             make_folder(folder)
     try:

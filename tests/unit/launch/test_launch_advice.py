@@ -9,15 +9,6 @@ import pytest
 from disttest.launch.advice import KNOWN, advise, explain
 
 MESSAGES = {
-    'could not select device driver "" with capabilities: [[gpu]]': "engine-gpu-toolkit",
-    'could not select device driver "cdi" with capabilities: []': "engine-gpu-toolkit",
-    "unknown or invalid runtime name: nvidia": "engine-gpu-toolkit",
-    "failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=all": "engine-gpu-toolkit",
-    "Failed to initialize NVML: Unknown Error": "gpu-lost",
-    "Failed to initialize NVML: Driver/library version mismatch": "driver-mismatch",
-    "The NVIDIA driver on your system is too old (found version 12040)": "driver-old",
-    "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=13.0": "driver-old",
-    "CUDA initialization: Error 803: system has unsupported display driver": "stale-compat",
     "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",
     "manifest for ghcr.io/org/dist-tests:9 not found: manifest unknown": "image-missing",
     "pull access denied for x, repository does not exist or may require 'docker login'": "image-denied",
@@ -44,6 +35,25 @@ def test_known_messages(message: str, slug: str) -> None:
 
 def test_every_advice_is_reached_by_a_message() -> None:
     assert {known.slug for known in KNOWN} == set(MESSAGES.values())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'could not select device driver "" with capabilities: [[gpu]]',
+        'could not select device driver "cdi" with capabilities: []',
+        "unknown or invalid runtime name: nvidia",
+        "failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=all",
+    ],
+)
+def test_a_missing_toolkit(message: str) -> None:
+    assert explain(message).endswith("[gpu-toolkit-missing]")
+
+
+def test_what_a_broken_machine_says_has_its_advice_too() -> None:
+    assert "[driver-library-mismatch]" in explain(
+        "Failed to initialize NVML: Driver/library version mismatch"
+    )
 
 
 def test_an_unknown_message_is_passed_on_as_one_line() -> None:
