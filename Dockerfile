@@ -77,16 +77,16 @@ CMD ["--help"]
 # hundred kilobytes and not a few gigabytes.
 FROM runtime AS cpu
 COPY --from=python-cpu /opt/disttest /opt/disttest
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip install --no-index --no-deps --no-cache-dir /wheels/*.whl
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/mnt \
+    python3 -m pip install --no-index --no-deps --no-cache-dir /mnt/*.whl
 
 
 FROM runtime AS cuda
 # Read by NVIDIA's container runtime on hosts where it is the default one.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=python-cuda /opt/disttest /opt/disttest
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    python3 -m pip install --no-index --no-deps --no-cache-dir /wheels/*.whl
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/mnt \
+    python3 -m pip install --no-index --no-deps --no-cache-dir /mnt/*.whl
 
 
 FROM ${FULL_OF} AS full

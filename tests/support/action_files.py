@@ -44,10 +44,8 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
         for one in INPUTS[command]
     ]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
-    return {
-        f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs],
-        f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows],
-    }
+    table = {f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs]}
+    return table | ({f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {})
 
 
 def _cell(text: str) -> str:
@@ -57,6 +55,8 @@ def _cell(text: str) -> str:
 def filled(text: str, content: dict[str, list[str]], *, begin: str, end: str) -> str:
     """The text with the lines between each pair of markers replaced; indented as its marker is."""
     for name, lines in content.items():
+        if not lines:
+            continue
         opening, closing = re.escape(begin.format(name)), re.escape(end.format(name))
         pattern = re.compile(rf"^( *){opening}\n.*?^ *{closing}\n", re.DOTALL | re.MULTILINE)
         match = pattern.search(text)
@@ -74,6 +74,7 @@ def expected() -> dict[Path, str]:
         "docker/action.yml": blocks("run", OUTPUTS, ""),
         "plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
         "merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
+        "doctor/action.yml": blocks("doctor", {}, ""),
     }
     files = {
         ROOT / name: filled((ROOT / name).read_text(), content, begin="# <{}>", end="# </{}>")
@@ -81,6 +82,7 @@ def expected() -> dict[Path, str]:
     }
     page = ROOT / "docs" / "action.md"
     content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
+    content |= tables("doctor", {})
     return files | {page: filled(page.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")}
 
 

@@ -119,9 +119,15 @@ MERGE_INPUTS = (
     Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
     Input("working-directory", Kind.STEP, "Where to run."),
 )
-INPUTS = {"run": RUN_INPUTS, "plan": PLAN_INPUTS, "merge": MERGE_INPUTS}
+DOCTOR_INPUTS = (
+    Input("level", Kind.RUN, "How much work to do; disttest doctor --help names the levels."),
+    Input("json", Kind.RUN, "File for everything that was found."),
+    Input("junit", Kind.RUN, "File for JUnit XML, with one case for each device and check."),
+    *_CONTAINER,
+)
+INPUTS = {"run": RUN_INPUTS, "plan": PLAN_INPUTS, "merge": MERGE_INPUTS, "doctor": DOCTOR_INPUTS}
 """Command -> inputs of the action that runs it."""
-IN_CONTAINER = ("run", "plan")
+IN_CONTAINER = ("run", "plan", "doctor")
 """They import tests, and so need torch; the others run on the host."""
 
 
@@ -146,7 +152,9 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
 
 
 def _targets(command: str, values: Mapping[str, str]) -> list[str]:
-    name = INPUTS[command][0].name
+    name = next((one.name for one in INPUTS[command] if one.kind is Kind.TARGETS), "")
+    if not name:
+        return []
     targets = _words(name, values.get(name, ""))
     if not targets:
         wanted = "a suite such as ddp, or a path of tests" if name == "suite" else "a folder"
