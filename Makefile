@@ -4,30 +4,30 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# `make test SKIP=browser` leaves kinds of tests out; nothing is skipped by itself.
-KINDS  := unit integration browser
-comma  := ,
+SUITES := smoke ddp
+# Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
+KINDS    := unit integration devices browser
+comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: ddp smoke test lint format clean $(KINDS)
+.PHONY: test lint format catalogue clean $(SUITES) $(KINDS)
 
-ddp smoke: $(READY)
+$(SUITES): $(READY)
 	$(BIN)/disttest $@
 
-test: lint $(filter-out $(LEFT_OUT),$(KINDS))
+test: lint catalogue $(filter-out $(LEFT_OUT),$(KINDS))
 
-unit: $(READY)
-	$(BIN)/python -m pytest tests/unit
+$(KINDS): $(READY)
+	$(BIN)/python -m pytest tests/$@
 
-integration: $(READY)
-	$(BIN)/python -m pytest tests/integration
-
-browser: $(READY) tests/browser/node_modules/.ready
-	$(BIN)/python -m pytest tests/browser
+browser: tests/browser/node_modules/.ready
 
 tests/browser/node_modules/.ready: tests/browser/package-lock.json
 	npm ci --prefix tests/browser --ignore-scripts --no-audit --no-fund
 	touch $@
+
+catalogue: $(READY)
+	$(BIN)/python scripts/catalogue.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -178,10 +178,19 @@ def rows(size: int, tests: int, folder: Path, repeat: int) -> list[tuple[str, fl
     theirs = ["-p", "no:disttest"]
     many = tests * 20  # one warm test is shorter than the noise of a start-up
     return [
-        ("disttest warm", per_test(DISTTEST, size, many, folder, [*ours, "--disttest-isolation=warm"], repeat)),
-        ("disttest fresh", per_test(DISTTEST, size, tests * 3, folder, [*ours, "--disttest-isolation=fresh"], repeat)),
+        (
+            "disttest warm",
+            per_test(DISTTEST, size, many, folder, [*ours, "--disttest-isolation=warm"], repeat),
+        ),
+        (
+            "disttest fresh",
+            per_test(DISTTEST, size, tests * 3, folder, [*ours, "--disttest-isolation=fresh"], repeat),
+        ),
         ("torch MultiProcContinuousTest", per_test(CONTINUOUS, size, many, folder, theirs, repeat)),
-        ("torch MultiProcessTestCase (spawn)", per_test(MULTI_PROCESS, size, max(2, tests // 3), folder, theirs, 1)),
+        (
+            "torch MultiProcessTestCase (spawn)",
+            per_test(MULTI_PROCESS, size, max(2, tests // 3), folder, theirs, 1),
+        ),
         ("torchrun -m pytest", torchrun_seconds(size, folder, repeat)),
     ]
 
@@ -197,7 +206,19 @@ def memory(folder: Path) -> None:
     (folder / "test_memory.py").write_text(MEMORY)
     (folder / "spawned.py").write_text(SPAWNED_MEMORY)
     results = folder / "results"
-    run([sys.executable, "-m", "pytest", *PLUGIN, "-p", plugin(), f"--disttest-results={results}", "test_memory.py"], folder)
+    run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *PLUGIN,
+            "-p",
+            plugin(),
+            f"--disttest-results={results}",
+            "test_memory.py",
+        ],
+        folder,
+    )
     forked = [line for log in results.rglob("rank*.log") for line in log.read_text().splitlines()]
     _, spawned = run([sys.executable, "spawned.py"], folder)
     ours, theirs = mebibytes(forked), mebibytes(spawned.splitlines())
@@ -218,12 +239,16 @@ def start_up(folder: Path, repeat: int) -> None:
     run(bare, folder)
     ours = statistics.median(run(smoke, folder)[0] for _ in range(repeat))
     theirs = statistics.median(run(bare, folder)[0] for _ in range(repeat))
-    print(f"\nstart-up: disttest smoke {ours:.2f} s, import torch {theirs:.2f} s, "
-          f"budget 1.3 x import + 1 s = {1.3 * theirs + 1:.2f} s")
+    print(
+        f"\nstart-up: disttest smoke {ours:.2f} s, import torch {theirs:.2f} s, "
+        f"budget 1.3 x import + 1 s = {1.3 * theirs + 1:.2f} s"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", default="1,2,4,8")
     parser.add_argument("--tests", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=3)
@@ -236,7 +261,10 @@ def main() -> None:
             costs = rows(size, arguments.tests, folder, arguments.repeat)
             warm, fresh = costs[0][1], costs[1][1]
             for label, seconds in costs:
-                print(f"{label:36}{size:6}{seconds * 1000:10.1f}{seconds / fresh:10.1f}{seconds / warm:10.1f}", flush=True)
+                print(
+                    f"{label:36}{size:6}{seconds * 1000:10.1f}{seconds / fresh:10.1f}{seconds / warm:10.1f}",
+                    flush=True,
+                )
         memory(folder)
         start_up(folder, arguments.repeat)
         print(f"load at the end {os.getloadavg()[0]:.2f}")

@@ -22,6 +22,7 @@ from disttest.launch.step import github_step
 from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
+from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
 
 
@@ -138,7 +139,9 @@ def _collect(
         collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
-        raise UsageError("some tests could not be collected (see above), and a plan without them would lose them")
+        raise UsageError(
+            "some tests could not be collected (see above), and a plan without them would lose them"
+        )
     return collection.tests
 
 
@@ -160,6 +163,8 @@ command.add_command(launch)
 command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
+command.add_command(report)
+command.add_command(trend)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -165,12 +165,14 @@ def test_mig_slices_are_leased_one_by_one(fake, leaser):
 
 
 def test_a_gpu_that_vanishes_between_look_and_lock_is_not_handed_out(fake, leaser):
-    driver, time = fake(fakes.plain(2)), Time()
-    first = leaser(driver).take(Request(count=1))
-    time.hooks[1.0] = lambda: (driver.set({"gpu.0.error": 15}), first.release())
+    driver, time, said = fake(fakes.plain(2)), Time(), []
+    first = leaser(driver).take(Request(count=2))
+    # The waiting run last looked at the machine 1.5 s before: young enough to wait by, too old to take by.
+    time.hooks[1.5] = lambda: (driver.set({"gpu.0.error": 15}), first.release())
 
-    with leaser(driver, time=time).take(Request(count=1)) as lease:
+    with leaser(driver, time=time, said=said).take(Request(count=1)) as lease:
         assert names(lease) == ["gpu:1"]
+    assert said[-1] == "GPU 0: GPU is lost" or "vanished" in said[-1]
 
 
 def test_quarantine_keeps_everyone_off_until_it_is_lifted(fake, leaser):

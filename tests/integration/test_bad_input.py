@@ -21,7 +21,10 @@ GOOD = """
         (["smok"], "Did you mean smoke?"),
         (["./no/such.py"], "no such file or directory: ./no/such.py"),
         (["test_good.py", "--world-sizes", "0"], "--world-sizes: world size 0 is not a whole number from 1"),
-        (["test_good.py", "--world-sizes", "-1"], "--world-sizes: world size '-1' is not a whole number from 1"),
+        (
+            ["test_good.py", "--world-sizes", "-1"],
+            "--world-sizes: world size '-1' is not a whole number from 1",
+        ),
         (["test_good.py", "--world-sizes", "x"], "--world-sizes: world size 'x' is not a whole number"),
         (["test_good.py", "--world-sizes", "10000"], "--world-sizes: world size 10000 is not"),
         (["test_good.py", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
@@ -82,7 +85,9 @@ def test_a_bad_timeout_mark_names_its_test(lab):
     ended = lab.write(test_bad=bad).run(".")
 
     assert 4 == ended.exit_code
-    assert "test_bad.py::test_bad[1xgloo]: timeout mark: -1 is not a number of seconds above 0" in ended.output
+    assert (
+        "test_bad.py::test_bad[1xgloo]: timeout mark: -1 is not a number of seconds above 0" in ended.output
+    )
 
 
 def test_nothing_collected(lab):
@@ -196,7 +201,15 @@ def test_worlds_side_by_side_never_collide(lab):
     assert 0 == ended.exit_code, ended.output
     worlds = ended.run.worlds
     overlapping = [
-        (a.world_id, b.world_id) for a in worlds for b in worlds if a.started_at_s < b.started_at_s < a.ended_at_s
+        (a.world_id, b.world_id)
+        for a in worlds
+        for b in worlds
+        if a.started_at_s < b.started_at_s < a.ended_at_s
     ]
     assert overlapping, "worlds did run side by side"
-    assert all(not set(a.slots) & set(b.slots) for a in worlds for b in worlds if (a.world_id, b.world_id) in overlapping)
+    assert all(
+        not set(a.slots) & set(b.slots)
+        for a in worlds
+        for b in worlds
+        if (a.world_id, b.world_id) in overlapping
+    )

@@ -1,23 +1,24 @@
-"""The ``doctor`` command. Registered in :mod:`disttest.cli`, which alone leaves the process."""
+"""The ``doctor`` command. Registered in :mod:`disttest.cli`, which alone leaves the process.
+
+What it needs is imported when it runs: ``disttest --help`` does not wait for it.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
-from disttest.doctor.examine import Diagnosis, Examination, examine, update_quarantine
-from disttest.doctor.report import print_diagnosis, render_diagnosis_junit, render_json
 from disttest.errors import UsageError
-from disttest.host.leftovers import remove_litter
-from disttest.host.lockfiles import DEFAULT_DIRECTORY
-from disttest.host.preflight import Level
+
+if TYPE_CHECKING:
+    from disttest.doctor.examine import Diagnosis
 
 
 @click.command()
-@click.option("--level", type=click.Choice(list(Level)), default=Level.QUICK, help="How much work to do.")
+@click.option("--level", type=click.Choice(["quick", "full"]), default="quick", help="How much work to do.")
 @click.option("--json", "json_path", metavar="FILE", help="Write everything as JSON; - is standard output.")
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML: one case per device and check.")
 @click.option("--lease-dir", type=click.Path(path_type=Path), help="Also update the quarantine notes there.")
@@ -36,21 +37,26 @@ def doctor(
     compute: str,
 ) -> None:
     """Show what this machine has and prove that it works; exit code 7 where it does not."""
-    examination = Examination(level=Level(level), library=nvml_library, compute=compute)
-    diagnosis = examine(examination)
-    # With JSON there, standard output is for the JSON alone. A log file has no width, so lines stay whole.
-    say = Console(stderr=json_path == "-", highlight=False)
-    say = say if say.is_terminal else Console(stderr=json_path == "-", highlight=False, width=160)
+    from disttest.doctor.examine import Examination, examine
+    from disttest.doctor.report import print_diagnosis, render_diagnosis_junit, render_json
+    from disttest.host.preflight import Level
+
+    diagnosis = examine(Examination(level=Level(level), library=nvml_library, compute=compute))
     _write(json_path, render_json(diagnosis))
     if junit_path:
         _write(junit_path, render_diagnosis_junit(diagnosis, Path(junit_path).parent))
-    print_diagnosis(diagnosis, say)
+    # With JSON on standard output, that is for the JSON alone.
+    print_diagnosis(diagnosis, to_stderr=json_path == "-")
     for line in _tidy(diagnosis, lease_dir, clean=clean):
-        say.print(line, soft_wrap=True, markup=False)
+        click.echo(line, err=json_path == "-")
     ctx.exit(int(diagnosis.exit_code))
 
 
 def _tidy(diagnosis: Diagnosis, lease_dir: Path | None, *, clean: bool) -> list[str]:
+    from disttest.doctor.examine import update_quarantine
+    from disttest.host.leftovers import remove_litter
+    from disttest.host.lockfiles import DEFAULT_DIRECTORY
+
     lines: list[str] = []
     if lease_dir is None and DEFAULT_DIRECTORY.is_dir():
         lease_dir = DEFAULT_DIRECTORY
@@ -58,7 +64,7 @@ def _tidy(diagnosis: Diagnosis, lease_dir: Path | None, *, clean: bool) -> list[
         lines += update_quarantine(diagnosis, lease_dir)
     if clean:
         lines += remove_litter(diagnosis.litter)
-        lines.append(f"removed {len(diagnosis.litter)} unused files from /dev/shm")
+        lines.append(f"removed {len(diagnosis.litter)} unused files from shared memory")
     return lines
 
 

@@ -36,8 +36,11 @@ def render_json(diagnosis: Diagnosis) -> str:
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    """A table of everything, then what is wrong with the advice."""
+def print_diagnosis(diagnosis: Diagnosis, *, to_stderr: bool = False) -> None:
+    """Print a table of everything, then what is wrong with the advice, then the verdict."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:  # a log has no width of its own
+        console = Console(stderr=to_stderr, highlight=False, width=160)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("device", "check", "", "finding"):
         table.add_column(title, overflow="fold")

@@ -238,7 +238,9 @@ class Controller(Listener):
             )
             self._recorder.test_finished(result)
             item = self._items[test.nodeid]
-            self._tell_pytest(item, reports_of(item, test, TestJudged(result=result), self._workplace.results))
+            self._tell_pytest(
+                item, reports_of(item, test, TestJudged(result=result), self._workplace.results)
+            )
 
     def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """All of a test at once, so that its output is one block however many worlds run."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from disttest.host.preflight import bench, worker
 
@@ -20,6 +21,7 @@ def _plant(name: str, check: str) -> None:
     if where != check:
         return
     if how == "hang":
+        Path(os.environ.get("DISTTEST_HANGS_NOW", os.devnull)).touch()
         time.sleep(3600)
     if how == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+import msgspec
+
 from disttest.model import Frozen, Hardware, Slot
 
 

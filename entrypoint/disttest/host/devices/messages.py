@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import dataclass_transform
+
 import msgspec
 
 from disttest.host.devices.machine import Gpu
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
     """Base of all messages."""
 

@@ -28,7 +28,7 @@ _ON_CPU = 16 * MIB
 """Bytes of any check on the CPU: there it proves the harness, not the memory."""
 
 
-class CheckFailed(Exception):  # noqa: N818 - reads as what it says
+class CheckFailed(Exception):
     """The device gave a wrong answer."""
 
     def __init__(self, message: str, *, accused: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import dataclass_transform
 
 import msgspec
 
@@ -64,6 +65,7 @@ class PreflightResult(Frozen):
         return all(check.passed for check in self.checks)
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag=True):
     """Base of what a worker can be asked to do."""
 
@@ -99,6 +101,7 @@ class CollectiveJob(Job, tag="collective"):
 AnyJob = DeviceJob | PairsJob | CollectiveJob
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
     """Base of what a worker says."""
 

@@ -1,0 +1,67 @@
+"""What each backend can do: the one table that decides which tests a backend is asked to pass.
+
+A test names the features that it needs, ``@pytest.mark.needs("recv_any_source")``. What the backend lacks
+becomes a skip before any process starts, with the reason below. A feature without an entry here is
+supported by every backend; a name that is not in the table is an error, so that no typing slip hides a test.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Lack(NamedTuple):
+    """A feature that one backend does not have."""
+
+    backend: str
+    reason: str
+    device: str = ""
+    """Lacking on this type of device only; empty: on all."""
+
+
+_NCCL_HAS_NO_TAGS = Lack("nccl", "NCCL matches messages by order and has no tags")
+_GLOO_EQUAL = Lack("gloo", "gloo moves pieces of one size only in this call (invalid tensor size)")
+
+LACKS: dict[str, tuple[Lack, ...]] = {
+    "recv_any_source": (
+        Lack("nccl", "NCCL can not receive from an unnamed source"),
+        Lack("ucc", "UCC can not receive from an unnamed source"),
+    ),
+    "tags": (_NCCL_HAS_NO_TAGS,),
+    "send_to_self": (Lack("gloo", "gloo has no connection from a rank to itself (Pair is not connected)"),),
+    "monitored_barrier": (Lack("nccl", "only gloo has monitored_barrier"), Lack("ucc", "only gloo has it")),
+    "group_timeout": (Lack("nccl", "NCCL reports a late rank by its watchdog, which ends the process"),),
+    "cpu_tensors": (Lack("nccl", "NCCL moves CUDA tensors only"),),
+    "cuda_tensors": (Lack("gloo", "the world computes on the CPU", "cpu"),),
+    "sparse": (
+        Lack("nccl", "NCCL sums sparse tensors in builds with a special flag only"),
+        Lack("ucc", "UCC has no sparse tensors"),
+    ),
+    "coalesced_deprecated": (
+        Lack("nccl", "NCCL does not implement the deprecated coalesced calls"),
+        Lack("ucc", "UCC does not implement the deprecated coalesced calls"),
+    ),
+    "uneven_all_gather": (_GLOO_EQUAL,),
+    "uneven_all_to_all_list": (_GLOO_EQUAL,),
+    "stacked_single": (Lack("gloo", "gloo checks the shape of the one-tensor forms (concatenated only)"),),
+    "bitwise_reduce": (Lack("nccl", "NCCL has no bitwise reductions"),),
+    "avg": (Lack("gloo", "gloo has no AVG reduction in all releases that are supported"),),
+    "premul_sum": (Lack("gloo", "PREMUL_SUM is an operation of NCCL"),),
+    "high_priority_stream": (Lack("gloo", "gloo has no streams"),),
+    "accelerator_events": (
+        Lack("gloo", "the CPU build of torch has no events (cpu backend doesn't support events)", "cpu"),
+    ),
+}
+
+
+def lacks(features: tuple[str, ...], backend: str, device: str) -> str:
+    """Why a test that needs the features can not run on the backend; empty when it can.
+
+    Raises:
+        KeyError: a name is not a feature of the table.
+    """
+    for feature in features:
+        for lack in LACKS[feature]:
+            if lack.backend == backend and lack.device in ("", device):
+                return f"needs {feature}: {lack.reason}"
+    return ""
