@@ -16,6 +16,7 @@ import click
 import disttest
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
+from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
@@ -159,6 +160,7 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)  # noqa: TID251
 
 
+command.add_command(doctor)
 command.add_command(launch)
 command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave, run_options))

