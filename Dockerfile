@@ -48,6 +48,8 @@ FROM ${BASE_IMAGE} AS runtime
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
+# Results of a run without a mount go here, whoever runs it.
+RUN install --directory --mode=1777 /workspace
 # HOME and USER let any `--user` work that /etc/passwd does not know; TINI_SUBREAPER lets tini reap under
 # `docker run --init` too, where it is not process 1.
 ENV PATH=/opt/disttest/bin:$PATH \

@@ -197,7 +197,7 @@ def test_the_checkers_find_something(tmp_path: Path) -> None:
     bad.parent.mkdir(parents=True)
     bad.write_text(
         "on: push\njobs:\n  a:\n    runs-on: ubuntu-latest\n    steps:\n"
-        "      - run: echo ${{ github.event.issue.title }}\n      - uses: a/b@v1\n        withh: 1\n"
+        "      - run: echo ${{ github.event.issue.title }}\n      - uses: a/b@v1\n        nonsense: 1\n"
     )
     found = [
         run(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(bad)),

@@ -1,9 +1,9 @@
-"""Lock files: whole, hashed, in step with pyproject.toml and constraints.txt, and resolvable where they can not be built."""
+"""Lock files: hashed, in step with pyproject.toml and constraints.txt, and resolvable even where nobody builds them."""
 
 from __future__ import annotations
 
-import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,7 +19,10 @@ LOCKS = ("cpu", "cuda", "launch", "build")
 
 def pins(name: str) -> dict[str, str]:
     text = (ROOT / "requirements" / f"{name}.lock").read_text()
-    return {canonicalize_name(one): version for one, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+    return {
+        canonicalize_name(one): version
+        for one, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)
+    }
 
 
 def constraints() -> dict[str, str]:
@@ -29,13 +32,18 @@ def constraints() -> dict[str, str]:
 
 def wanted(*extras: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    texts = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    texts = [
+        *project["dependencies"],
+        *(one for extra in extras for one in project["optional-dependencies"][extra]),
+    ]
     return [Requirement(text) for text in texts]
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_pin_has_hashes(name: str) -> None:
-    entries = re.split(r"^(?=[\w.-]+==)", (ROOT / "requirements" / f"{name}.lock").read_text(), flags=re.MULTILINE)
+    entries = re.split(
+        r"^(?=[\w.-]+==)", (ROOT / "requirements" / f"{name}.lock").read_text(), flags=re.MULTILINE
+    )
     for entry in filter(str.strip, entries):
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
 
@@ -68,18 +76,19 @@ def test_cuda_comes_whole_and_once() -> None:
 
 
 def test_the_cuda_target_resolves(tmp_path: Path) -> None:
-    """pip takes the whole lock, hashes and all, without downloading the wheels it names."""
-    report = tmp_path / "report.json"
+    """Every wheel of the lock is there, for the image's platform and with one of the locked hashes.
+
+    Only metadata is fetched: the wheels are 2.8 GB.
+    """
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    assert uv, "uv is missing"
     done = subprocess.run(
         [
-            sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps",
-            "--require-hashes", "--only-binary", ":all:", "--report", report, "--python-version", "3.11",
-            "--implementation", "cp", "--platform", "manylinux_2_28_x86_64", "--platform",
-            "manylinux_2_27_x86_64", "--platform", "manylinux_2_17_x86_64", "--platform", "manylinux2014_x86_64",
+            uv, "pip", "install", "--dry-run", "--require-hashes", "--no-deps", "--only-binary", ":all:",
+            "--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28",
             "--target", tmp_path, "--requirement", ROOT / "requirements" / "cuda.lock",
         ],
-        check=False, capture_output=True, text=True, timeout=400,
+        check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {canonicalize_name(one["metadata"]["name"]) for one in json.loads(report.read_text())["install"]}
-    assert found == set(pins("cuda"))
+    assert f"Would install {len(pins('cuda'))} packages" in done.stderr

@@ -58,3 +58,9 @@ def launcher(engine: Engine, workspace: Path) -> Iterator[Launcher]:
             process.wait(10)
     for container in ours(engine):
         container.remove(force=True)
+
+
+@pytest.fixture(scope="session")
+def runner_temp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: the launcher's environment in it is made by the first, and found by the others."""
+    return tmp_path_factory.mktemp("runner-temp")

@@ -65,12 +65,6 @@ class Job:
         return "program.py"
 
 
-@pytest.fixture(scope="module")
-def runner_temp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests here: the launcher's environment in it is made by the first, and found by the others."""
-    return tmp_path_factory.mktemp("runner-temp")
-
-
 @pytest.fixture
 def job(engine: Engine, tmp_path: Path, workspace: Path, probe: str, runner_temp: Path) -> Iterator[Job]:
     yield Job(engine, tmp_path, workspace, probe, runner_temp)

@@ -65,6 +65,13 @@ def test_alone_it_prints_help(engine: Engine, image: str) -> None:
     assert done.stdout.startswith("Usage: disttest")
 
 
+@pytest.mark.parametrize("suite", ["smoke", "ddp"])
+def test_bundled_suites_run_by_name(engine: Engine, image: str, suite: str) -> None:
+    options = ("--user=1234:1234", "--network=none")
+    done = engine.docker("run", "--rm", *options, image, suite, check=False, timeout_s=500)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -122,8 +129,9 @@ def test_launch_runs_the_real_image_in_the_workspace(engine: Engine, image: str,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (workspace / "out" / "junit.xml").exists()
-    for path in (workspace, *workspace.rglob("*")):
-        assert (path.stat().st_uid, path.stat().st_gid) == (workspace.stat().st_uid, workspace.stat().st_gid)
+    owner = workspace.stat()
+    for path in (workspace / "out").rglob("*"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (owner.st_uid, owner.st_gid), path
     assert ours(engine) == []
 
 

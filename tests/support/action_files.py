@@ -45,7 +45,9 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     ]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
     table = {f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs]}
-    return table | ({f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {})
+    return table | (
+        {f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {}
+    )
 
 
 def _cell(text: str) -> str:
