@@ -29,6 +29,26 @@ class Isolation(StrEnum):
     WARM = "warm"
 
 
+class Kind(StrEnum):
+    """How a test with a world meets its ranks."""
+
+    RANKS = "ranks"
+    """Every rank runs the test itself."""
+    MAIN = "main"
+    """A main process runs the test and starts the ranks: torch's ``MultiProcessTestCase`` and its kind."""
+    THREADS = "threads"
+    """A main process runs the test and its ranks are threads of it, or simulated: ``MultiThreadedTestCase``."""
+
+
+class VerdictRule(StrEnum):
+    """Whose rules judge a test of kind ``main``."""
+
+    STRICT = "strict"
+    """Every rank counts."""
+    TORCH = "torch"
+    """As torch's own harness: after errors, rank 0 alone counts."""
+
+
 class Outcome(StrEnum):
     """What a test (or one rank's part of it) came to."""
 
@@ -81,6 +101,7 @@ class TestCase(Frozen):
     suite: str
     world: WorldShape | None = None
     """None for an ordinary test, which runs in the controller."""
+    kind: Kind = Kind.RANKS
     isolation: Isolation = Isolation.FRESH
     timeout_s: float = 300.0
     exclusive: bool = False
@@ -102,10 +123,19 @@ class RankEnd(StrEnum):
     """It closed its control channel, or spoke nonsense."""
 
 
+MAIN_RANK = -1
+
+
+def rank_name(rank: int) -> str:
+    """``rank 3``; the main process is no rank."""
+    return "main process" if rank == MAIN_RANK else f"rank {rank}"
+
+
 class RankRecord(Frozen):
     """What one rank did in one attempt of a test."""
 
     rank: int
+    """:data:`MAIN_RANK` for the main process of a test that starts its ranks by itself."""
     end: RankEnd
     outcome: Outcome | None = None
     """None unless the rank reported."""
@@ -155,6 +185,13 @@ class TestResult(Frozen):
     ranks: tuple[RankRecord, ...] = ()
     world_id: str = ""
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
+    torch_outcome: Outcome | None = None
+    """What torch's own harness would have said of a test of kind ``main``, where that is known."""
+
+    @property
+    def is_false_green_avoided(self) -> bool:
+        """Red here, where torch's own harness would have said passed or skipped."""
+        return self.outcome.is_bad and self.torch_outcome is not None and not self.torch_outcome.is_bad
 
 
 class Hardware(Frozen):

@@ -31,9 +31,8 @@ from disttest.running import collect
 from disttest.running.controller import Controller, DeadlinePassed, Workplace, load_torch
 from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import Channel, clean_text
-from disttest.running.rank import serve
 from disttest.running.recorder import Recorder
-from disttest.running.starters import InterpreterOrder, read_order
+from disttest.running.starters import InterpreterOrder, live, read_order
 from disttest.testing.world import World, current_scratch, current_world
 
 
@@ -187,7 +186,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if state.rank_order is not None or not _is_ours(config):
         return
     try:
-        tests = {item.nodeid: (item, collect.describe_item(item, state.options)) for item in session.items}
+        tests = {item.nodeid: (item, collect.describe_item(item, state.options, state.host)) for item in session.items}
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     state.pairs = list(tests.values())
@@ -287,7 +286,7 @@ def _be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: list[tu
             os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
         leave(ExitCode.INTERRUPTED)
     items = {item.nodeid: item for item in session.items}
-    serve(order.spec, Channel(socket.socket(fileno=order.channel_fd)), session, items)
+    live(order.spec, Channel(socket.socket(fileno=order.channel_fd)), session, items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -331,3 +330,17 @@ def _or_fail(provide: Callable[[], T]) -> T:
         return provide()
     except LookupError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests are red here that torch's own harness would have passed."""
+    state = config.stash.get(_STATE, None)
+    if state is None or state.recorder is None:
+        return
+    green = state.recorder.false_greens
+    if green:
+        terminalreporter.section("false greens avoided")
+        terminalreporter.line(f"torch's own rules would have passed {len(green)} of the failed tests:")
+        for nodeid in green:
+            terminalreporter.line(f"  {nodeid}")

@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from disttest.model import Frozen, Gang, Isolation, TestCase, WorldShape
+from disttest.model import Frozen, Gang, Isolation, Kind, TestCase, WorldShape
 from disttest.planning.timings import Timings
 
 START_SHARE = 0.1
@@ -43,7 +43,7 @@ def build_gangs(
     expected = {test.nodeid: timings.expect(test) for test in owed}
     total_s = sum(expected[test.nodeid] * _width(test, slots) for test in owed) / max(1, slots)
     gangs: list[Gang] = []
-    for (shape, isolation, exclusive), bucket in _buckets(owed).items():
+    for (shape, isolation, exclusive, _), bucket in _buckets(owed).items():
         start_s = timings.start_s(shape)
         if isolation is Isolation.FRESH:
             pieces = [_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket]
@@ -67,11 +67,12 @@ def _width(test: TestCase, slots: int) -> int:
     return min(test.world.size, max(1, slots)) if test.world else 0
 
 
-def _buckets(tests: Iterable[TestCase]) -> dict[tuple[WorldShape, Isolation, bool], list[TestCase]]:
-    buckets: dict[tuple[WorldShape, Isolation, bool], list[TestCase]] = {}
+def _buckets(tests: Iterable[TestCase]) -> dict[tuple[WorldShape, Isolation, bool, Kind], list[TestCase]]:
+    """Tests that could share a world: of one shape, and one way to meet their ranks."""
+    buckets: dict[tuple[WorldShape, Isolation, bool, Kind], list[TestCase]] = {}
     for test in tests:
         if test.world:
-            buckets.setdefault((test.world, test.isolation, test.exclusive), []).append(test)
+            buckets.setdefault((test.world, test.isolation, test.exclusive, test.kind), []).append(test)
     return buckets
 
 

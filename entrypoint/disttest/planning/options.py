@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, Isolation
+from disttest.model import Frozen, Isolation, VerdictRule
 
 LARGEST_WORLD = 1024
 """A world is the processes of one machine; a larger one is a slip of the keyboard."""
@@ -44,6 +44,8 @@ class RunOptions(Frozen):
     seed: int = 0
     log_limit: int = 8 * 1024 * 1024
     """Bytes kept of each rank's log of a test."""
+    verdict: VerdictRule = VerdictRule.STRICT
+    """Whose rules judge tests that start their ranks by themselves."""
 
 
 class Option(NamedTuple):
@@ -143,6 +145,10 @@ def _isolation(text: str) -> Isolation | None:
     return None if choice == AUTO else Isolation(choice)
 
 
+def _verdict(text: str) -> VerdictRule:
+    return VerdictRule(_one_of(*VerdictRule)(text))
+
+
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
@@ -191,6 +197,7 @@ OPTIONS = (
         "SIZE",
         "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
     ),
+    Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from disttest.errors import ExitCode
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
@@ -165,7 +165,7 @@ def _was_cleared_away(rank: RankRecord) -> bool:
 
 def _rank_section(rank: RankRecord, known: str) -> str:
     texts = [text for text in (rank.message, rank.details, rank.stacks) if text.strip() and text not in known]
-    title = f"----- rank {rank.rank}: {rank.outcome or rank.end} in {rank.phase} -----"
+    title = f"----- {rank_name(rank.rank)}: {rank.outcome or rank.end} in {rank.phase} -----"
     return clean("\n".join([title, *texts])) if texts else ""
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.reports.digest import evidence
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
@@ -193,7 +193,7 @@ class _Document:
             return
         excerpt = self.logs.excerpt(rank.log, head_bytes=room // 4, tail_bytes=room - room // 4)
         if excerpt and str(excerpt).strip():
-            yield f"----- rank {rank.rank} -----"
+            yield f"----- {rank_name(rank.rank)} -----"
             yield _unattached(str(excerpt).strip("\n"))
 
     def attachments(self, outcome: TestOutcome) -> Iterator[str]:

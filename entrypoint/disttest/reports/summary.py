@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from disttest.model import RankRecord, TestResult
+from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest
 from disttest.reports.digest import FailureGroup, Tally
 from disttest.reports.logs import LogFolder
@@ -149,7 +149,7 @@ class _Summary:
         for rank in result.ranks[:64]:
             ended = str(rank.outcome or rank.end)
             says = cell(one_line(rank.message, 200))
-            yield f"| {rank.rank} | {ended} | {cell(rank.phase)} | {self.log_link(rank)} | {says} |"
+            yield f"| {rank_name(rank.rank).removeprefix('rank ')} | {ended} | {cell(rank.phase)} | {self.log_link(rank)} | {says} |"
         yield ""
         first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
         for rank in first[:LOG_TAILS]:
@@ -158,14 +158,14 @@ class _Summary:
     def log_link(self, rank: RankRecord) -> str:
         if not self.logs.path(rank.log):
             return "missing" if rank.log else ""
-        return f"[rank{rank.rank}.log]({quote(rank.log)})"
+        return f"[{PurePosixPath(rank.log).name}]({quote(rank.log)})"
 
     def log_tail(self, rank: RankRecord) -> Iterator[str]:
         if not self.detail.log:
             return
         excerpt = self.logs.excerpt(rank.log, head_bytes=0, tail_bytes=self.detail.log)
         if excerpt and str(excerpt).strip():
-            yield f"Log of rank {rank.rank}, its end:"
+            yield f"Log of {rank_name(rank.rank)}, its end:"
             yield ""
             yield from fenced(str(excerpt).strip("\n"))
 

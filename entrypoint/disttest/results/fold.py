@@ -113,6 +113,11 @@ class RunResult(Frozen):
         """The tests that make the run red, in order."""
         return tuple(test for test in self.tests if test.final.outcome.is_bad)
 
+    @property
+    def false_greens(self) -> tuple[TestOutcome, ...]:
+        """The tests that are red here and that torch's own harness would have passed, in order."""
+        return tuple(test for test in self.tests if test.final.is_false_green_avoided)
+
 
 class _Fold:
     """Mutable state of the fold; lives only inside :func:`fold`."""

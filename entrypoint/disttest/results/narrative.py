@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from disttest.model import Outcome, RankEnd, RankRecord, TestResult
+from disttest.model import Outcome, RankEnd, RankRecord, TestResult, rank_name
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
@@ -14,7 +14,7 @@ _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
 def describe_ranks(result: TestResult) -> Iterator[str]:
     """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once."""
     for record in result.ranks:
-        yield f"rank {record.rank}: {describe_rank(record, result)}"
+        yield f"{rank_name(record.rank)}: {describe_rank(record, result)}"
     yield from _stacks(result)
 
 
@@ -48,8 +48,12 @@ def _stacks(result: TestResult) -> Iterator[str]:
         if record.stacks:
             by_text.setdefault(record.stacks, []).append(record.rank)
     for text, ranks in by_text.items():
-        yield f"stacks of rank {','.join(map(str, ranks))}:"
+        yield f"stacks of {_names(ranks)}:"
         yield from (f"  {line}" for line in text.splitlines())
+
+
+def _names(ranks: list[int]) -> str:
+    return rank_name(ranks[0]) if len(ranks) == 1 else f"rank {','.join(map(str, ranks))}"
 
 
 def shorten_stacks(text: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disttest.host.process import Exit, signal_name
-from disttest.model import Outcome, RankEnd, RankRecord, TestCase
-from disttest.running.protocol import PhaseEnded, TestDone
+from disttest.model import Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
@@ -26,6 +26,8 @@ class Progress:
     """What a rank that never came up had printed."""
     phase: str = "setup"
     reports: list[PhaseEnded] = field(default_factory=list)
+    joined: list[RanksJoined] = field(default_factory=list)
+    """What became of ranks that this process started by itself."""
     done: TestDone | None = None
     death: Exit | None = None
     died_at_s: float = 0.0
@@ -38,12 +40,19 @@ class Progress:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to come from this rank."""
-        return self.done is not None or self.death is not None or bool(self.lost) or self.killed
+        finished = self.done is not None and self.done.exit_code is None
+        return finished or self.death is not None or bool(self.lost) or self.killed
 
     @property
     def died(self) -> bool:
         """Whether its process ended, or its channel broke, without our doing."""
-        return not self.killed and (self.death is not None or bool(self.lost))
+        return not self.killed and not self.left_as_announced and (self.death is not None or bool(self.lost))
+
+    @property
+    def left_as_announced(self) -> bool:
+        """Whether its process ended the way it said it would."""
+        announced = self.done.exit_code if self.done else None
+        return announced is not None and self.death is not None and self.death.code == announced
 
     @property
     def verdict_report(self) -> PhaseEnded | None:
@@ -88,7 +97,7 @@ class Progress:
     def _end(self) -> RankEnd:
         if self.killed:
             return RankEnd.KILLED
-        if self.death is not None:
+        if self.death is not None and not self.left_as_announced:
             return RankEnd.EXITED if self.death.signal is None else RankEnd.SIGNALLED
         return RankEnd.LOST if self.lost else RankEnd.REPORTED
 
@@ -119,6 +128,11 @@ class Attempt:
     cancelled: str = ""
 
     @property
+    def limit_s(self) -> float:
+        """How long it may take."""
+        return self.test.timeout_s
+
+    @property
     def is_over(self) -> bool:
         """Whether every rank is done, dead or ended."""
         return all(progress.is_over for progress in self.ranks)
@@ -133,6 +147,11 @@ class Attempt:
         if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
             self.note_failure(report.ended_at_s)
 
+    def note_death(self, progress: Progress) -> None:
+        """A process ended; nobody expects that in the middle of a test."""
+        if not progress.left_as_announced:
+            self.note_failure(progress.died_at_s)
+
     def note_failure(self, at_s: float) -> None:
         """Remember the first failure."""
         if self.failed_s is None:
@@ -140,13 +159,29 @@ class Attempt:
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
-        if self.cancelled or now_s - self.started_s >= self.test.timeout_s:
+        if self.cancelled or now_s - self.started_s >= self.limit_s:
             return True
         return self.failed_s is not None and now_s - self.failed_s >= grace_s
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` may turn true by itself."""
-        limits = [self.started_s + self.test.timeout_s]
+        limits = [self.started_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)
         return max(0.0, min(limits) - now_s)
+
+
+class MainAttempt(Attempt):
+    """The running test of a main process: its failure is a report like any other, it has no peers to end."""
+
+    MARGIN_S = 3.0
+    """The main process ends its ranks at the test's deadline; this long for it to do so and to report."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may take."""
+        return self.test.timeout_s + (self.MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
+
+    def take_report(self, rank: int, report: PhaseEnded) -> None:
+        """Note a report."""
+        self.ranks[rank].reports.append(report)

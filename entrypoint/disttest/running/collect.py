@@ -12,8 +12,9 @@ import pytest
 from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, Isolation, TestCase, WorldShape
+from disttest.model import Frozen, Isolation, Kind, TestCase, WorldShape
 from disttest.planning.options import RunOptions, check_seconds, check_world_size
+from disttest.running.hosting.recognise import Hosted, hosted
 
 if TYPE_CHECKING:
     from _pytest.skipping import Skip
@@ -201,7 +202,7 @@ def shape_of(item: pytest.Item) -> WorldShape | None:
     return shape if isinstance(shape, WorldShape) else None
 
 
-def describe_item(item: pytest.Item, options: RunOptions) -> TestCase:
+def describe_item(item: pytest.Item, options: RunOptions, host: Host) -> TestCase:
     """A pytest item as a test.
 
     Raises:
@@ -210,6 +211,7 @@ def describe_item(item: pytest.Item, options: RunOptions) -> TestCase:
     path, line, _ = item.location
     module, _, rest = item.nodeid.partition("::")
     *classes, name = rest.split("::") if rest else [module]
+    by_host = hosted(item)
     return TestCase(
         nodeid=item.nodeid,
         slug=slug_of(item.nodeid),
@@ -218,11 +220,22 @@ def describe_item(item: pytest.Item, options: RunOptions) -> TestCase:
         file=PurePosixPath(path).as_posix(),
         line=(line or 0) + 1,
         suite=_suite(module),
-        world=shape_of(item),
+        world=_hosted_shape(item, by_host, options, host) if by_host else shape_of(item),
+        kind=by_host.kind if by_host else Kind.RANKS,
         isolation=_isolation(item, options),
         timeout_s=_timeout_s(item, options),
         exclusive=item.get_closest_marker("exclusive") is not None,
     )
+
+
+def _hosted_shape(item: pytest.Item, by_host: Hosted, options: RunOptions, host: Host) -> WorldShape:
+    if shape_of(item) is not None:
+        raise UsageError(
+            f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
+            "set the world_size of the class instead"
+        )
+    backend = options.backend[0] if options.backend else host.default_backend()
+    return WorldShape(size=by_host.size, backend=backend, device=host.device)
 
 
 def _suite(module: str) -> str:
@@ -236,13 +249,17 @@ def _isolation(item: pytest.Item, options: RunOptions) -> Isolation:
         return Isolation.FRESH
     if options.isolation is not None:
         return options.isolation
+    if hosted(item) is not None:
+        return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
 
 
 def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
     mark = item.get_closest_marker("timeout")
     if mark is None:
-        return options.timeout
+        by_host = hosted(item)
+        asked = options.timeout != RunOptions().timeout
+        return options.timeout if asked or by_host is None or not by_host.limit_s else by_host.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
     try:
         return check_seconds(value)
@@ -268,6 +285,9 @@ def known_skip(item: pytest.Item) -> str | None:
     for owner in (function, getattr(item.parent, "obj", None)):
         if getattr(owner, "__unittest_skip__", False):
             return str(getattr(owner, "__unittest_skip_why__", ""))
+    by_host = hosted(item)
+    if by_host is not None and by_host.refusal:
+        return by_host.refusal
     needs = item.get_closest_marker("needs_gpus")
     return None if needs is None else _gpu_refusal(item, int(needs.args[0]))
 

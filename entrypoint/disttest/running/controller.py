@@ -157,6 +157,7 @@ class Controller(Listener):
             threads=max(1, len(self._slots) // gang.shape.size),
             grace_s=self._options.grace,
             log_limit=self._options.log_limit,
+            verdict=self._options.verdict,
         )
         world = self._crew.start(gang, slots, order, self._rank_starter(gang))
         self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)

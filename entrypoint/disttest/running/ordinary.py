@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
+from disttest.running.bridge import message_of, outcome_of
 from disttest.running.protocol import clean_text
-from disttest.running.rank import message_of, outcome_of
 from disttest.running.recorder import Recorder
 
 if TYPE_CHECKING:

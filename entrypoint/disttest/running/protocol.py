@@ -14,7 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
-from disttest.model import Outcome, TestCase, TestResult
+from disttest.model import Outcome, RankRecord, TestCase, TestResult, VerdictRule
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -59,6 +59,16 @@ class TestDone(Message):
     leaks: tuple[str, ...] = ()
     retire: bool = False
     """What leaked can not be cleaned: no further test may run in this process."""
+    exit_code: int | None = None
+    """The rank leaves with this code, now; None: it stays for the next order."""
+
+
+class RanksJoined(Message):
+    """Main process of a test to world: what the ranks did that it started by itself."""
+
+    records: tuple[RankRecord, ...]
+    torch_outcome: Outcome | None = None
+    """What torch's own harness would have said; None where that can not be known."""
 
 
 class RunTest(Message):
@@ -73,6 +83,8 @@ class RunTest(Message):
     """Absolute path of the directory that the ranks share during this test."""
     generation: int
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
+    limit_s: float = 0.0
+    """How long the test may take; for processes that supervise ranks of their own."""
 
 
 class Leave(Message):
@@ -117,6 +129,7 @@ AnyMessage = (
     | PhaseBegan
     | PhaseEnded
     | TestDone
+    | RanksJoined
     | RunTest
     | Leave
     | TestBegan
@@ -147,6 +160,7 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """How long the other ranks get to fail by themselves after the first one did."""
     log_limit: int
     """Bytes kept of each rank's log of a test."""
+    verdict: VerdictRule = VerdictRule.STRICT
 
 
 def clean_text(text: str) -> str:

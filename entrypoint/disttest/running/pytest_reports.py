@@ -11,7 +11,7 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
-from disttest.model import Outcome, TestCase, TestResult
+from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.evidence import STACKS_HEADING
 from disttest.running.protocol import TestJudged
@@ -102,7 +102,10 @@ def _accuse(
     """Put the finding on the report that decided; make one up where the rank could not send it."""
     kept = list(reports)
     decided = next((r for r in kept if r.failed and not hasattr(r, "context")), None)
-    failure = WorldFailure(test, result, decided.longrepr if decided else None, _tail_of(result, results_dir))
+    # Where a rank is to blame, the main process's own traceback only shows how it waited.
+    waited = test.kind is not Kind.RANKS and result.culprit is not None
+    original = decided.longrepr if decided and not waited else None
+    failure = WorldFailure(test, result, original, _tail_of(result, results_dir))
     if decided is not None:
         decided.longrepr = failure
         return kept

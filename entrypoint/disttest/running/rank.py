@@ -6,41 +6,22 @@ fresh interpreter that collected them itself; from :func:`serve` on the two are 
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
-import json
-import logging
 import os
 import signal
 import sys
-import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, cast
 
 import pytest
 
-from disttest.host.process import STACKS_SIGNAL, die_with_parent, leave
-from disttest.model import Frozen, Outcome, WorldShape
-from disttest.results.verdict import STRICT_XPASS
+from disttest.host.process import die_with_parent, leave
+from disttest.model import Frozen, Kind, VerdictRule, WorldShape
 from disttest.running import hygiene
-from disttest.running.protocol import (
-    Channel,
-    Leave,
-    PhaseBegan,
-    PhaseEnded,
-    RankReady,
-    RunTest,
-    TestDone,
-    clean_text,
-)
+from disttest.running.bridge import Bridge
+from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
+from disttest.running.protocol import Channel, Leave, RankReady, RunTest, TestDone, clean_text
 from disttest.testing.world import World, provide_world
-
-_DETAILS_LIMIT = 256 * 1024
-_REPORT_LIMIT = 4 * 1024 * 1024
-_HIGH_FD = 200
-"""Descriptors of ours are kept above this, out of the way of tests that close or count low ones."""
 
 
 class RankSpec(Frozen):
@@ -60,11 +41,17 @@ class RankSpec(Frozen):
     """Where output goes until the first test names its own log."""
     seed: int
     threads: int
+    results: Path = Path()
+    """The results directory; what follows is for those that supervise ranks of their own."""
+    log_limit: int = 8 * 1024 * 1024
+    grace_s: float = 0.3
+    verdict: VerdictRule = VerdictRule.STRICT
+    kind: Kind = Kind.RANKS
 
     def environment(self) -> dict[str, str]:
         """torchrun's contract, and nothing but loopback for worlds on the CPU."""
         size = str(self.shape.size)
-        variables = {
+        return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.rank),
             "WORLD_SIZE": size,
@@ -80,9 +67,12 @@ class RankSpec(Frozen):
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": self.world_id,
-            "CUDA_VISIBLE_DEVICES": ",".join(self.devices),
-            "OMP_NUM_THREADS": str(self.threads),
+            **self.machine_environment(),
         }
+
+    def machine_environment(self) -> dict[str, str]:
+        """What every process of a world gets, main processes too."""
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
         # All ranks are on this machine: gloo and TensorPipe need no name resolution and no real network.
         for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             variables[name] = os.environ.get(name, "lo")  # noqa: TID251
@@ -100,6 +90,10 @@ class _Session:
         self.pristine = hygiene.read_facts()
         self.facts_before: hygiene.Facts = {}
         self.facts_at_call: hygiene.Facts = {}
+
+    def note_call(self) -> None:
+        """The call of the running test begins."""
+        self.facts_at_call = hygiene.read_facts()
 
     def scratch(self) -> Path:
         """The directory that the ranks of the running test share."""
@@ -153,27 +147,34 @@ def serve(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
-    die_with_parent(spec.world_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    channel = _out_of_the_way(channel)
+    channel = settle_in(spec, channel, session.config)
     os.environ.update(spec.environment())  # noqa: TID251
-    _redirect_output(session.config, spec.log)
-    _register_stacks(spec.stacks)
-    _prepare_libraries(spec)
     state = _Session(spec, channel, session.config)
     provide_world(state.world, state.scratch)
-    _take_over_reporting(session.config, _Bridge(state))
-    _own_tmp_path(session.config, spec.scratch)
+    Bridge(channel, session.config, on_call=state.note_call).take_over()
+    own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
-    while (message := _next_order(channel)) is not None:
+    while (message := next_order(channel)) is not None:
         _run(state, message, session, items)
-    _tear_down_rest(session)
+    tear_down_rest(session)
     _destroy_accelerator_group(spec.shape)
     leave(0)
 
 
-def _next_order(channel: Channel) -> RunTest | None:
+def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
+    """What a child of a world does first; returns its channel, out of harm's way."""
+    die_with_parent(spec.world_pid)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    channel = out_of_the_way(channel)
+    redirect_output(config, spec.log)
+    register_stacks(spec.stacks)
+    renew_libraries(spec.threads)
+    return channel
+
+
+def next_order(channel: Channel) -> RunTest | None:
+    """Wait for the next test; None when it is time to leave."""
     while not channel.closed_by_peer:
         for message in channel.receive():
             if isinstance(message, RunTest):
@@ -186,8 +187,8 @@ def _next_order(channel: Channel) -> RunTest | None:
 def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     item = items[order.nodeid]
     following = items.get(order.next_nodeid) if order.next_nodeid else None
-    _redirect_output(session.config, Path(order.log))
-    _register_stacks(state.spec.stacks)
+    redirect_output(session.config, Path(order.log))
+    register_stacks(state.spec.stacks)
     state.order = order
     state.facts_before = state.facts_at_call = hygiene.read_facts()
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)
@@ -203,201 +204,8 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.channel.send(TestDone(leaks=tuple(map(clean_text, cleanup.leaks)), retire=cleanup.retire))
 
 
-class _Bridge:
-    """The pytest plugin of a rank: the only receiver of reports here."""
-
-    def __init__(self, state: _Session) -> None:
-        self._state = state
-        self._ended_at_s = 0.0
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        self._state.channel.send(PhaseBegan(phase="setup"))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
-        self._state.facts_at_call = hygiene.read_facts()
-        self._state.channel.send(PhaseBegan(phase="call"))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self) -> None:
-        self._state.channel.send(PhaseBegan(phase="teardown"))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
-        # Stamped before the traceback is formatted, so that ranks are compared by when they failed.
-        self._ended_at_s = time.monotonic()
-        return (yield)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._state.channel.send(_phase_ended(report, self._state, self._ended_at_s))
-
-
-def _phase_ended(report: pytest.TestReport, state: _Session, ended_at_s: float) -> PhaseEnded:
-    outcome = outcome_of(report)
-    data = _serialisable(report, state.config)
-    return PhaseEnded(
-        phase=report.when,
-        outcome=outcome,
-        partial=data.get("_report_type") == "SubTestReport",
-        duration_s=report.duration,
-        ended_at_s=ended_at_s,
-        message=clean_text(message_of(report))[:2000],
-        details=clean_text(_details(report, outcome)),
-        report=_as_json(data, report),
-    )
-
-
-def outcome_of(report: pytest.TestReport) -> Outcome:
-    """A report in our words; a strict xfail that passed counts as such, not as a failure of its own."""
-    if hasattr(report, "wasxfail"):
-        return Outcome.XFAILED if report.skipped else Outcome.XPASSED
-    if report.failed:
-        if str(report.longrepr).startswith(STRICT_XPASS):
-            return Outcome.XPASSED
-        return Outcome.FAILED if report.when == "call" else Outcome.ERROR
-    return Outcome.SKIPPED if report.skipped else Outcome.PASSED
-
-
-def message_of(report: pytest.TestReport) -> str:
-    """One line for the whole report."""
-    if hasattr(report, "wasxfail"):
-        return str(report.wasxfail)
-    longrepr = report.longrepr
-    if isinstance(longrepr, tuple):
-        return longrepr[2].removeprefix("Skipped: ")
-    crash = getattr(longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(longrepr or "")
-    return text.strip().split("\n", 1)[0]
-
-
-def _details(report: pytest.TestReport, outcome: Outcome) -> str:
-    if not outcome.is_bad:
-        return ""
-    sections = (f"----- {title} -----\n{content}" for title, content in report.sections)
-    text = "\n".join([report.longreprtext, *sections])
-    if len(text) <= _DETAILS_LIMIT:
-        return text
-    half = _DETAILS_LIMIT // 2
-    return f"{text[:half]}\n\n[disttest: {len(text) - 2 * half} characters cut]\n\n{text[-half:]}"
-
-
-def _serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:
-    data = config.hook.pytest_report_to_serializable(config=config, report=report)
-    return cast("dict[str, Any]", data)
-
-
-def _as_json(data: dict[str, Any], report: pytest.TestReport) -> str:
-    """The report as ASCII JSON; one that is too long loses its traceback, not its outcome."""
-    text = json.dumps(data, default=repr)
-    if len(text) > _REPORT_LIMIT:
-        text = json.dumps({**data, "longrepr": message_of(report), "sections": []}, default=repr)
-    return text
-
-
-def _out_of_the_way(channel: Channel) -> Channel:
-    import fcntl
-    import socket
-
-    fd = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-    channel.close()
-    return Channel(socket.socket(fileno=fd))
-
-
-_captured_fds: list[int] = []
-
-
-def _redirect_output(config: pytest.Config, log: Path) -> None:
-    """Point fds 1 and 2 (and whatever pytest captured output into) at the log, from here on."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    targets = {1, 2, *_stop_capture(config)}
-    for target in targets:
-        os.dup2(fd, target, inheritable=target in (1, 2))
-    if fd not in targets:
-        os.close(fd)
-    if sys.stdin is None or not sys.stdin.closed:
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        if null:
-            os.close(null)
-    sys.stdout = _text_stream(1)
-    sys.stderr = _text_stream(2)
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
-    faulthandler.enable(2)
-
-
-def _text_stream(fd: int) -> IO[str]:
-    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _stop_capture(config: pytest.Config) -> list[int]:
-    """Turn pytest's capturing into ``-s`` for this process; return the descriptors it wrote to.
-
-    The parent's capture objects are left as they are, neither closed nor flushed: they are shared with it.
-    """
-    manager = config.pluginmanager.getplugin("capturemanager")
-    if manager is None or manager._method == "no":  # noqa: SLF001
-        return _captured_fds
-    from _pytest.capture import _get_multicapture
-
-    parent = manager._global_capturing  # noqa: SLF001
-    for side in (parent.out, parent.err) if parent is not None else ():
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            _captured_fds.append(side.tmpfile.fileno())
-    _kept_alive.append(parent)
-    manager._method = "no"  # noqa: SLF001
-    manager._global_capturing = _get_multicapture("no")  # noqa: SLF001
-    manager._global_capturing.start_capturing()  # noqa: SLF001
-    return _captured_fds
-
-
-_kept_alive: list[Any] = []
-"""Objects of the parent whose finalizers must not run in this process."""
-
-
-def _register_stacks(path: Path) -> None:
-    """Answer the stacks signal; the file appears only when it is safe to send it."""
-    if path.exists():
-        return
-    pending = path.with_suffix(".pending")
-    file = pending.open("ab", buffering=0)
-    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
-    _kept_alive.append(file)
-    pending.rename(path)
-
-
-def _prepare_libraries(spec: RankSpec) -> None:
-    """Renew what a fork copied: thread counts, cached device counts, log streams."""
-    for handler in _stream_handlers():
-        handler.setStream(sys.stderr)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(spec.threads)
-        if hasattr(torch.cuda, "_cached_device_count"):
-            torch.cuda._cached_device_count = None  # noqa: SLF001
-
-
-def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
-    for name in (None, *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
-            if type(handler) is logging.StreamHandler:
-                yield handler
-
-
-def _take_over_reporting(config: pytest.Config, bridge: _Bridge) -> None:
-    """Silence every reporter of the parent in this process, and become the only one."""
-    for name in ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish"):
-        hook = getattr(config.hook, name)
-        for implementation in list(hook.get_hookimpls()):
-            hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
-    config.pluginmanager.register(bridge, "disttest-rank")
-
-
-def _own_tmp_path(config: pytest.Config, base: Path) -> None:
+def own_tmp_path(config: pytest.Config, base: Path) -> None:
+    """Give this process a base of its own for ``tmp_path``."""
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         base.mkdir(parents=True, exist_ok=True)
@@ -410,7 +218,7 @@ def _shared_fixtures(session: pytest.Session) -> bool:
     return any(len(finalizers) > 1 for finalizers, _ in stack.values())
 
 
-def _tear_down_rest(session: pytest.Session) -> None:
+def tear_down_rest(session: pytest.Session) -> None:
     """Undo the fixtures that a world which ends early has left set up; errors go to the log."""
     try:
         session._setupstate.teardown_exact(None)  # noqa: SLF001

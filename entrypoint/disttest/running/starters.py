@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from disttest.host.process import Child, fork_child, spawn_child
-from disttest.model import Frozen
+from disttest.model import Frozen, Kind
+from disttest.running.hosting.main import serve_main
 from disttest.running.protocol import Channel
 from disttest.running.rank import RankSpec, serve
 
@@ -38,9 +39,15 @@ class ForkStarter:
         def main() -> None:
             for fd in close:
                 os.close(fd)
-            serve(spec, channel, self._session, self._items)
+            live(spec, channel, self._session, self._items)
 
         return fork_child(main)
+
+
+def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+    """Be what the world asks for: a rank, or the main process of tests that start theirs. Never returns."""
+    life = serve if spec.kind is Kind.RANKS else serve_main
+    life(spec, channel, session, items)
 
 
 class InterpreterStarter:

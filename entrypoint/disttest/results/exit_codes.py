@@ -1,0 +1,144 @@
+"""What the exit code of a rank means where ranks speak by exit codes: our reading, and torch's. Pure.
+
+The numbers are the field's: ``torch.testing._internal.common_distributed.TEST_SKIPS``. Codes are in the
+convention of ``multiprocessing``: minus the signal's number for a rank that died of a signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord
+
+TEST_ERROR = 10
+"""A rank's test raised, and said what through its pipe."""
+
+
+NO_RANKS = "no rank was started, so nothing was tested (torch's harness passes such a test)"
+NEVER_JOINED = "the test ended without waiting for this rank"
+
+
+class TestSkip(NamedTuple):
+    """An exit code that means "skipped", and why."""
+
+    __test__ = False
+
+    exit_code: int
+    message: str
+
+
+TEST_SKIPS = {
+    "backend_unavailable": TestSkip(72, "Skipped because distributed backend is not available."),
+    "small_worldsize": TestSkip(73, "Skipped due to small world size."),
+    "odd_worldsize": TestSkip(87, "Skipped due to odd world size."),
+    "no_cuda": TestSkip(74, "CUDA is not available."),
+    "multi-gpu-1": TestSkip(75, "Need at least 1 CUDA device"),
+    "multi-gpu-2": TestSkip(77, "Need at least 2 CUDA devices"),
+    "multi-gpu-3": TestSkip(80, "Need at least 3 CUDA devices"),
+    "multi-gpu-4": TestSkip(81, "Need at least 4 CUDA devices"),
+    "multi-gpu-5": TestSkip(82, "Need at least 5 CUDA devices"),
+    "multi-gpu-6": TestSkip(83, "Need at least 6 CUDA devices"),
+    "multi-gpu-7": TestSkip(84, "Need at least 7 CUDA devices"),
+    "multi-gpu-8": TestSkip(85, "Need at least 8 CUDA devices"),
+    "nccl": TestSkip(76, "c10d not compiled with NCCL support"),
+    "skipIfRocm": TestSkip(78, "Test skipped for ROCm"),
+    "no_peer_access": TestSkip(79, "Test skipped because no GPU peer access"),
+    "generic": TestSkip(86, "Test skipped at subprocess level, look at subprocess log for skip reason"),
+    "importerror": TestSkip(88, "Test skipped due to missing import"),
+    "no_accelerator": TestSkip(89, "accelerator is not available."),
+}
+SKIP_MESSAGES: dict[int, str] = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
+
+
+class ExitRule(Frozen):
+    """What the test itself says about the exit codes of its ranks."""
+
+    expected: int = 0
+    """Of rank 0; the others may leave with it or with 0 (``special_return_code_checks``)."""
+    any_code: bool = False
+    """Every code but that of an error is fine (``skip_return_code_checks``)."""
+
+    def allows(self, code: int, *, rank: int) -> bool:
+        """Whether a rank may end with this code, a skip aside."""
+        if self.any_code:
+            return code != TEST_ERROR
+        return code == self.expected or (code == 0 and rank > 0)
+
+
+def exit_code_of(record: RankRecord) -> int | None:
+    """The code in multiprocessing's convention; None for a rank that has none (we ended it, or it lives)."""
+    if record.end is RankEnd.KILLED:
+        return None
+    return record.exit_code if record.signal is None else -record.signal
+
+
+def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) -> RankRecord:
+    """The record with its exit code understood: a pass, a skip or a failure in words."""
+    code = exit_code_of(record)
+    failed = record.outcome is not None and record.outcome.is_bad
+    if code is None or record.end is RankEnd.LOST:
+        return record
+    if failed and record.end is RankEnd.REPORTED:
+        return _with_afterthought(record, code, skips)
+    announced = record.end is RankEnd.REPORTED
+    if announced and code in skips and not failed:
+        reason = record.message if record.outcome is Outcome.SKIPPED and record.message else skips[code]
+        return _read(record, Outcome.SKIPPED, reason)
+    if rule.allows(code, rank=record.rank) and (announced or code != 0 or rule.any_code):
+        return _read(record, Outcome.PASSED, "" if code == 0 else f"left with code {code}, as the test expects")
+    if announced:
+        wanted = "" if rule.expected == 0 else f", where the test expects {rule.expected}"
+        return _read(record, Outcome.FAILED, f"left with exit code {code}{wanted}")
+    return record
+
+
+def _with_afterthought(record: RankRecord, code: int, skips: Mapping[int, str]) -> RankRecord:
+    if code not in skips:
+        return record
+    message = f"{record.message} (it then left with {code}, a code for skips, which does not undo the failure)"
+    return msgspec.structs.replace(record, message=message)
+
+
+def _read(record: RankRecord, outcome: Outcome, message: str) -> RankRecord:
+    failed_after_s = record.failed_after_s if outcome.is_bad else None
+    return msgspec.structs.replace(
+        record, end=RankEnd.REPORTED, outcome=outcome, message=message, failed_after_s=failed_after_s
+    )
+
+
+def agree_on_skips(records: Sequence[RankRecord]) -> tuple[RankRecord, ...]:
+    """Ranks that skipped what others ran have failed: nobody knows what such a test has shown."""
+    outcomes = {record.outcome for record in records}
+    if Outcome.SKIPPED not in outcomes or Outcome.PASSED not in outcomes:
+        return tuple(records)
+    ran = ",".join(str(record.rank) for record in records if record.outcome is Outcome.PASSED)
+    return tuple(
+        _read(record, Outcome.FAILED, f"skipped ({record.message}), while rank {ran} ran the test")
+        if record.outcome is Outcome.SKIPPED
+        else record
+        for record in records
+    )
+
+
+def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[int, str]) -> Outcome | None:
+    """What torch 2.13's own harness says: errors by code 10, else rank 0 alone decides.
+
+    None where it can not be known: rank 0 was ended by us before it could end by itself.
+
+    Source: ``MultiProcessTestCase._check_return_codes``.
+    """
+    if not records:
+        return Outcome.PASSED
+    if any(record.hung or exit_code_of(record) == TEST_ERROR for record in records):
+        return Outcome.FAILED
+    if rule.any_code:
+        return Outcome.PASSED
+    first = exit_code_of(records[0])
+    if first is None:
+        return None
+    if first in skips:
+        return Outcome.SKIPPED
+    return Outcome.PASSED if first == rule.expected else Outcome.FAILED

@@ -1,0 +1,81 @@
+"""The verdict of a test whose main process starts its ranks by itself. Pure; builds on :mod:`.verdict`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.model import Cause, Kind, Outcome, RankEnd, RankRecord, TestCase, TestResult, VerdictRule
+from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
+from disttest.results.verdict import judge
+
+LENIENT_NOTE = "torch's own rules would have passed this test"
+
+
+def judge_hosted(
+    test: TestCase,
+    main: RankRecord,
+    ranks: Sequence[RankRecord],
+    *,
+    rule: VerdictRule,
+    torch_outcome: Outcome | None,
+    attempt: int,
+    started_at_s: float,
+    duration_s: float,
+    world_id: str,
+    cancelled: str = "",
+) -> TestResult:
+    """Judge one attempt from what the main process reported and from what each of its ranks did.
+
+    A bad rank makes the test bad, whatever the main process made of it, unless the main process was
+    expected to fail. Where the ranks were good (or there are none) the main process decides.
+    """
+
+    def ruled(records: Sequence[RankRecord]) -> TestResult:
+        return judge(
+            test,
+            records,
+            attempt=attempt,
+            started_at_s=started_at_s,
+            duration_s=duration_s,
+            world_id=world_id,
+            cancelled=cancelled,
+        )
+
+    waited_for = not any(rank.message == NEVER_JOINED for rank in ranks)
+    by_ranks = ruled(ranks) if ranks and (waited_for or not _is_bad(main)) else None
+    main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
+    if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:
+        return _with_torch(by_ranks, torch_outcome)
+    if test.kind is Kind.MAIN and not ranks and main.outcome is Outcome.PASSED and rule is VerdictRule.STRICT:
+        main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
+        torch_outcome = Outcome.PASSED
+    return _with_torch(_by_main(ruled([main]), main, ranks), torch_outcome)
+
+
+def _is_bad(main: RankRecord) -> bool:
+    return main.outcome is None or main.outcome.is_bad or main.end is not RankEnd.REPORTED
+
+
+def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
+    """The main process's own outcome, told as such: it is no rank."""
+    bad = result.outcome.is_bad
+    message = result.message.replace("rank -1 of 1", "the main process") if bad else result.message
+    shown = (main, *ranks) if bad or not ranks else tuple(ranks)
+    return msgspec.structs.replace(
+        result,
+        message=message,
+        details=main.details if bad else "",
+        culprit=None,
+        victims=(),
+        ranks=shown,
+        cause=Cause.TEST if bad and main.end is not RankEnd.KILLED else result.cause,
+    )
+
+
+def _with_torch(result: TestResult, torch_outcome: Outcome | None) -> TestResult:
+    if torch_outcome is None or torch_outcome.is_bad == result.outcome.is_bad:
+        return msgspec.structs.replace(result, torch_outcome=torch_outcome)
+    notes = (*result.notes, LENIENT_NOTE) if result.outcome.is_bad else result.notes
+    return msgspec.structs.replace(result, torch_outcome=torch_outcome, notes=notes)

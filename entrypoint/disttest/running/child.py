@@ -1,0 +1,113 @@
+"""A forked child makes itself at home: its own output, answer to the stacks signal, and libraries."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from disttest.host.process import STACKS_SIGNAL
+from disttest.running.protocol import Channel
+
+_HIGH_FD = 200
+"""Descriptors of ours are kept above this, out of the way of tests that close or count low ones."""
+
+
+def out_of_the_way(channel: Channel) -> Channel:
+    """The same channel on a descriptor that tests do not touch."""
+    fd = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    channel.close()
+    return Channel(socket.socket(fileno=fd))
+
+
+_captured_fds: list[int] = []
+
+
+def redirect_output(config: pytest.Config, log: Path) -> None:
+    """Point fds 1 and 2 (and whatever pytest captured output into) at the log, from here on."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    targets = {1, 2, *_stop_capture(config)}
+    for target in targets:
+        os.dup2(fd, target, inheritable=target in (1, 2))
+    if fd not in targets:
+        os.close(fd)
+    if sys.stdin is None or not sys.stdin.closed:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        if null:
+            os.close(null)
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    faulthandler.enable(2)
+
+
+def _text_stream(fd: int) -> IO[str]:
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _stop_capture(config: pytest.Config) -> list[int]:
+    """Turn pytest's capturing into ``-s`` for this process; return the descriptors it wrote to.
+
+    The parent's capture objects are left as they are, neither closed nor flushed: they are shared with it.
+    """
+    manager = config.pluginmanager.getplugin("capturemanager")
+    if manager is None or manager._method == "no":  # noqa: SLF001
+        return _captured_fds
+    from _pytest.capture import _get_multicapture
+
+    parent = manager._global_capturing  # noqa: SLF001
+    for side in (parent.out, parent.err) if parent is not None else ():
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            _captured_fds.append(side.tmpfile.fileno())
+    _kept_alive.append(parent)
+    manager._method = "no"  # noqa: SLF001
+    manager._global_capturing = _get_multicapture("no")  # noqa: SLF001
+    manager._global_capturing.start_capturing()  # noqa: SLF001
+    return _captured_fds
+
+
+_kept_alive: list[Any] = []
+"""Objects of the parent whose finalizers must not run in this process."""
+
+
+def register_stacks(path: Path) -> None:
+    """Answer the stacks signal; the file appears only when it is safe to send it."""
+    if path.exists():
+        return
+    pending = path.with_suffix(".pending")
+    file = pending.open("ab", buffering=0)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+    _kept_alive.append(file)
+    pending.rename(path)
+
+
+def renew_libraries(threads: int) -> None:
+    """Renew what a fork copied: thread counts, cached device counts, log streams."""
+    for handler in _stream_handlers():
+        handler.setStream(sys.stderr)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+        if hasattr(torch.cuda, "_cached_device_count"):
+            torch.cuda._cached_device_count = None  # noqa: SLF001
+
+
+def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
+    for name in (None, *logging.root.manager.loggerDict):
+        for handler in logging.getLogger(name).handlers:
+            if type(handler) is logging.StreamHandler:
+                yield handler

@@ -1,0 +1,213 @@
+"""torch's own test bases, hosted: starting and joining replaced, in this main process only.
+
+Everything else is the installed torch's code: its constructors, ``_run``, ``run_test``, ``setUp`` and
+``tearDown``, and whatever a subclass makes of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+from disttest.errors import UsageError
+from disttest.host.process import fork_hazard
+from disttest.planning.options import check_world_size
+from disttest.results.exit_codes import ExitRule
+from disttest.running.hosting import host as hosting
+from disttest.running.hosting.host import ForkHost, Rank
+from disttest.testing.hosting import RanksFailed
+
+MODULE = "torch.testing._internal.common_distributed"
+_SPAWNED_KEYWORDS = ("fake_pg",)
+
+
+def torch_module() -> types.ModuleType | None:
+    """torch's module of test bases, if somebody has imported it; nobody is made to."""
+    return sys.modules.get(MODULE)
+
+
+def torch_skips() -> dict[int, str]:
+    """The skip codes of the installed torch."""
+    module = torch_module()
+    return {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()} if module else {}
+
+
+def host_torch_bases(host: ForkHost) -> None:
+    """Make torch's bases start and join their ranks through the host, in this process and its forks."""
+    module = torch_module()
+    if module is None:
+        return
+    _host_processes(module.MultiProcessTestCase, host)
+    if hasattr(module, "MultiProcContinuousTest"):
+        _host_continuous(module.MultiProcContinuousTest, host)
+
+
+def rank_count(value: Any) -> int:
+    """A ``world_size`` as a number of ranks: an int, or its text, as torch takes both.
+
+    Raises:
+        UsageError: it is neither, or not from 1 to the limit.
+    """
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    return check_world_size(value)
+
+
+# --- MultiProcessTestCase
+
+
+def _host_processes(base: Any, host: ForkHost) -> None:
+    wrap_method = base.join_or_run
+    start_by_spawn = base._start_processes  # noqa: SLF001
+    join_foreign = base._join_processes  # noqa: SLF001
+
+    def start(self: Any, proc: object = None) -> None:
+        if hazard := fork_hazard():
+            _announce(hazard)
+            start_by_spawn(self, proc or _spawn_context())
+            return
+        cls, name, file_name = type(self), self._current_test_name(), self.file_name
+        keywords = _keywords(self)
+
+        def body(rank: int, pipe: object) -> None:
+            cls._run(rank, name, file_name, pipe, **keywords)
+
+        self.processes = list(host.start(_checked_count(self), body))
+        self.pid_to_pipe.update({rank.pid: _NoPipe() for rank in self.processes})
+
+    def join(self: Any, method: Callable[..., Any]) -> None:
+        rule = _rule_of(self, method)
+        if self.processes and not isinstance(self.processes[0], Rank):
+            host.join_foreign(self.processes, rule, lambda: join_foreign(self, method))
+        else:
+            host.join(rule)
+
+    def join_or_run(self: Any, method: Callable[..., Any]) -> Any:
+        return wrap_method(self, _watched(method))
+
+    base._start_processes = start  # noqa: SLF001
+    base._spawn_processes = start  # noqa: SLF001
+    base._join_processes = join  # noqa: SLF001
+    base.join_or_run = join_or_run
+
+
+def _keywords(case: Any) -> dict[str, Any]:
+    """The keywords that the installed torch hands to ``_run``, as far as this class's ``_run`` takes them."""
+    parameters = inspect.signature(type(case)._run).parameters.values()  # noqa: SLF001
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+    return {name: getattr(case, name, False) for name in _SPAWNED_KEYWORDS if takes_all or name in names}
+
+
+def _checked_count(case: Any) -> int:
+    try:
+        return rank_count(case.world_size)
+    except UsageError as error:
+        raise RanksFailed(f"{type(case).__name__}.world_size: {error}") from None
+
+
+def _rule_of(case: Any, method: Callable[..., Any]) -> ExitRule:
+    special = getattr(case, "special_return_code_checks", {})
+    return ExitRule(
+        expected=int(special.get(method, 0)), any_code=method in getattr(case, "skip_return_code_checks", ())
+    )
+
+
+def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The test method; in a rank, whatever it raises is witnessed."""
+
+    @_like(method)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        witness = hosting.witness
+        return (witness.watch(method) if witness else method)(*args, **kwargs)
+
+    return watched
+
+
+def _like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    import functools
+
+    return functools.wraps(method)
+
+
+class _NoPipe:
+    """The main process's end of a rank's pipe: what a rank says arrives by another way."""
+
+    closed = False
+
+    def poll(self, timeout: float | None = None) -> bool:
+        del timeout
+        return False
+
+    def send(self, value: object) -> None:
+        del value
+
+    def recv(self) -> object:
+        raise EOFError("what a rank raised is in its report")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _announce(hazard: str) -> None:
+    print(f"disttest: ranks are spawned by torch instead of forked here: {hazard}", file=sys.stderr)  # noqa: T201
+
+
+def _spawn_context() -> Any:
+    import multiprocessing
+
+    return multiprocessing.get_context("spawn").Process
+
+
+# --- MultiProcContinuousTest
+
+
+def _host_continuous(base: Any, host: ForkHost) -> None:
+    def spawn(cls: Any, world_size: Any) -> None:
+        cls.processes, cls.task_queues, cls.completion_queues = [], [], []
+        cls.rdvz_file = _rendezvous_file()
+        size = rank_count(world_size)
+
+        def prepare(rank: int) -> None:
+            cls.rank, cls.world_size = rank, size
+            cls._init_pg(rank, size, cls.rdvz_file)
+
+        host.keep(cls, size, prepare, cls._run_test_given_id)
+
+    def wait_or_run(self: Any, method: Callable[..., Any]) -> Any:
+        @_like(method)
+        def wrapper(self: Any) -> None:
+            if self.rank != self.MAIN_PROCESS_RANK:
+                method()
+                return
+            cls = type(self)
+            try:
+                host.run_kept(cls, self.id())
+            except unittest.SkipTest:
+                raise
+            except BaseException:
+                cls._processes_spawned = False  # the next test gets new ranks instead of a poison pill
+                raise
+
+        return types.MethodType(wrapper, self)
+
+    base._spawn_processes = classmethod(spawn)
+    base._worker_run_main_wait = wait_or_run
+    tear_down = base.__dict__["tearDownClass"].__func__
+
+    def tear_down_class(cls: Any) -> None:
+        host.release(cls)
+        tear_down(cls)
+
+    base.tearDownClass = classmethod(tear_down_class)
+
+
+def _rendezvous_file() -> str:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        return file.name

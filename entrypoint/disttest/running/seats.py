@@ -1,0 +1,222 @@
+"""The supervision of ranks: hears them, notices their deaths, and ends what has to be ended.
+
+The one loop of its kind: a world supervises its ranks with it, and the main process of a test that starts
+ranks by itself (see ``hosting``) supervises those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from disttest.errors import ProtocolError
+from disttest.host.process import Child, end_all
+from disttest.results.narrative import shorten_stacks
+from disttest.running.attempt import Attempt, Progress
+from disttest.running.evidence import STACKS_HEADING, StackSource, take_stacks
+from disttest.running.logs import RankLog
+from disttest.running.protocol import (
+    AnyMessage,
+    Channel,
+    PhaseBegan,
+    PhaseEnded,
+    RankReady,
+    RanksJoined,
+    TestDone,
+)
+
+TERM_GRACE_S = 0.1
+"""A rank that is ended gets this long between TERM and KILL."""
+STACKS_LIMIT_S = 0.4
+_START_LOG_KEPT = 16 * 1024
+_TICK_S = 0.2
+"""How often log sizes are looked at while a test runs."""
+
+
+class HasFileno(Protocol):
+    """Something that can be waited for."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+
+@dataclass(kw_only=True)
+class Seat:
+    """A rank as its supervisor holds it."""
+
+    rank: int
+    channel: Channel
+    child: Child
+    stacks: StackSource
+    log: Path
+    """Where it writes until its first test names another file."""
+    ready: bool = False
+    gone: bool = False
+
+
+class Supervisor:
+    """Watches over the ranks of one world while they run attempts."""
+
+    def __init__(self, *, results: Path, log_limit: int, grace_s: float) -> None:
+        self.seats: list[Seat] = []
+        self.attempt: Attempt | None = None
+        self._results = results
+        self._log_limit = log_limit
+        self._grace_s = grace_s
+        self._selector = selectors.DefaultSelector()
+
+    def close(self) -> None:
+        """Give back every descriptor; the ranks must be gone."""
+        self._selector.close()
+        for seat in self.seats:
+            seat.channel.close()
+            seat.child.close()
+
+    # --- what is watched
+
+    def add(self, seat: Seat) -> None:
+        """Watch over one more rank."""
+        self.seats.append(seat)
+        self.watch_also(seat.channel, lambda: self._on_channel(seat))
+        self.watch_also(seat.child, lambda: self._on_death(seat))
+
+    def watch_also(self, line: HasFileno, on_readable: Callable[[], None]) -> None:
+        """Wait for another descriptor in the same loop."""
+        self._selector.register(line, selectors.EVENT_READ, on_readable)
+
+    def ignore(self, line: HasFileno) -> None:
+        """Stop waiting for a descriptor; fine if nobody waits for it."""
+        if line.fileno() in self._selector.get_map():
+            self._selector.unregister(line)
+
+    def wait(self, timeout_s: float) -> None:
+        """Handle what happens, for at most that long."""
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            # A callback may have buried a rank whose other descriptor is in the same batch.
+            if key.fd in self._selector.get_map():
+                key.data()
+
+    # --- an attempt
+
+    def begin(self, attempt: Attempt) -> None:
+        """From here on, what ranks say and do belongs to this attempt."""
+        self.attempt = attempt
+        for seat in self.seats:
+            if seat.gone:
+                self.bury(seat, attempt)
+
+    def watch(self, attempt: Attempt) -> None:
+        """Return when every rank is done, dead or ended."""
+        logs = [self._log(progress) for progress in attempt.ranks]
+        while not attempt.is_over:
+            now_s = time.monotonic()
+            if attempt.overdue(now_s, self._grace_s):
+                self.end_living(attempt)
+                break
+            self.wait(min(_TICK_S, attempt.next_check_s(now_s, self._grace_s)))
+            for log in logs:
+                log.trim()
+
+    def end_living(self, attempt: Attempt) -> None:
+        """Take the stacks of the ranks that are still at it, then end them."""
+        living = attempt.living()
+        seats = [self.seats[progress.rank] for progress in living]
+        stacks = take_stacks([seat.stacks for seat in seats], limit_s=STACKS_LIMIT_S)
+        self._drain(seats)  # a rank that finished just now is not a victim
+        deadline_passed = attempt.failed_s is None and not attempt.cancelled
+        for progress, text in zip(living, stacks, strict=True):
+            if progress.is_over:
+                continue
+            progress.stacks = shorten_stacks(text)
+            progress.killed = True
+            progress.hung = deadline_passed
+        victims = [progress for progress in living if progress.killed]
+        end_all([self.seats[progress.rank].child for progress in victims], term_grace_s=TERM_GRACE_S)
+
+    def close_logs(self, attempt: Attempt) -> None:
+        """Add the stacks that were taken to the logs, and cut those that are too long."""
+        for progress in attempt.ranks:
+            log = self._log(progress)
+            if progress.stacks:
+                heading = "at the deadline" if progress.hung else "when it was ended"
+                log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
+            log.finish()
+
+    def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
+        """Write a death into the attempt, unless it was our doing or is explained already."""
+        progress = attempt.ranks[seat.rank]
+        if progress.killed or progress.lost:
+            return
+        progress.death = seat.child.poll()
+        progress.died_at_s = time.monotonic() if at_s is None else at_s
+        progress.ready = seat.ready
+        if not seat.ready:
+            progress.start_log = RankLog(seat.log, limit=self._log_limit).tail(_START_LOG_KEPT)
+        attempt.note_death(progress)
+
+    def _log(self, progress: Progress) -> RankLog:
+        return RankLog(self._results / progress.log, limit=self._log_limit)
+
+    def _drain(self, seats: Sequence[Seat]) -> None:
+        waiting = {seat.rank for seat in seats}
+        for key, _ in self._selector.select(0):
+            if any(key.fileobj is self.seats[rank].channel for rank in waiting):
+                key.data()
+
+    # --- what arrives
+
+    def _on_channel(self, seat: Seat) -> None:
+        try:
+            messages = seat.channel.receive(wait=False)
+        except ProtocolError as error:
+            self._give_up(seat, f"it wrote nonsense into its control channel: {error}")
+            return
+        for message in messages:
+            self._on_message(seat, message)
+        if seat.channel.closed_by_peer:
+            self.ignore(seat.channel)
+            # Usually its end; the pidfd says which. A rank that lives on without a channel is lost.
+            if seat.child.wait(0.2) is None:
+                self._give_up(seat, "it closed its control channel")
+
+    def _on_message(self, seat: Seat, message: AnyMessage) -> None:
+        if isinstance(message, RankReady):
+            seat.ready = True
+            return
+        if self.attempt is None:
+            return
+        progress = self.attempt.ranks[seat.rank]
+        match message:
+            case PhaseBegan(phase=phase):
+                progress.phase = phase
+            case PhaseEnded():
+                self.attempt.take_report(seat.rank, message)
+            case RanksJoined():
+                progress.joined.append(message)
+            case TestDone():
+                progress.done = message
+
+    def _give_up(self, seat: Seat, why: str) -> None:
+        seat.gone = True
+        self.ignore(seat.channel)
+        if self.attempt is not None:
+            progress = self.attempt.ranks[seat.rank]
+            progress.lost = progress.lost or why
+            progress.died_at_s = time.monotonic()
+            self.attempt.note_failure(progress.died_at_s)
+
+    def _on_death(self, seat: Seat) -> None:
+        now_s = time.monotonic()
+        self.ignore(seat.child)
+        # What it said before it died counts. A grandchild may hold the channel open: do not wait for its end.
+        with contextlib.suppress(BlockingIOError):
+            while seat.channel.fileno() in self._selector.get_map():
+                self._on_channel(seat)
+        seat.gone = True
+        if self.attempt is not None:
+            self.bury(seat, self.attempt, at_s=now_s)
