@@ -87,6 +87,17 @@ def test_outputs_and_summary_of_a_launched_run(job: Job) -> None:
     assert (job.workspace / "out").stat().st_uid == job.workspace.stat().st_uid
 
 
+def test_paths_are_relative_to_the_working_directory(job: Job) -> None:
+    sub = job.workspace / "sub"
+    sub.mkdir()
+    os.chown(sub, job.workspace.stat().st_uid, job.workspace.stat().st_gid)
+    (sub / "here.py").write_text("import os; print('in', os.getcwd())")
+    done = job.run(suite="here.py", working_directory="sub", results="out")
+    assert done.exit_code == 0, done.log
+    assert f"in {sub}" in done.log
+    assert (sub / "out").is_dir()
+
+
 def test_the_exit_code_of_the_run_is_the_steps(job: Job) -> None:
     done = job.run(suite=job.script("raise SystemExit(1)"))
     assert (done.exit_code, done.conclusion) == (1, "failure")

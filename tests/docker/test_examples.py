@@ -44,7 +44,7 @@ def run(runner: Runner, folder: str, **inputs: str) -> ActionResult:
 
 @pytest.mark.parametrize("checkout", ["single"], indirect=True)
 def test_one_runner(runner: Runner, image: str) -> None:
-    done = run(runner, "", suite="tests", image=image, results="disttest-results", deadline="110")
+    done = run(runner, "", suite="tests", image=image, results="disttest-results", deadline="300")
     assert done.exit_code == 0, done.log
     assert done.outputs["conclusion"] == "success"
     assert (done.outputs["tests"], done.outputs["passed"], done.outputs["failed-tests"]) == ("1", "1", "[]")

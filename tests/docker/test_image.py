@@ -46,7 +46,7 @@ def docker_run(
 ):
     """``docker run`` as somebody would type it, in a folder with tests."""
     return engine.docker(
-        "run", "--rm", f"--volume={folder}:/workspace", *options, image, *command, check=False, timeout_s=120
+        "run", "--rm", f"--volume={folder}:/workspace", *options, image, *command, check=False, timeout_s=300
     )
 
 
@@ -65,10 +65,10 @@ def test_alone_it_prints_help(engine: Engine, image: str) -> None:
     assert done.stdout.startswith("Usage: disttest")
 
 
-@pytest.mark.parametrize("suite", ["smoke", "ddp"])
-def test_bundled_suites_run_by_name(engine: Engine, image: str, suite: str) -> None:
+@pytest.mark.parametrize("command", [("smoke",), ("ddp", "--world-sizes=2")], ids=["smoke", "ddp"])
+def test_bundled_suites_run_by_name(engine: Engine, image: str, command: tuple[str, ...]) -> None:
     options = ("--user=1234:1234", "--network=none")
-    done = engine.docker("run", "--rm", *options, image, suite, check=False, timeout_s=500)
+    done = engine.docker("run", "--rm", *options, image, *command, check=False, timeout_s=500)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
 
 
@@ -95,6 +95,12 @@ def test_ranks_run_wherever_it_is_put(
     assert set(outcomes(project).values()) == {"passed"}
     assert list((project / "results" / "logs").rglob("rank1.log"))
     assert "Traceback" not in done.stderr
+
+
+def test_little_shared_memory_gets_advice(engine: Engine, image: str) -> None:
+    done = engine.docker("run", "--rm", "--shm-size=64m", image, "doctor", check=False, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Start the container with --shm-size=1g or more" in done.stdout
 
 
 def test_stopping_it_leaves_reports_within_seconds(engine: Engine, image: str, project: Path) -> None:

@@ -240,6 +240,8 @@ def build_target(engine: Engine, target: str) -> str:
         "REVISION": "test",
     }
     build(engine, ROOT, tag=tag, target=target, arguments=arguments)
+    # The data root outlives the tests: what a new build has replaced would pile up in it.
+    engine.docker("image", "prune", "--force")
     return tag
 
 

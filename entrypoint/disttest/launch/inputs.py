@@ -38,8 +38,6 @@ class Input(NamedTuple):
     kind: Kind
     help: str
     default: str = ""
-    flag: str = ""
-    """Flag of the command; ``--name`` unless given."""
 
     @property
     def variable(self) -> str:
@@ -49,7 +47,7 @@ class Input(NamedTuple):
     @property
     def option(self) -> str:
         """The command's flag."""
-        return self.flag or f"--{self.name}"
+        return f"--{self.name}"
 
 
 BOTH = ("results", "deadline")
@@ -66,7 +64,7 @@ _TARGETS = (
     ),
 )
 _CONTAINER = (
-    Input("working-directory", Kind.LAUNCH, "Where to run.", flag="--workdir"),
+    Input("working-directory", Kind.STEP, "Where to run; other paths are relative to it."),
     Input(
         "in-place", Kind.STEP, "auto (where disttest is installed already), always or never.", default="auto"
     ),
@@ -117,7 +115,7 @@ MERGE_INPUTS = (
     Input("min-tests", Kind.RUN, "Fail if fewer tests ran."),
     Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
     Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
-    Input("working-directory", Kind.STEP, "Where to run."),
+    Input("working-directory", Kind.STEP, "Where to run; other paths are relative to it."),
 )
 DOCTOR_INPUTS = (
     Input("level", Kind.RUN, "How much work to do; disttest doctor --help names the levels."),

@@ -30,8 +30,7 @@ def github_step() -> None:
         in_place = environ.get(MODE) == "in-place" or command not in IN_CONTAINER
         values = read_inputs(command, environ)
         arguments = step_arguments(command, values, in_place=in_place)
-        if in_place:
-            enter(values.get("working-directory", "."))
+        enter(values.get("working-directory", "."))
     except DisttestError as error:
         from disttest.reports.outputs import failure_outputs, publish_outputs
 

@@ -19,7 +19,7 @@ def test_a_launched_run() -> None:
         "results": "out", "deadline": "60", "read-only": "true", "env": "A=1\n\n B ", "working-directory": "sub",
     }  # fmt: skip
     assert step_arguments("run", values, in_place=False) == [
-        "launch", "--deadline=60", "--results=out", "--workdir=sub", "--gpus=all", "--read-only", "--env=A=1",
+        "launch", "--deadline=60", "--results=out", "--gpus=all", "--read-only", "--env=A=1",
         "--env=B", "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
     ]  # fmt: skip
 
