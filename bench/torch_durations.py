@@ -12,9 +12,11 @@ Columns: test, outcome (passed, skipped, failed), seconds. The lines that start 
 from __future__ import annotations
 
 import argparse
+import atexit
 import csv
 import os
 import platform
+import shutil
 import tempfile
 import time
 import unittest
@@ -24,7 +26,9 @@ WORLD_SIZE = 2
 # torch's module reads these at import, in this process and in every rank.
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", str(WORLD_SIZE))
-os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="torch-durations-"))
+if "TEMP_DIR" not in os.environ:  # the ranks import this file, too, and inherit the folder
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-durations-")
+    atexit.register(shutil.rmtree, os.environ["TEMP_DIR"], ignore_errors=True)
 
 import torch  # noqa: E402
 from torch.testing._internal.distributed.distributed_test import (  # noqa: E402

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import disttest
+from disttest.commands.explain import explain
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.doctor.commands import doctor
@@ -165,6 +166,7 @@ command.add_command(launch)
 command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
+command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
 

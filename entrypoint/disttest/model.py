@@ -131,6 +131,29 @@ def rank_name(rank: int) -> str:
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
 
 
+class Collective(Frozen):
+    """One collective (or point-to-point call) as a rank's flight recorder has it."""
+
+    group: str
+    seq: int
+    """Sequence number within the group: ranks that agree have called the same thing at the same number."""
+    op: str
+    backend: str = ""
+    inputs: str = ""
+    """Dtypes and shapes of the inputs: ``Float[4, 3]``."""
+    outputs: str = ""
+    done: bool = False
+    at_s: float = 0.0
+    where: str = ""
+    """``file:line`` of the call in the user's code."""
+    p2p: bool = False
+
+    @property
+    def name(self) -> str:
+        """``all_reduce #7 (group default)``."""
+        return f"{self.op} #{self.seq} (group {self.group})"
+
+
 class RankRecord(Frozen):
     """What one rank did in one attempt of a test."""
 
@@ -147,6 +170,8 @@ class RankRecord(Frozen):
     """Traceback and captured sections of a failure."""
     stacks: str = ""
     """Python stacks of all its threads, where they were taken."""
+    collectives: tuple[Collective, ...] = ()
+    """The last collectives it had called in this test, where they were asked for."""
     failed_after_s: float | None = None
     """Seconds from the start of the test to this rank's failure or death."""
     exit_code: int | None = None

@@ -186,7 +186,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if state.rank_order is not None or not _is_ours(config):
         return
     try:
-        tests = {item.nodeid: (item, collect.describe_item(item, state.options, state.host)) for item in session.items}
+        tests = {
+            item.nodeid: (item, collect.describe_item(item, state.options, state.host))
+            for item in session.items
+        }
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     state.pairs = list(tests.values())

@@ -20,7 +20,9 @@ def strict(module_lab) -> Ended:
 
 @pytest.fixture(scope="module")
 def lenient(module_lab, strict) -> Ended:
-    return module_lab.pytest(*ARGUMENTS, "-k", "Crashes or Ordinary", "--disttest-verdict=torch", results="lenient")
+    return module_lab.pytest(
+        *ARGUMENTS, "-k", "Crashes or Ordinary", "--disttest-verdict=torch", results="lenient"
+    )
 
 
 CRASHES = {
@@ -166,7 +168,9 @@ def test_torchs_other_ways_to_write_tests(strict) -> None:
 
 @pytest.mark.covers("HN-185", "HN-186", "HN-187", "HN-188", "HN-189", "HN-190", "HN-191")
 def test_ranks_of_a_whole_class_are_replaced_after_a_failure(strict) -> None:
-    outcomes = [strict.result(f"Continuous::test_{name}").outcome for name in ("1_sum", "2_fails", "3_still_runs")]
+    outcomes = [
+        strict.result(f"Continuous::test_{name}").outcome for name in ("1_sum", "2_fails", "3_still_runs")
+    ]
     assert outcomes == [Outcome.PASSED, Outcome.FAILED, Outcome.PASSED]
     assert "rank 1 is wrong" in strict.result("Continuous::test_2_fails").message
     assert strict.result("Continuous::test_4_skips").message == "not in this class"

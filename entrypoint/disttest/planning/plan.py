@@ -142,7 +142,7 @@ def plan_by_world_size(tests: Sequence[TestCase], timings: Timings, *, revision:
 def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
     """Say which of the tests that exist now a shard runs.
 
-    A test that no shard has goes to the last shard whose runner holds its world, else to the last shard.
+    A test that no shard has goes to the last shard that has tests; its runner is one of those with the most GPUs.
 
     Raises:
         UsageError: the plan has no such shard.
@@ -151,11 +151,8 @@ def select(plan: Plan, number: int, tests: Iterable[TestCase]) -> Selection:
     existing = tuple(tests)
     planned = {test.nodeid for test in shard.tests} if shard else set()
     everywhere = {test.nodeid for each in plan.shards for test in each.tests}
-    new = tuple(
-        test.nodeid
-        for test in existing
-        if test.nodeid not in everywhere and _home_of_new(plan, test) == number
-    )
+    takes_new = number == (plan.last.number if plan.last else NO_OP_SHARD)
+    new = tuple(test.nodeid for test in existing if takes_new and test.nodeid not in everywhere)
     mine = planned.union(new)
     found = {test.nodeid for test in existing}
     return Selection(
@@ -305,13 +302,6 @@ def _plan(shards: Iterable[Shard], revision: str) -> Plan:
         )
     digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
     return Plan(plan_id=digest[:16], shards=made, revision=revision)
-
-
-def _home_of_new(plan: Plan, test: TestCase) -> int:
-    if plan.last is None:
-        return NO_OP_SHARD
-    fitting = [shard for shard in plan.shards if shard.tests and shard.gpus >= world_size(test)]
-    return fitting[-1].number if fitting else plan.last.number
 
 
 def _refuse_repeats(source: str, what: str, names: Iterable[object]) -> None:

@@ -9,8 +9,9 @@ The order, among what waits for one type of device:
 
 When the first in that order does not fit, it gets a reservation: the time at which enough running gangs are expected
 to have ended. Others start meanwhile only if they are expected to be done by then, or fit beside it (the EASY
-backfilling of Lifka, "The ANL/IBM SP Scheduling System", 1995). Expectations can be wrong, so a gang is overtaken
-a limited number of times (``OVERTAKE_LIMIT`` for each slot); after that nothing starts that could delay it.
+backfilling of Lifka, "The ANL/IBM SP Scheduling System", 1995). Expectations can be wrong: once the time of its first
+reservation has passed, a gang is overtaken only a limited number of times (``OVERTAKE_LIMIT`` for each slot); after
+that nothing starts until it does. So no gang waits for ever.
 
 Exclusive gangs run alone: they start only while the machine is empty, before anything else has started or when
 nothing else is left. So they never make the others wait for the machine to drain, and always run in the end.
@@ -31,7 +32,7 @@ from disttest.planning.seats import Seats
 from disttest.planning.waiting import WaitingRoom
 
 OVERTAKE_LIMIT = 2
-"""How often, for each slot of its device type, a gang that does not fit may be overtaken by backfill."""
+"""How often, for each slot of its device type, a gang may be overtaken after the time it was promised."""
 
 UNKNOWN_S = 1.0
 """What a gang counts that says nothing usable of how long it takes."""
@@ -86,6 +87,7 @@ class _Lane:
         self.seats = Seats(slots)
         self.waiting = WaitingRoom()
         self.running: list[_Running] = []
+        self._promised_s: dict[str, float] = {}
         self._overtaken: dict[str, int] = {}
         # Sums over what runs, for the remaining work: slot-seconds at the expected ends, and slots.
         self._ends_work = 0.0
@@ -114,6 +116,7 @@ class _Lane:
 
     def start(self, order: int, gang: Gang, now_s: float) -> _Running:
         """Seat a gang that has been taken out of the waiting room."""
+        self._promised_s.pop(gang.gang_id, None)
         self._overtaken.pop(gang.gang_id, None)
         running = _Running(now_s + gang.expected_s, order, gang, self.seats.take(self.width(gang) or 0))
         insort(self.running, running, key=_ends)
@@ -146,14 +149,20 @@ class _Lane:
                 break
             seats_at_s = max(now_s, running.ends_s)
             spare += len(running.slots)
-        beside = self._first(now_s, self.waiting.firsts(widest=min(free, spare)))
-        overtaken = self._overtaken.get(gang.gang_id, 0)
-        if beside or overtaken >= OVERTAKE_LIMIT * self.seats.total:
-            return beside
-        within = self._first(now_s, self.waiting.firsts(widest=free, within_s=seats_at_s - now_s))
-        if within:
-            self._overtaken[gang.gang_id] = overtaken + 1
-        return within
+        if not self._may_be_overtaken(gang, now_s, seats_at_s):
+            return None
+        chosen = self._first(now_s, self.waiting.firsts(widest=min(free, spare))) or self._first(
+            now_s, self.waiting.firsts(widest=free, within_s=seats_at_s - now_s)
+        )
+        if chosen and now_s > self._promised_s[gang.gang_id]:
+            self._overtaken[gang.gang_id] = self._overtaken.get(gang.gang_id, 0) + 1
+        return chosen
+
+    def _may_be_overtaken(self, gang: Gang, now_s: float, seats_at_s: float) -> bool:
+        """Whether others may start before a gang that does not fit: freely until the time it was first promised."""
+        promised_s = self._promised_s.setdefault(gang.gang_id, seats_at_s)
+        late = now_s > promised_s
+        return not late or self._overtaken.get(gang.gang_id, 0) < OVERTAKE_LIMIT * self.seats.total
 
     def _remaining_s(self, now_s: float) -> float:
         # What has overrun its estimate counts as negative work here; the whole is an estimate in any case.

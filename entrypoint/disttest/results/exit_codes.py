@@ -88,7 +88,9 @@ def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) ->
         reason = record.message if record.outcome is Outcome.SKIPPED and record.message else skips[code]
         return _read(record, Outcome.SKIPPED, reason)
     if rule.allows(code, rank=record.rank) and (announced or code != 0 or rule.any_code):
-        return _read(record, Outcome.PASSED, "" if code == 0 else f"left with code {code}, as the test expects")
+        return _read(
+            record, Outcome.PASSED, "" if code == 0 else f"left with code {code}, as the test expects"
+        )
     if announced:
         wanted = "" if rule.expected == 0 else f", where the test expects {rule.expected}"
         return _read(record, Outcome.FAILED, f"left with exit code {code}{wanted}")
@@ -98,7 +100,9 @@ def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) ->
 def _with_afterthought(record: RankRecord, code: int, skips: Mapping[int, str]) -> RankRecord:
     if code not in skips:
         return record
-    message = f"{record.message} (it then left with {code}, a code for skips, which does not undo the failure)"
+    message = (
+        f"{record.message} (it then left with {code}, a code for skips, which does not undo the failure)"
+    )
     return msgspec.structs.replace(record, message=message)
 
 

@@ -47,12 +47,12 @@ class ShardSource(Frozen):
         return _events(self.directory)
 
 
-def find_shards(directories: Iterable[Path], *, leave_out: Path) -> tuple[ShardSource, ...]:
+def find_shards(directories: Sequence[Path]) -> tuple[ShardSource, ...]:
     """Find the results directories in and below the given ones, in the order of their shards and starts.
 
     Args:
-        directories: each is a results directory, or holds some (a folder of downloaded artifacts).
-        leave_out: where the merged results go; nothing below it is read.
+        directories: each is a results directory, or holds some (a folder of downloaded artifacts). Results of an
+            earlier merge are left out, unless they are given themselves.
 
     Raises:
         UsageError: a directory does not exist.
@@ -61,8 +61,12 @@ def find_shards(directories: Iterable[Path], *, leave_out: Path) -> tuple[ShardS
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"no directory {directory}: give the results directories of the shards")
-        found.update(dict.fromkeys(_results_below(directory.resolve(), leave_out.resolve())))
-    started = sorted(((_first(path), path) for path in found), key=_order)
+        found.update(dict.fromkeys(_results_below(directory.resolve())))
+    given = {directory.resolve() for directory in directories}
+    firsts = ((_first(path), path) for path in found)
+    started = sorted(
+        ((first, path) for first, path in firsts if path in given or not _is_merged(first)), key=_order
+    )
     seen: dict[str, int] = {}
     sources: list[ShardSource] = []
     for position, (first, path) in enumerate(started, 1):
@@ -91,17 +95,18 @@ def refuse_repeats(sources: Sequence[ShardSource]) -> None:
             )
 
 
-def _results_below(directory: Path, leave_out: Path) -> Iterator[Path]:
+def _results_below(directory: Path) -> Iterator[Path]:
     for folder, below, files in os.walk(directory):
-        path = Path(folder)
-        if path == leave_out:
-            below.clear()
-        elif FILE_NAME in files or RESULTS in files:
+        if FILE_NAME in files or RESULTS in files:
             # What lies below is its logs and what earlier runs left.
             below.clear()
-            yield path
+            yield Path(folder)
         else:
             below.sort()
+
+
+def _is_merged(first: RunStarted | None) -> bool:
+    return first is not None and first.argv[:2] == ("disttest", "merge")
 
 
 def _first(directory: Path) -> RunStarted | None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.results.explain import explain
 
 STRICT_XPASS = "[XPASS(strict)]"
 
@@ -81,12 +82,7 @@ def _decide(
         return outcome, culprit.phase, _accusation(culprit, len(ranks)), culprit
     hung = [r for r in ranks if r.hung]
     if hung:
-        return (
-            Outcome.FAILED,
-            hung[0].phase,
-            _hang_message(test, ranks, hung),
-            hung[0] if len(hung) == 1 else None,
-        )
+        return _explain_hang(test, ranks, hung)
     xfailed = [r for r in ranks if r.outcome is Outcome.XFAILED]
     if xfailed:
         return Outcome.XFAILED, "call", xfailed[0].message, None
@@ -136,11 +132,22 @@ def _accusation(culprit: RankRecord, size: int) -> str:
     return f"{who} {culprit.message}{where}" if _died(culprit) else f"{who} failed{where}: {culprit.message}"
 
 
-def _hang_message(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> str:
+def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> _Decision:
+    finding = explain(ranks)
+    if finding is not None:
+        message = f"{finding.message} (timed out after {test.timeout_s:g} s)"
+        return (
+            Outcome.FAILED,
+            hung[0].phase,
+            message,
+            None if finding.culprit is None else ranks[finding.culprit],
+        )
     names = ",".join(str(r.rank) for r in hung)
     finished = [str(r.rank) for r in ranks if not r.hung]
     message = f"timed out after {test.timeout_s:g} s: rank {names} of {len(ranks)} still in {hung[0].phase}"
-    return f"{message}; rank {','.join(finished)} had finished" if finished else message
+    if finished:
+        message += f"; rank {','.join(finished)} had finished"
+    return Outcome.FAILED, hung[0].phase, message, hung[0] if len(hung) == 1 else None
 
 
 def _victims(ranks: Sequence[RankRecord], culprit: RankRecord | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from disttest.host.process import Exit, signal_name
-from disttest.model import Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.model import Collective, Kind, Outcome, RankEnd, RankRecord, TestCase
 from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
@@ -36,6 +36,7 @@ class Progress:
     killed: bool = False
     hung: bool = False
     stacks: str = ""
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -80,10 +81,13 @@ class Progress:
             rank=self.rank,
             end=self._end(),
             outcome=report.outcome if report and reported else None,
-            phase=self.phase if self.died or not report else report.phase,
+            phase=report.phase
+            if report and (report.outcome.is_bad or self.done) and not self.died
+            else self.phase,
             message=message,
             details=report.details if report else self.start_log,
             stacks=self.stacks,
+            collectives=self.collectives,
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=self.death.code if self.death else None,
             signal=self.death.signal if self.death else None,

@@ -1,4 +1,4 @@
-"""What a rank was doing: the Python stacks of all its threads, taken without its help.
+"""What a rank was doing: the Python stacks of all its threads, and the collectives it had called.
 
 faulthandler answers a real-time signal from C, so it works while the rank waits in a collective, and
 writes to a file of its own, so that the dump can be told from the rank's output.
@@ -9,8 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from disttest.host.process import STACKS_SIGNAL, Child
+from disttest.model import Collective
+from disttest.running.flight import ask, read_answer
 
 STACKS_HEADING = "[disttest: stacks of rank "
 """Begins the stacks in a rank's log."""
@@ -19,16 +22,31 @@ _SETTLED_S = 0.02
 _MOST_KEPT = 64 * 1024
 
 
-class StackSource:
-    """A rank whose stacks can be asked for."""
+class Testimony(NamedTuple):
+    """What a rank that is about to be ended was doing."""
 
-    def __init__(self, child: Child, path: Path) -> None:
+    stacks: str = ""
+    collectives: tuple[Collective, ...] = ()
+
+
+class Witness:
+    """A rank that can be asked for its stacks and its collectives."""
+
+    def __init__(self, child: Child, path: Path, questions: Path | None = None) -> None:
         self._child = child
         self._path = path
+        self._questions = questions
         self._seen = 0
+        self._flight: Path | None = None
 
-    def ask(self) -> None:
-        """Send the signal; a rank that has not set up its handler yet is not asked."""
+    def ask(self, flight: Path) -> None:
+        """Ask for both; a rank that has not set up its signal handler yet is not asked for stacks.
+
+        Args:
+            flight: where its collectives are to be written.
+        """
+        if self._questions is not None and ask(self._questions, flight):
+            self._flight = flight
         if self._path.exists():
             self._seen = self._path.stat().st_size
             self._child.signal(STACKS_SIGNAL)
@@ -37,8 +55,18 @@ class StackSource:
         """Bytes that have arrived since the question."""
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
 
-    def read(self) -> str:
-        """The answer so far; most recent call first, as faulthandler has it."""
+    @property
+    def has_told_flight(self) -> bool:
+        """Whether its collectives are there (with their places too), or will never be."""
+        return self._flight is None or self._flight.with_suffix("").exists()
+
+    def read(self) -> Testimony:
+        """The answers so far."""
+        told = self._flight is not None and self._flight.exists()
+        return Testimony(self._stacks(), read_answer(self._flight) if told and self._flight else ())
+
+    def _stacks(self) -> str:
+        """Most recent call first, as faulthandler has it."""
         if not self._path.exists():
             return ""
         with self._path.open("rb") as file:
@@ -46,15 +74,16 @@ class StackSource:
             return file.read(_MOST_KEPT).decode("utf-8", "replace").strip()
 
 
-def take_stacks(sources: Sequence[StackSource], *, limit_s: float) -> list[str]:
-    """Ask all at once, wait until the answers stop growing (or the limit), return one text per source."""
-    for source in sources:
-        source.ask()
+def question(witnesses: Sequence[tuple[Witness, Path]], *, limit_s: float) -> list[Testimony]:
+    """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
+    for witness, flight in witnesses:
+        witness.ask(flight)
+    sources = [witness for witness, _ in witnesses]
     deadline = time.monotonic() + limit_s
     sizes: list[int] = []
     while time.monotonic() < deadline:
         now = [source.answer_size() for source in sources]
-        if now == sizes and all(now):
+        if now == sizes and all(now) and all(source.has_told_flight for source in sources):
             break
         sizes = now
         time.sleep(_SETTLED_S)

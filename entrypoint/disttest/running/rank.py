@@ -17,7 +17,7 @@ import pytest
 
 from disttest.host.process import die_with_parent, leave
 from disttest.model import Frozen, Kind, VerdictRule, WorldShape
-from disttest.running import hygiene
+from disttest.running import flight, hygiene
 from disttest.running.bridge import Bridge
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
 from disttest.running.protocol import Channel, Leave, RankReady, RunTest, TestDone, clean_text
@@ -35,6 +35,8 @@ class RankSpec(Frozen):
     """0: the world hosts no store."""
     devices: tuple[str, ...]
     stacks: Path
+    questions: Path
+    """Named pipe: whoever writes a path into it gets this rank's collectives there."""
     scratch: Path
     """Base of this rank's ``tmp_path`` directories."""
     log: Path
@@ -74,8 +76,9 @@ class RankSpec(Frozen):
         """What every process of a world gets, main processes too."""
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
         # All ranks are on this machine: gloo and TensorPipe need no name resolution and no real network.
-        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            variables[name] = os.environ.get(name, "lo")  # noqa: TID251
+        defaults = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **flight.ENVIRONMENT}
+        for name, value in defaults.items():
+            variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
 
 
@@ -169,6 +172,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     channel = out_of_the_way(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
+    flight.answer_questions(spec.questions, spec.rank)
     renew_libraries(spec.threads)
     return channel
 
@@ -189,6 +193,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     following = items.get(order.next_nodeid) if order.next_nodeid else None
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
+    flight.note_start()
     state.order = order
     state.facts_before = state.facts_at_call = hygiene.read_facts()
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)

@@ -82,5 +82,7 @@ class Recorder:
         """The last word."""
         if self.false_greens:
             names = ", ".join(self.false_greens)
-            self.noted(f"torch's own rules would have passed {len(self.false_greens)} of the failed tests: {names}")
+            self.noted(
+                f"torch's own rules would have passed {len(self.false_greens)} of the failed tests: {names}"
+            )
         self._journal.append(RunFinished(at_s=self.now(), exit_code=exit_code, reason=reason))

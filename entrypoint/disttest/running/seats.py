@@ -18,7 +18,7 @@ from disttest.errors import ProtocolError
 from disttest.host.process import Child, end_all
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
-from disttest.running.evidence import STACKS_HEADING, StackSource, take_stacks
+from disttest.running.evidence import STACKS_HEADING, Witness, question
 from disttest.running.logs import RankLog
 from disttest.running.protocol import (
     AnyMessage,
@@ -32,7 +32,10 @@ from disttest.running.protocol import (
 
 TERM_GRACE_S = 0.1
 """A rank that is ended gets this long between TERM and KILL."""
-STACKS_LIMIT_S = 0.4
+EVIDENCE_LIMIT_S = 0.4
+"""How long ranks may take to tell what they were doing, when another rank has failed."""
+HANG_EVIDENCE_LIMIT_S = 2.0
+"""The same at a deadline: nobody waits for this verdict any more, and evidence is all there is."""
 _START_LOG_KEPT = 16 * 1024
 _TICK_S = 0.2
 """How often log sizes are looked at while a test runs."""
@@ -52,7 +55,7 @@ class Seat:
     rank: int
     channel: Channel
     child: Child
-    stacks: StackSource
+    witness: Witness
     log: Path
     """Where it writes until its first test names another file."""
     ready: bool = False
@@ -126,13 +129,17 @@ class Supervisor:
         """Take the stacks of the ranks that are still at it, then end them."""
         living = attempt.living()
         seats = [self.seats[progress.rank] for progress in living]
-        stacks = take_stacks([seat.stacks for seat in seats], limit_s=STACKS_LIMIT_S)
-        self._drain(seats)  # a rank that finished just now is not a victim
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
-        for progress, text in zip(living, stacks, strict=True):
+        told = question(
+            [(seat.witness, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
+            limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
+        )
+        self._drain(seats)  # a rank that finished just now is not a victim
+        for progress, testimony in zip(living, told, strict=True):
             if progress.is_over:
                 continue
-            progress.stacks = shorten_stacks(text)
+            progress.stacks = shorten_stacks(testimony.stacks)
+            progress.collectives = testimony.collectives
             progress.killed = True
             progress.hung = deadline_passed
         victims = [progress for progress in living if progress.killed]
@@ -158,6 +165,9 @@ class Supervisor:
         if not seat.ready:
             progress.start_log = RankLog(seat.log, limit=self._log_limit).tail(_START_LOG_KEPT)
         attempt.note_death(progress)
+
+    def _flight(self, progress: Progress) -> Path:
+        return (self._results / progress.log).parent / "flight" / f"rank_{progress.rank}.json"
 
     def _log(self, progress: Progress) -> RankLog:
         return RankLog(self._results / progress.log, limit=self._log_limit)

@@ -23,7 +23,7 @@ from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.running.attempt import Attempt, MainAttempt, Progress
-from disttest.running.evidence import StackSource
+from disttest.running.evidence import Witness
 from disttest.running.protocol import (
     Cancel,
     Channel,
@@ -111,6 +111,7 @@ class World:
             master_port=listener.getsockname()[1] if _has_store() else 0,
             devices=order.devices,
             stacks=scratch / f"rank{rank}.stacks",
+            questions=scratch / f"rank{rank}.ask",
             scratch=scratch / f"rank{rank}",
             log=scratch / f"rank{rank}.log",
             seed=order.seed,
@@ -126,7 +127,13 @@ class World:
         not_its_own += [seat.channel.fileno() for seat in self._ranks.seats]
         child = self._start_rank(spec, theirs, not_its_own)
         theirs.close()
-        return Seat(rank=rank, channel=ours, child=child, stacks=StackSource(child, spec.stacks), log=spec.log)
+        return Seat(
+            rank=rank,
+            channel=ours,
+            child=child,
+            witness=Witness(child, spec.stacks, spec.questions),
+            log=spec.log,
+        )
 
     def _host_store(self, listener: socket.socket) -> None:
         """Serve the rendezvous on the socket that listened before the first rank was started.
@@ -285,7 +292,13 @@ class World:
         attempt = self._ranks.attempt
         if attempt is None or attempt.failed_s is not None or attempt.cancelled or self._abandoned:
             return
-        late = [seat for seat in self._ranks.seats if seat.rank not in self._stuck and _ended_badly(seat.child)]
+        late = [
+            seat
+            for seat in self._ranks.seats
+            if seat.rank not in self._stuck
+            and not attempt.ranks[seat.rank].killed
+            and _ended_badly(seat.child)
+        ]
         for seat in late:
             self._ranks.bury(seat, attempt)
         if late:

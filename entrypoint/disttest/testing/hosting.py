@@ -56,7 +56,9 @@ class RankHost(Protocol):
             unittest.SkipTest: all of them skipped.
         """
 
-    def keep(self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]) -> None:
+    def keep(
+        self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
+    ) -> None:
         """Start ranks that stay for many tests of ``owner``, unless they are there already and well."""
 
     def run_kept(self, owner: object, name: str) -> None:

@@ -26,11 +26,19 @@ from disttest.host.process import (
     signal_name,
 )
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
-from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS, TEST_ERROR, ExitRule, agree_on_skips, read_record, torch_outcome
+from disttest.results.exit_codes import (
+    NEVER_JOINED,
+    NO_RANKS,
+    TEST_ERROR,
+    ExitRule,
+    agree_on_skips,
+    read_record,
+    torch_outcome,
+)
 from disttest.running import hygiene
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
-from disttest.running.evidence import StackSource
+from disttest.running.evidence import Witness
 from disttest.running.hosting.witness import ChannelPipe, Witness, run_to_exit_code
 from disttest.running.protocol import Channel, Leave, PhaseBegan, RankReady, RanksJoined, RunTest, TestDone
 from disttest.running.rank import RankSpec, next_order
@@ -129,7 +137,9 @@ class Team:
 class ForkHost:
     """The host of a main process: its ranks are forks of it."""
 
-    def __init__(self, spec: RankSpec, channel: Channel, config: pytest.Config, skips: dict[int, str]) -> None:
+    def __init__(
+        self, spec: RankSpec, channel: Channel, config: pytest.Config, skips: dict[int, str]
+    ) -> None:
         self._spec = spec
         self._channel = channel
         self._config = config
@@ -162,7 +172,9 @@ class ForkHost:
 
         team = self._team = Team(self._spec)
         for rank in range(size):
-            self._fork(team, rank, lambda rank, channel, mine: _run_once(rank, channel, mine, body, self._skips))
+            self._fork(
+                team, rank, lambda rank, channel, mine: _run_once(rank, channel, mine, body, self._skips)
+            )
         return team.ranks
 
     def join(self, rule: ExitRule) -> None:
@@ -200,7 +212,9 @@ class ForkHost:
 
     # --- ranks for many tests
 
-    def keep(self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]) -> None:
+    def keep(
+        self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
+    ) -> None:
         """Start ranks that stay, unless they are there already and well."""
         if self._kept is not None and self._kept.owner is owner and not self._kept.broken:
             return
@@ -271,7 +285,7 @@ class ForkHost:
         child = fork_child(be_rank)
         theirs.close()
         team.ranks.append(Rank(rank, child))
-        seat = Seat(rank=rank, channel=ours, child=child, stacks=StackSource(child, stacks), log=log)
+        seat = Seat(rank=rank, channel=ours, child=child, witness=Witness(child, stacks), log=log)
         team.supervisor.add(seat)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
@@ -285,7 +299,9 @@ class ForkHost:
             started_s=now_s,
             started_at_s=0.0,
             ranks=[
-                Progress(rank=seat.rank, pid=seat.child.pid, log=self._relative(self._log(seat.rank)), phase="call")
+                Progress(
+                    rank=seat.rank, pid=seat.child.pid, log=self._relative(self._log(seat.rank)), phase="call"
+                )
                 for seat in team.supervisor.seats
             ],
         )
@@ -332,7 +348,12 @@ def _foreign_record(rank: int, code: int | None, after_s: float) -> RankRecord:
     if code < 0:
         message = f"was killed by {signal_name(-code)}"
         return RankRecord(
-            rank=rank, end=RankEnd.SIGNALLED, signal=-code, phase="call", message=message, failed_after_s=after_s
+            rank=rank,
+            end=RankEnd.SIGNALLED,
+            signal=-code,
+            phase="call",
+            message=message,
+            failed_after_s=after_s,
         )
     return RankRecord(
         rank=rank,

@@ -43,7 +43,11 @@ def serve_main(
 
 
 def _run(
-    host: ForkHost, channel: Channel, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]
+    host: ForkHost,
+    channel: Channel,
+    order: RunTest,
+    session: pytest.Session,
+    items: Mapping[str, pytest.Item],
 ) -> None:
     item = items[order.nodeid]
     following = items.get(order.next_nodeid) if order.next_nodeid else None

@@ -91,7 +91,9 @@ class Witness:
         harmless = (unittest.SkipTest, SystemExit)
         return None if isinstance(self._raised, harmless) else self._raised
 
-    def _send(self, outcome: Outcome, message: str = "", details: str = "", *, at_s: float | None = None) -> None:
+    def _send(
+        self, outcome: Outcome, message: str = "", details: str = "", *, at_s: float | None = None
+    ) -> None:
         self._reported = True
         now_s = time.monotonic()
         self._channel.send(

@@ -1,0 +1,48 @@
+"""``disttest explain``: what went wrong in a stored run, told again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from disttest.errors import UsageError
+from disttest.results.fold import RunResult, TestOutcome, fold
+from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.narrative import describe_ranks
+
+
+@click.command()
+@click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
+@click.argument("test", required=False, default="")
+def explain(results_dir: Path, test: str) -> None:
+    """Tell the finding of every failed test of a run (or of the tests whose id contains TEST)."""
+    run = fold(read_events(results_dir / FILE_NAME))
+    found = select(run, test)
+    click.echo("\n\n".join(render_explanation(outcome) for outcome in found) or "nothing failed")
+
+
+def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
+    """The failed tests, or all whose id contains a text.
+
+    Raises:
+        UsageError: no id contains it.
+    """
+    if not text:
+        return run.bad
+    found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
+    if not found:
+        raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests")
+    return found
+
+
+def render_explanation(outcome: TestOutcome) -> str:
+    """Node id, finding, every rank in a line, stacks, and the culprit's traceback."""
+    result = outcome.final
+    parts = [
+        f"{outcome.test.nodeid}: {result.outcome}",
+        result.message,
+        *describe_ranks(result),
+        result.details,
+    ]
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,228 @@
+"""Why a world hangs: from what each rank had called and where it is, to one finding. Pure.
+
+Ranks agree as long as they have called the same thing at the same sequence number of a group. The first
+place where they do not is the finding; where the recorder knows nothing, the stacks have to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.model import Collective, RankEnd, RankRecord
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_LIBRARY = re.compile(r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/running)/|^<")
+_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+
+
+class Finding(NamedTuple):
+    """What is wrong, in one line, and the rank that is to blame (if it is one)."""
+
+    message: str
+    culprit: int | None = None
+
+
+class Frame(NamedTuple):
+    """A line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+def explain(ranks: Sequence[RankRecord]) -> Finding | None:
+    """The finding of a world that hangs; None when nothing is known beyond that it does.
+
+    Args:
+        ranks: one record for each rank, those that had to be ended with their stacks and collectives.
+    """
+    hung = [rank for rank in ranks if rank.hung]
+    waiting = {rank.rank: pending for rank in hung if (pending := _waits_in(rank)) is not None}
+    for judge in (_mismatch, _between_groups, _missing, _incomplete):
+        finding = judge(ranks, waiting)
+        if finding is not None:
+            return finding
+    return _point_to_point(hung) or _tear_down(ranks, hung) or _slow(ranks, hung)
+
+
+def pending_collective(rank: RankRecord) -> Collective | None:
+    """The collective that a rank waits in: the last one it called, if it is not complete."""
+    collectives = [c for c in rank.collectives if not c.p2p]
+    return collectives[-1] if collectives and not collectives[-1].done else None
+
+
+def _waits_in(rank: RankRecord) -> Collective | None:
+    """The pending collective, with the place from the stack where the recorder has not told it."""
+    pending = pending_collective(rank)
+    frame = _user_frame(list(_frames(rank)))
+    if pending is None or pending.where or frame is None:
+        return pending
+    return msgspec.structs.replace(pending, where=str(frame))
+
+
+def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
+    """Ranks called different things at the same number of a group, or the same with other tensors."""
+    for rank, pending in waiting.items():
+        for other in ranks:
+            theirs = _at(other, pending)
+            if theirs is None or other.rank == rank:
+                continue
+            theirs = waiting.get(other.rank, theirs) if theirs == pending_collective(other) else theirs
+            if theirs.op != pending.op:
+                return Finding(_differ(pending, rank, _call(pending), other.rank, _call(theirs)))
+            if not _same_tensors(pending, theirs):
+                return Finding(
+                    _differ(
+                        pending,
+                        rank,
+                        f"{pending.op} of {pending.inputs}{_place(pending)}",
+                        other.rank,
+                        f"{theirs.op} of {theirs.inputs}{_place(theirs)}",
+                    )
+                )
+    return None
+
+
+def _differ(at: Collective, rank: int, call: str, other: int, other_call: str) -> str:
+    first, second = sorted([(rank, call), (other, other_call)])
+    return (
+        f"ranks disagree at collective #{at.seq} of group {at.group}: "
+        f"rank {first[0]} called {first[1]}, rank {second[0]} called {second[1]}"
+    )
+
+
+def _call(collective: Collective) -> str:
+    return f"{collective.op}{_place(collective)}"
+
+
+def _place(collective: Collective) -> str:
+    return f" at {collective.where}" if collective.where else ""
+
+
+_UNEVEN = frozenset({"all_to_all", "alltoall", "alltoall_base", "all_to_all_single", "gather", "scatter"})
+
+
+def _same_tensors(mine: Collective, theirs: Collective) -> bool:
+    """Whether two ranks' tensors fit; the collectives that allow them to differ always do."""
+    return mine.op in _UNEVEN or not mine.inputs or not theirs.inputs or mine.inputs == theirs.inputs
+
+
+def _at(rank: RankRecord, where: Collective) -> Collective | None:
+    """What a rank called at the same number of the same group."""
+    for collective in rank.collectives:
+        if (collective.group, collective.seq, collective.p2p) == (where.group, where.seq, where.p2p):
+            return collective
+    return None
+
+
+def _between_groups(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
+    """Ranks wait in different groups for each other."""
+    groups = {pending.group for pending in waiting.values()}
+    if len(groups) < 2:
+        return None
+    parts = [f"rank {rank} waits in {c.name}{_place(c)}" for rank, c in sorted(waiting.items())]
+    return Finding(f"deadlock between groups: {', '.join(parts)}")
+
+
+def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
+    """Some ranks wait in a collective that others never called."""
+    if not waiting:
+        return None
+    pending = max(waiting.values(), key=lambda c: c.seq)
+    here = sorted(rank for rank, c in waiting.items() if c.seq == pending.seq)
+    absent = [rank for rank in ranks if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
+    if not absent:
+        return None
+    names = _names([rank.rank for rank in absent])
+    verb = "wait" if len(here) > 1 else "waits"
+    message = f"{names} never joined {pending.name}: {_names(here)} {verb}{_place(pending)}"
+    message += "".join(f", {whereabouts(rank)}" for rank in absent[:4])
+    return Finding(message, absent[0].rank if len(absent) == 1 else None)
+
+
+def _incomplete(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Finding | None:
+    """All ranks are in the same collective, and it does not end."""
+    if not waiting:
+        return None
+    pending = next(iter(waiting.values()))
+    return Finding(
+        f"{pending.name} does not complete, although {_names(sorted(waiting))} called it{_place(pending)}"
+    )
+
+
+def _point_to_point(hung: Sequence[RankRecord]) -> Finding | None:
+    """Ranks wait in sends and receives that do not match."""
+    calls = {rank.rank: call for rank in hung if (call := _point_to_point_call(rank)) is not None}
+    if not calls or len(calls) < len(hung):
+        return None
+    parts = [f"rank {rank} waits in {call} at {place}" for rank, (call, place) in sorted(calls.items())]
+    return Finding(f"point-to-point calls that do not match: {', '.join(parts)}")
+
+
+def _point_to_point_call(rank: RankRecord) -> tuple[str, Frame] | None:
+    frames = list(_frames(rank))
+    user = _user_frame(frames)
+    call = next((f.function for f in frames if f.function in _POINT_TO_POINT and "/torch/" in f.file), None)
+    return (call, user) if call is not None and user is not None else None
+
+
+def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
+    """The test itself is over everywhere."""
+    if not hung or any(rank.phase != "teardown" for rank in hung):
+        return None
+    done = [rank for rank in ranks if not rank.hung]
+    rest = f"; {_names([rank.rank for rank in done])} had finished" if done else ""
+    return Finding(f"the test finished, its tear-down hangs: {_all_whereabouts(hung)}{rest}", _only(hung))
+
+
+def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
+    """No rank waits for another one: somebody is just busy (or asleep) in Python."""
+    if not any(_user_frame(list(_frames(rank))) for rank in hung):
+        return None
+    done = [rank for rank in ranks if _has_finished(rank)]
+    rest = f"; {_names([rank.rank for rank in done])} had finished" if done else ""
+    return Finding(f"{_all_whereabouts(hung)}, waiting for no other rank{rest}", _only(hung))
+
+
+def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:
+    return ", ".join(whereabouts(rank) for rank in ranks[:4]) + (", …" if len(ranks) > 4 else "")
+
+
+def whereabouts(rank: RankRecord) -> str:
+    """``rank 2 is in worker at test_step.py:39``, or that it had finished."""
+    if _has_finished(rank):
+        return f"rank {rank.rank} had finished the test"
+    frame = _user_frame(list(_frames(rank)))
+    if frame is None:
+        return f"rank {rank.rank} is still in {rank.phase}"
+    return f"rank {rank.rank} is in {frame.function} at {frame}"
+
+
+def _has_finished(rank: RankRecord) -> bool:
+    return rank.end is RankEnd.REPORTED
+
+
+def _frames(rank: RankRecord) -> Iterator[Frame]:
+    """Frames of the main thread, innermost first (faulthandler tells the main thread last)."""
+    main = rank.stacks.split("\n\n")[-1]
+    for match in _FRAME.finditer(main):
+        yield Frame(match["file"], int(match["line"]), match["function"])
+
+
+def _user_frame(frames: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
+
+
+def _only(ranks: Sequence[RankRecord]) -> int | None:
+    return ranks[0].rank if len(ranks) == 1 else None

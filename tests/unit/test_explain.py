@@ -1,0 +1,141 @@
+"""One finding for each way to hang, from nothing but what the ranks told."""
+
+import pytest
+
+from disttest.model import Collective, Outcome, RankEnd, RankRecord
+from disttest.results.explain import explain
+
+
+def call(op, seq, *, group="default", done=False, inputs="Float[4]", where="test_step.py:44"):
+    return Collective(group=group, seq=seq, op=op, inputs=inputs, outputs=inputs, done=done, where=where)
+
+
+def stack(function, line, *above):
+    frames = [*above, f'  File "/repo/tests/test_step.py", line {line} in {function}']
+    return "\n".join(["Current thread (most recent call first):", *frames])
+
+
+def hung(rank, *collectives, stacks="", phase="call"):
+    return RankRecord(
+        rank=rank, end=RankEnd.KILLED, hung=True, phase=phase, collectives=collectives, stacks=stacks
+    )
+
+
+def finished(rank, *collectives):
+    return RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, collectives=collectives)
+
+
+def torch_frame(function):
+    return f'  File "/venv/torch/distributed/distributed_c10d.py", line 5 in {function}'
+
+
+DONE = call("all_reduce", 6, done=True)
+SLEEPS = stack("nap", 39)
+
+CASES = {
+    "a rank is missing": (
+        [
+            hung(0, DONE, call("all_reduce", 7)),
+            hung(1, DONE, call("all_reduce", 7)),
+            hung(2, DONE, stacks=SLEEPS),
+            hung(3, DONE, call("all_reduce", 7)),
+        ],
+        "rank 2 never joined all_reduce #7 (group default): ranks 0,1,3 wait at test_step.py:44, "
+        "rank 2 is in nap at test_step.py:39",
+        2,
+    ),
+    "a rank has finished without it": (
+        [hung(0, call("barrier", 1)), finished(1)],
+        "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
+        "rank 1 had finished the test",
+        1,
+    ),
+    "two ranks are missing": (
+        [hung(0, call("barrier", 1)), hung(1, stacks=SLEEPS), finished(2)],
+        "ranks 1,2 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
+        "rank 1 is in nap at test_step.py:39, rank 2 had finished the test",
+        None,
+    ),
+    "the place comes from the stack": (
+        [
+            hung(0, call("barrier", 1, where=""), stacks=stack("test_x", 12, torch_frame("barrier"))),
+            finished(1),
+        ],
+        "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:12, "
+        "rank 1 had finished the test",
+        1,
+    ),
+    "different operations": (
+        [hung(0, call("broadcast", 3, where="a.py:1")), hung(1, call("all_reduce", 3, where="a.py:2"))],
+        "ranks disagree at collective #3 of group default: rank 0 called broadcast at a.py:1, "
+        "rank 1 called all_reduce at a.py:2",
+        None,
+    ),
+    "a different operation that is over": (
+        [hung(0, call("broadcast", 3)), hung(1, call("barrier", 3, done=True), call("all_reduce", 4))],
+        "ranks disagree at collective #3 of group default: rank 0 called broadcast at test_step.py:44, "
+        "rank 1 called barrier at test_step.py:44",
+        None,
+    ),
+    "different shapes": (
+        [
+            hung(0, call("all_reduce", 3, inputs="Float[4]")),
+            hung(1, call("all_reduce", 3, inputs="Double[5]")),
+        ],
+        "ranks disagree at collective #3 of group default: "
+        "rank 0 called all_reduce of Float[4] at test_step.py:44, "
+        "rank 1 called all_reduce of Double[5] at test_step.py:44",
+        None,
+    ),
+    "two groups": (
+        [hung(0, call("all_reduce", 1, group="a")), hung(1, call("all_reduce", 1, group="b"))],
+        "deadlock between groups: rank 0 waits in all_reduce #1 (group a) at test_step.py:44, "
+        "rank 1 waits in all_reduce #1 (group b) at test_step.py:44",
+        None,
+    ),
+    "everybody is there": (
+        [hung(0, call("all_reduce", 2)), hung(1, call("all_reduce", 2))],
+        "all_reduce #2 (group default) does not complete, although ranks 0,1 called it at test_step.py:44",
+        None,
+    ),
+    "point to point": (
+        [
+            hung(0, stacks=stack("ping", 7, torch_frame("recv"))),
+            hung(1, stacks=stack("pong", 9, torch_frame("recv"))),
+        ],
+        "point-to-point calls that do not match: rank 0 waits in recv at test_step.py:7, "
+        "rank 1 waits in recv at test_step.py:9",
+        None,
+    ),
+    "tear-down": (
+        [hung(0, phase="teardown", stacks=stack("fixture", 5)), finished(1)],
+        "the test finished, its tear-down hangs: rank 0 is in fixture at test_step.py:5; rank 1 had finished",
+        0,
+    ),
+    "slow in Python": (
+        [hung(0, DONE, stacks=SLEEPS), finished(1, DONE)],
+        "rank 0 is in nap at test_step.py:39, waiting for no other rank; rank 1 had finished",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "message", "culprit"), CASES.values(), ids=CASES)
+def test_findings(ranks, message, culprit):
+    assert (message, culprit) == explain(ranks)
+
+
+def test_nothing_known_is_no_finding():
+    assert explain([hung(0), hung(1)]) is None
+
+
+def test_uneven_collectives_may_have_different_shapes():
+    ranks = [hung(r, call("all_to_all_single", 1, inputs=f"Float[{r}]")) for r in range(2)]
+
+    assert "does not complete" in explain(ranks).message
+
+
+def test_the_main_thread_is_the_one_that_is_told():
+    threads = 'Thread (most recent call first):\n  File "/repo/background.py", line 1 in poll\n\n' + SLEEPS
+
+    assert "nap at test_step.py:39" in explain([hung(0, stacks=threads)]).message
