@@ -10,7 +10,7 @@ KINDS    := unit contract integration devices docker browser
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test action lock lint format catalogue clean $(SUITES) $(KINDS)
+.PHONY: test action lock lint format catalogue mutants docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -38,6 +38,13 @@ lock: $(READY)
 
 catalogue: $(READY)
 	$(BIN)/python scripts/catalogue.py
+
+# Plants faults in torch, one at a time, and fails when the suites do not notice one (half an hour on two cores).
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants.run
+
+docs: $(READY)
+	$(BIN)/python scripts/suites_doc.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -41,6 +41,7 @@ LACKS: dict[str, tuple[Lack, ...]] = {
         Lack("nccl", "NCCL does not implement the deprecated coalesced calls"),
         Lack("ucc", "UCC does not implement the deprecated coalesced calls"),
     ),
+    "complex_gather": (Lack("gloo", "gloo gathers no complex numbers (Invalid scalar type)"),),
     "uneven_all_gather": (_GLOO_EQUAL,),
     "uneven_all_to_all_list": (_GLOO_EQUAL,),
     "stacked_single": (Lack("gloo", "gloo checks the shape of the one-tensor forms (concatenated only)"),),

@@ -28,12 +28,21 @@ def store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
 
+def fresh_name(name: str) -> str:
+    """A key that no test before has used. Every rank must call it, the same number of times."""
+    return f"{name}/{next(_rounds)}"
+
+
 def exchange(world: World, value: Any) -> list[Any]:
     """The value of every rank, by rank. Every rank must call it, the same number of times."""
-    name = f"exchange/{next(_rounds)}"
+    return _gather_at_store(world.rank, world.size, value)
+
+
+def _gather_at_store(rank: int, size: int, value: Any) -> list[Any]:
+    name = fresh_name("exchange")
     here = store()
-    here.set(f"{name}/{world.rank}", pickle.dumps(_on_cpu(value)))
-    keys = [f"{name}/{rank}" for rank in range(world.size)]
+    here.set(f"{name}/{rank}", pickle.dumps(_on_cpu(value)))
+    keys = [f"{name}/{other}" for other in range(size)]
     here.wait(keys, _LIMIT)
     return [pickle.loads(here.get(key)) for key in keys]
 
@@ -65,11 +74,24 @@ def raised_by(call: Any, *args: Any, **kwargs: Any) -> BaseException | None:
     return None
 
 
+@pytest.fixture
+def leave_together(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No rank cleans up (groups that the test made are destroyed then) before all ranks are done with the test."""
+    world = request.getfixturevalue("world") if "world" in request.fixturenames else None
+    yield
+    if world is not None:
+        meet(world)
+
+
 @contextmanager
 def subgroup(ranks: list[int], **kwargs: Any) -> Iterator[Any]:
-    """A process group of these ranks, destroyed afterwards. Every rank of the world must enter."""
+    """A process group of these ranks, destroyed afterwards. Every rank of the world must enter.
+
+    It is destroyed when all ranks are done with it: a member that leaves while another still connects breaks it.
+    """
     group = dist.new_group(ranks, **kwargs)
     yield group
+    _gather_at_store(dist.get_rank(), dist.get_world_size(), None)
     if dist.get_rank() in ranks:
         dist.destroy_process_group(group)
 

@@ -5,6 +5,7 @@ Imports neither torch nor pytest: ``disttest --help`` answers at once.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import disttest
 from disttest.commands.explain import explain
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
+from disttest.commands.selection import selection_options, take_selection
 from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
@@ -62,28 +64,44 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@selection_options
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: str | None) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.reports import write_reports
     from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
     from disttest.results.directory import claim
+    from disttest.results.floors import check_floors
     from disttest.running.guard import count_line, pytest_command, run_guarded
 
+    selection = take_selection(flags)
     options = resolve_options(flags)
     resolved = resolve_targets(targets)
     _check_devices(options)
     results = claim(options.results or Path("results"))
-    argv = pytest_command(resolved, _given(flags, results), pytest_args)
-    guarded = run_guarded(argv, options, results)
+    if selection.plan_file is not None:
+        shutil.copyfile(selection.plan_file, results / "plan.json")
+    extra = [*selection.pytest_arguments(), *pytest_args]
+    argv = pytest_command(resolved, _given(flags, results), extra)
+    guarded = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
     write_reports(guarded.result, results)
-    publish_outputs(run_outputs(guarded.result, results, guarded.exit_code), environment())
     publish_summary(results, environment())
     if guarded.result.reason:
         click.echo(f"disttest: {guarded.result.reason}", err=True)
     click.echo(f"disttest: {count_line(guarded.result)}; reports and logs in {_short(results)}")
-    _leave(guarded.exit_code)
+    broken = check_floors(guarded.result, selection.floors)
+    for message in broken:
+        click.echo(f"disttest: {message}", err=True)
+    code = _final_code(guarded.exit_code, floors_hold=not broken, empty_shard=selection.is_empty_shard)
+    publish_outputs(run_outputs(guarded.result, results, code), environment())
+    _leave(code)
+
+
+def _final_code(code: int, *, floors_hold: bool, empty_shard: bool) -> int:
+    if code == ExitCode.NOTHING_COLLECTED and empty_shard:
+        code = ExitCode.PASSED
+    return code or (ExitCode.PASSED if floors_hold else ExitCode.FAILED)
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:

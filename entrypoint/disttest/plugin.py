@@ -23,8 +23,11 @@ from disttest.host.process import die_with_parent, leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import TestCase, WorldShape
 from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.planning.plan import Plan, decode_plan, select
+from disttest.planning.timings import Timings, hardware_key
 from disttest.reports import write_reports
 from disttest.results.directory import claim
+from disttest.results.durations import read_timings
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
@@ -53,6 +56,9 @@ class _State:
         self.errors: list[tuple[str, str]] = []
         self.workplace: Workplace | None = None
         self.recorder: Recorder | None = None
+        self.plan = _plan_of(config)
+        self.shard: int = config.getoption("disttest_shard")
+        self.plan_notes: tuple[tuple[str, str], ...] = ()
         self.reason = ""
 
     @property
@@ -79,6 +85,11 @@ def _rank_order(config: pytest.Config) -> InterpreterOrder | None:
     return read_order(Path(path)) if path else None
 
 
+def _plan_of(config: pytest.Config) -> Plan | None:
+    path = config.getoption("disttest_plan")
+    return decode_plan(Path(path).read_bytes(), path) if path else None
+
+
 # --- options and configuration
 
 
@@ -92,6 +103,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             metavar=option.metavar,
             help=f"{option.help} [{option.variable}]",
         )
+    internal = "(internal) given by the disttest command"
+    group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
+    group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
+    group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
+    group.addoption(
+        "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
+    )
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption(
         "--disttest-guarded",
@@ -175,6 +193,21 @@ class _CollectionErrors:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of this shard of the plan."""
+    state = config.stash[_STATE]
+    if state.plan is None or state.rank_order is not None:
+        return
+    selection = select(
+        state.plan, state.shard, [collect.describe_item(item, state.options, state.host) for item in items]
+    )
+    state.plan_notes = selection.notes()
+    mine = set(selection.run)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
+    items[:] = [item for item in items if item.nodeid in mine]
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Describe what was collected, and open the journal."""
     config = session.config
@@ -212,7 +245,11 @@ def _open_journal(session: pytest.Session, state: _State) -> None:
         root=str(session.config.rootpath),
         hardware=state.machine.hardware(),
         slots=len(state.slots),
+        plan_id=state.plan.plan_id if state.plan else "",
+        shard=state.shard if state.plan else None,
     )
+    for nodeid, message in state.plan_notes:
+        recorder.noted(message, nodeid)
     for nodeid, message in state.errors:
         recorder.collection_failed(nodeid, message)
     for _, test in state.pairs:
@@ -258,7 +295,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # pytest's own loop says what it always says
     worlds = [(item, test) for item, test in state.pairs if test.world is not None]
     controller = Controller(
-        session, state.options, state.slots, state.recorder, state.workplace, deadline_s=state.deadline_s
+        session,
+        state.options,
+        state.slots,
+        state.recorder,
+        state.workplace,
+        deadline_s=state.deadline_s,
+        timings=_timings(session.config, state),
+        failed_first=session.config.getoption("disttest_failed_first"),
     )
     try:
         controller.run(worlds)
@@ -269,6 +313,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     ordinary = [item for item, test in state.pairs if test.world is None]
     _run_ordinary(session, ordinary)
     return True
+
+
+def _timings(config: pytest.Config, state: _State) -> Timings:
+    """What earlier runs took; files that can not be used are a note each."""
+    recorder = state.recorder
+    assert recorder is not None
+    paths = [Path(path) for path in config.getoption("disttest_timings")]
+    hardware = hardware_key(state.machine.hardware())
+    timings, warnings = read_timings(paths, now_s=recorder.now(), hardware=hardware)
+    for warning in warnings:
+        recorder.noted(warning)
+    return timings
 
 
 def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:

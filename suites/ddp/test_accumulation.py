@@ -25,7 +25,7 @@ from .training import (
     wrap,
 )
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 @pytest.mark.covers("CD-202", "CD-203", "CD-204", "CD-205")

@@ -22,7 +22,7 @@ from ..ranks import assert_same_everywhere, meet, subgroup
 from .models import linear
 from .training import assert_parameters_equal, batches, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _model_of(world: World) -> nn.Module:

@@ -17,7 +17,7 @@ from ..ranks import assert_different_everywhere, assert_same_everywhere, exchang
 from .models import DOUBLE, Counter, linear
 from .training import batches, require_option, share, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _set(world: World, model: nn.Module) -> None:

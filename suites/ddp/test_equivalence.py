@@ -27,7 +27,7 @@ from .training import (
     wrap,
 )
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 @pytest.mark.covers("CD-181", "CD-182", "CD-184")

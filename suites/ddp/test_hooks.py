@@ -25,7 +25,7 @@ from ..ranks import assert_same_everywhere, exchange, raised_by
 from .models import DOUBLE, linear
 from .training import assert_gradients_equal, batches, descend, gradients, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 _batched_is_broken = pytest.mark.xfail(

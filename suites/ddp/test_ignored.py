@@ -14,7 +14,7 @@ from ..ranks import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, WIDTH, Apply, linear
 from .training import assert_gradients_equal, batches, descend, gradients, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _ignore(model: nn.Module, *names: str) -> nn.Module:

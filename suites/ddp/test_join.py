@@ -15,7 +15,7 @@ from ..ranks import assert_same_everywhere, exchange
 from .models import DOUBLE, Apply, TwoHeads, linear
 from .training import batches, descend, parameters, share, twin, wrap
 
-pytestmark = pytest.mark.world_size(min=2)
+pytestmark = [pytest.mark.world_size(min=2), pytest.mark.usefixtures("leave_together")]
 
 
 def _ones(world: World, value: float = 1.0) -> torch.Tensor:

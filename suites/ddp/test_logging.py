@@ -16,7 +16,7 @@ from ..ranks import exchange
 from .models import DOUBLE, Perceptron, TwoHeads, linear
 from .training import batches, require_option, share, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 @pytest.mark.covers("CD-001")

@@ -16,7 +16,7 @@ from ..ranks import assert_different_everywhere, assert_same_everywhere, exchang
 from .models import DOUBLE, linear
 from .training import assert_parameters_equal, batches, parameters, require_option, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 _OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.03, "momentum": 0.9}),

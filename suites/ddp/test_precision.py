@@ -12,7 +12,7 @@ from disttest.testing.world import World
 from ..ranks import assert_same_everywhere
 from .training import assert_gradients_equal, descend, gradients, parameters, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _data(world: World, steps: int) -> list[torch.Tensor]:

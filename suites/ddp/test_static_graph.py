@@ -12,7 +12,7 @@ from disttest.testing.world import World
 from .models import DOUBLE, WIDTH, Apply, Switch, TwoHeads, linear
 from .training import assert_gradients_equal, batches, descend, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _ones(world: World) -> torch.Tensor:

@@ -12,7 +12,7 @@ from disttest.testing.world import World
 from ..ranks import assert_same_everywhere
 from .training import assert_gradients_equal, assert_parameters_equal, descend, parameters, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _model(channels: int = 4, *, affine: bool = True, dimension: int = 1) -> nn.Module:

@@ -15,7 +15,7 @@ from ..ranks import exchange, meet
 from .models import DOUBLE, WIDTH, Apply, linear
 from .training import assert_gradients_equal, batches, share, twin, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 Pair = namedtuple("Pair", ["a", "b"])  # noqa: PYI024  # the functional form is one of the two kinds under test
 

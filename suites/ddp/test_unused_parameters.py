@@ -27,7 +27,7 @@ from .training import (
     wrap,
 )
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 UNFINISHED = "Expected to have finished reduction in the prior iteration"
 ADVICE = "passing the keyword argument `find_unused_parameters=True`"

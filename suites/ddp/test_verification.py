@@ -16,7 +16,7 @@ from ..ranks import exchange, raised_by, subgroup
 from .models import DOUBLE, linear
 from .training import batches, share, wrap
 
-pytestmark = pytest.mark.world_size()
+pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
 
 def _compute_buckets(tensors: list[torch.Tensor], limits: list[int], logger: object = None) -> object:

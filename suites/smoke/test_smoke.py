@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from disttest.testing.world import World
 
-from ..ranks import exchange, store
+from ..ranks import exchange, fresh_name, store
 
 pytestmark = pytest.mark.world_size()
 
@@ -47,16 +47,16 @@ def test_all_reduce(world: World) -> None:
 def test_barrier_waits_for_the_last(world: World) -> None:
     """No rank leaves a barrier that the last rank has not entered."""
     last = world.size - 1
-    here = store()
+    here, name = store(), fresh_name("barrier")
     if world.rank == last:
-        here.wait([f"entering/{rank}" for rank in range(last)])
+        here.wait([f"{name}/entering/{rank}" for rank in range(last)])
         time.sleep(0.05)  # a barrier that lets go would be noticed now; a sound one never is
-        assert not any(here.check([f"left/{rank}"]) for rank in range(last))
+        assert not any(here.check([f"{name}/left/{rank}"]) for rank in range(last))
         dist.barrier()
         return
-    here.set(f"entering/{world.rank}", "1")
+    here.set(f"{name}/entering/{world.rank}", "1")
     dist.barrier()
-    here.set(f"left/{world.rank}", "1")
+    here.set(f"{name}/left/{world.rank}", "1")
 
 
 def test_broadcast_objects(world: World) -> None:

@@ -61,6 +61,15 @@ class TestFindings:
         expect(sheet.locator(".track .hung")).to_have_count(2)
         expect(sheet.locator("pre", has_text="in test_hang").first).to_be_visible()
 
+    def test_a_hang_shows_the_collective_at_which_the_ranks_part(self, visit, red):
+        page = visit().open(red)
+        page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()
+        parting = page.locator(".collectives tr.parts")
+
+        expect(parting).to_have_count(1)
+        expect(parting).to_contain_text("here they part")
+        expect(parting).to_contain_text("waits")
+
     def test_the_culprit_comes_first_and_is_marked(self, visit, red):
         page = visit().open(red)
         page.locator("#failures").get_by_role("button", name=re.compile(r"::test_segfault\[")).click()

@@ -65,6 +65,8 @@ def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
 def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in OPTIONS} <= names
+    flags = flags_of(command.commands["run"])
+    assert flags <= {one.option for one in INPUTS["run"]} | {"--help"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -136,13 +138,7 @@ def test_workflows_ask_for_little_and_end_in_time(path: Path) -> None:
                 assert step["with"]["persist-credentials"] is False, name
 
 
-def waiting(path: Path) -> Any:
-    """The matrix needs `disttest run --plan FILE --shard N`, which the command has not yet."""
-    marks = [pytest.mark.xfail(strict=True, reason="run has no --plan")] if path.name == "matrix.yml" else []
-    return pytest.param(path, marks=marks, id=name_of(path))
-
-
-@pytest.mark.parametrize("path", [waiting(path) for path in (*WORKFLOWS, *EXAMPLES)])
+@pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
 def test_workflows_only_use_inputs_and_outputs_that_exist(path: Path) -> None:
     for job in jobs(path).values():
         for step in job.get("steps", []):

@@ -33,7 +33,7 @@ def diagnose(tmp_path, monkeypatch):
                 root=tmp_path / "empty",
                 compute="cpu",
                 worker="faulty_worker",
-                bounds=Bounds(check=3.0, collective=4.0, grace=1.0),
+                bounds=Bounds(start=300.0, check=10.0, collective=15.0, total=600.0),
             )
         )
 
@@ -104,6 +104,16 @@ def test_no_usable_gpu_is_not_glossed_over_by_proving_the_cpu(fake, diagnose):
     assert diagnosis.exit_code == 7
     assert diagnosis.proved == ()
     assert not [f for f in diagnosis.findings if f.device.startswith("CPU")]
+
+
+def test_a_torch_without_cuda_leaves_the_gpus_alone(fake, tmp_path):
+    driver = fake(fakes.plain(2))
+
+    diagnosis = examine(Examination(library=str(driver.library), root=tmp_path / "empty"))
+
+    assert diagnosis.proved == ("cpu:0", "cpu:1")
+    (torch,) = [finding for finding in diagnosis.findings if finding.check == "torch"]
+    assert (torch.grade, torch.advice.slug) == (Grade.WARNING, "torch-unusable")
 
 
 def test_quarantine_follows_the_diagnosis(fake, diagnose, tmp_path):

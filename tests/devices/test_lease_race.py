@@ -17,6 +17,8 @@ from disttest.host.lease import Leaser, Request
 
 RACER = Path(__file__).parents[1] / "support" / "workers" / "lease_racer.py"
 PROCESSES, RUNNERS, SECONDS = 16, 4, 10.0
+ENOUGH = 4 * 8
+"""Every runner has had every GPU."""
 
 
 class Race:
@@ -41,8 +43,10 @@ class Race:
         racer.wait()
 
     def run(self):
-        deadline_s = time.monotonic() + SECONDS
-        while time.monotonic() < deadline_s:
+        started_s = time.monotonic()
+        # On a busy machine ten seconds may see few leases: it goes on until there was a race to speak of.
+        while time.monotonic() - started_s < SECONDS or len(self.kinds()) < ENOUGH:
+            assert time.monotonic() - started_s < 120.0, "hardly any lease in two minutes"
             time.sleep(self.chance.uniform(0.05, 0.4))
             victim = self.chance.randrange(PROCESSES)
             self.kill(victim)
@@ -51,9 +55,14 @@ class Race:
             self.kill(number)
 
     def lines(self):
-        for line in self.log.read_text().splitlines():
+        # The last line may be half written.
+        for line in self.log.read_text().rpartition("\n")[0].splitlines() if self.log.exists() else ():
             word, pid, uuid, at, runner = line.split()
             yield word, int(pid), uuid, float(at), runner
+
+    def kinds(self):
+        """The different (runner, GPU) pairs seen so far."""
+        return {(runner, uuid) for word, _, uuid, _, runner in self.lines() if word == "take"}
 
     def spans(self):
         """UUID -> (start, end) of each lease; a killed holder held until it was killed, at the least."""

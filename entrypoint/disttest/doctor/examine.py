@@ -15,7 +15,7 @@ from disttest.host.devices import Machine, detect_machine
 from disttest.host.devices.findings import Finding, Grade, judge_machine
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 from disttest.host.leftovers import Litter, find_litter, names_in_use, scan_shm
-from disttest.host.preflight import Bounds, Check, Level, PreflightResult, run_preflight, targets_of
+from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Target, run_preflight, targets_of
 from disttest.host.preflight.run import WORKER
 from disttest.host.quarantine import QuarantineNotes
 from disttest.model import Frozen
@@ -62,7 +62,7 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     machine = detect_machine(library=examination.library, root=examination.root)
     torch = ask_torch()
     findings = judge_machine(machine, torch)
-    targets = targets_of(machine, compute=examination.compute, cpus=examination.cpus)
+    targets = _targets(examination, machine, torch)
     preflight = PreflightResult(checks=())
     if torch.version and not _hopeless(machine):
         preflight = run_preflight(
@@ -79,6 +79,13 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
         broken=preflight.broken,
         duration_s=clock() - started_s,
     )
+
+
+def _targets(examination: Examination, machine: Machine, torch: TorchFacts) -> tuple[Target, ...]:
+    """The GPUs; the CPU where there are none, or none that this torch could use (a finding of its own)."""
+    if examination.compute == "cuda" and torch.device_type != "cuda":
+        machine = msgspec.structs.replace(machine, gpus=())
+    return targets_of(machine, compute=examination.compute, cpus=examination.cpus)
 
 
 def _find_litter(root: Path) -> tuple[Litter, ...]:

@@ -179,9 +179,9 @@ def _is_alive(process: psutil.Process) -> bool:
 def forked_children() -> set[int]:
     """Pids of the direct children of this process, zombies included; cheap, no look at other processes."""
     found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
+    for task in Path("/proc/self/task").iterdir():
         try:
-            with open(f"/proc/self/task/{task}/children") as file:  # noqa: PTH123
+            with (task / "children").open() as file:
                 found.update(map(int, file.read().split()))
         except FileNotFoundError:
             continue

@@ -90,7 +90,24 @@ _CONTAINER = (
 _RUN = tuple(Input(option.name, Kind.RUN, option.help) for option in OPTIONS)
 _RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
 
-RUN_INPUTS = (*_TARGETS, *_RUN, *_CONTAINER)
+_FLOORS = (
+    Input("min-tests", Kind.RUN, "Fail if fewer tests ran."),
+    Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
+    Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
+)
+_SELECTION = (
+    Input("plan", Kind.RUN, "Plan of which a shard is to run."),
+    Input("shard", Kind.RUN, "Which shard of the plan."),
+    Input("revision", Kind.RUN, "State of the repository; must be the plan's."),
+    Input(
+        "stale-plan", Kind.RUN_SWITCH, "true runs a plan of another state; new tests go to the last shard."
+    ),
+    Input("timings", Kind.RUN_LINES, "Results of earlier runs, one file a line."),
+    Input("failed-first", Kind.RUN_SWITCH, "true starts with the tests that failed in the newest timings."),
+    *_FLOORS,
+)
+
+RUN_INPUTS = (*_TARGETS, *_SELECTION, *_RUN, *_CONTAINER)
 PLAN_INPUTS = (
     *_TARGETS,
     *_RUN_OF_A_PLAN,
@@ -112,9 +129,7 @@ MERGE_INPUTS = (
     Input("shards", Kind.RUN, "Without a plan: how many shards there must be."),
     Input("reruns", Kind.RUN_SWITCH, "true takes two results of one shard as a run and its re-run."),
     Input("results", Kind.RUN, "Where the merged results go.", default="merged"),
-    Input("min-tests", Kind.RUN, "Fail if fewer tests ran."),
-    Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
-    Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
+    *_FLOORS,
     Input("working-directory", Kind.STEP, "Where to run; other paths are relative to it."),
 )
 DOCTOR_INPUTS = (

@@ -12,10 +12,10 @@ stays the test's own, however it looks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
-from disttest.model import Frozen, Outcome, RankEnd, RankRecord, Slot, TestResult
+from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
 
 _SIGNS = (
     # What CUDA, NCCL, NVML and the kernel say when a device, not a program, fails.
@@ -114,6 +114,25 @@ def _sign_of(rank: RankRecord) -> str:
 
 def _sign_in(text: str) -> str:
     return next((name for pattern, name in _PATTERNS if pattern.search(text)), "")
+
+
+def results_not_run(tests: Iterable[TestCase], reason: str, *, at_s: float) -> Iterator[TestResult]:
+    """The results of tests that are not run: one infrastructure error for each suite, the others skipped.
+
+    A broken machine is reported once for each suite, not once for each test; the exit code says the rest.
+    """
+    told: set[str] = set()
+    for test in tests:
+        first = test.suite not in told
+        told.add(test.suite)
+        yield TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.ERROR if first else Outcome.SKIPPED,
+            cause=Cause.INFRASTRUCTURE if first else None,
+            started_at_s=at_s,
+            phase="setup",
+            message=reason,
+        )
 
 
 class Breaker:

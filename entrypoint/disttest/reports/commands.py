@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from disttest.errors import UsageError
 from disttest.reports.write import REPORTERS, rebuild
@@ -53,6 +52,8 @@ def trend(results_dirs: tuple[Path, ...]) -> None:
 
     Each DIR is a results directory, or a folder of them. `disttest report --history` draws the same.
     """
+    from rich.console import Console
+
     from disttest.reports import trend as trends
 
     runs = [trends.load_run(folder) for given in results_dirs for folder in trends.find_runs(given)]

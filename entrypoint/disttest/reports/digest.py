@@ -177,13 +177,13 @@ def fault(test: TestOutcome) -> str:
 
 
 def who(result: TestResult) -> str:
-    """Return ``rank 1 is the culprit; victims: ranks 0, 2``, or nothing if no rank is named."""
+    """Return ``rank 1 is the culprit; victims: rank 0, rank 2``, or nothing if no rank is named."""
     if result.culprit is None:
         return ""
-    text = f"rank {result.culprit} is the culprit"
+    text = f"{rank_name(result.culprit)} is the culprit"
     if result.victims:
-        ranks = ", ".join(map(str, result.victims))
-        text += f"; {'victim: rank' if len(result.victims) == 1 else 'victims: ranks'} {ranks}"
+        victims = ", ".join(rank_name(rank) for rank in result.victims)
+        text += f"; {'victim' if len(result.victims) == 1 else 'victims'}: {victims}"
     return text
 
 
@@ -210,6 +210,8 @@ def verdict(run: RunResult) -> str:
     """Return what the run came to, in a few words."""
     if run.exit_code > 128:
         return f"ended by signal {run.exit_code - 128}"
+    if run.exit_code == ExitCode.INTERRUPTED and run.collection_errors:
+        return "failed: not every file could be collected"
     return VERDICTS.get(ExitCode(run.exit_code), "failed") if run.exit_code in VERDICTS else "failed"
 
 

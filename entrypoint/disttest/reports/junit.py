@@ -23,7 +23,6 @@ from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 
-FILE_NAME = "junit.xml"
 MAX_BYTES = 24_000_000
 """GitLab takes files under 30 MB."""
 MAX_TEXT = 1_000_000
@@ -235,9 +234,9 @@ def _labels(result: TestResult) -> list[str]:
     if result.cause:
         labels.append(f"cause: {result.cause}")
     if result.culprit is not None:
-        labels.append(f"culprit: rank {result.culprit}")
+        labels.append(f"culprit: {rank_name(result.culprit)}")
     if result.victims:
-        labels.append(f"victims: {', '.join(f'rank {rank}' for rank in result.victims)}")
+        labels.append(f"victims: {', '.join(map(rank_name, result.victims))}")
     return ["  ".join(labels)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from disttest.reports.text import clean, size
@@ -29,16 +31,32 @@ class LogFolder:
 
     def __init__(self, root: Path | None) -> None:
         self._root = root.resolve() if root else None
+        # The logs of all ranks of a test are in one folder, and links are slow to follow.
+        self._inside = lru_cache(maxsize=256)(self._find_folder)
 
     def path(self, log: str) -> Path | None:
         """The regular file that ``log`` names, or None: missing, a pipe, or outside the results directory."""
-        if self._root is None or not log or "\0" in log:
+        folder, _, name = log.rpartition("/")
+        if not name or name in (".", "..") or "\0" in log:
+            return None
+        parent = self._inside(folder)
+        if parent is None:
             return None
         try:
-            path = (self._root / log).resolve()
-            return path if path.is_relative_to(self._root) and path.is_file() else None
+            path = parent / name
+            return path if stat.S_ISREG(path.lstat().st_mode) else None
         except OSError:
             return None
+
+    def _find_folder(self, folder: str) -> Path | None:
+        """The folder if it lies inside the results directory, wherever its links lead."""
+        if self._root is None:
+            return None
+        try:
+            path = (self._root / folder).resolve()
+        except OSError:
+            return None
+        return path if path.is_relative_to(self._root) else None
 
     def excerpt(self, log: str, *, head_bytes: int, tail_bytes: int) -> Excerpt | None:
         """Read the two ends of a log; None if there is none, or it can not be read."""

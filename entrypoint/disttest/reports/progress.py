@@ -6,7 +6,7 @@ now and then.
 
 from __future__ import annotations
 
-import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,6 +40,9 @@ from disttest.results.fold import TestOutcome
 HEARTBEAT_S = 30.0
 """A log in CI is never silent for longer than this while tests run."""
 
+REDRAW_S = 0.1
+"""The live view is not drawn more often than this, however fast the events come."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -65,6 +68,16 @@ class Progress:
     slots: dict[str, tuple[WorldShape, tuple[str, ...]]] = field(default_factory=dict)
     """World -> what it is and what it sits on."""
     not_collected: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STYLES, 0))
+    """How many tests came to what so far, by the names of :class:`digest.Tally`."""
+    waiting: Counter[str] = field(default_factory=Counter)
+    """Suite -> tests that have no result yet."""
+    spent_s: float = 0.0
+    """All finished attempts together."""
+    left_known_s: float = 0.0
+    """Expected seconds of the tests that have no result yet and are known from earlier."""
+    left_unknown: int = 0
+    """Tests that have no result yet and are not known."""
 
     def take(self, event: AnyEvent) -> None:
         """Learn from an event."""
@@ -74,7 +87,7 @@ class Progress:
                 self.root = event.root
                 self.started_at_s = event.at_s
             case TestCollected(test=test):
-                self.tests[test.nodeid] = test
+                self._collected(test)
             case CollectionFailed():
                 self.not_collected += 1
             case WorldStarted():
@@ -89,8 +102,7 @@ class Progress:
                     world_id=event.world_id,
                 )
             case TestFinished(result=result):
-                self.running.pop(result.nodeid, None)
-                self.attempts.setdefault(result.nodeid, []).append(result)
+                self._finished(result)
             case _:
                 pass
 
@@ -99,41 +111,55 @@ class Progress:
         test, attempts = self.tests.get(nodeid), self.attempts.get(nodeid)
         return TestOutcome(test=test, attempts=tuple(attempts)) if test and attempts else None
 
-    def counts(self) -> dict[str, int]:
-        """Return how many tests came to what, by the names of :class:`digest.Tally`."""
-        counts = dict.fromkeys(STYLES, 0)
-        for nodeid in self.attempts:
-            if outcome := self.outcome(nodeid):
-                counts[digest.classify(outcome)] += 1
-        return counts
+    def _collected(self, test: TestCase) -> None:
+        if test.nodeid in self.tests:
+            return
+        self.tests[test.nodeid] = test
+        self.waiting[test.suite] += 1
+        self._owe(test.nodeid, +1)
+
+    def _owe(self, nodeid: str, sign: int) -> None:
+        if nodeid in self.expected_s:
+            self.left_known_s += sign * self.expected_s[nodeid]
+        else:
+            self.left_unknown += sign
+
+    def _finished(self, result: TestResult) -> None:
+        self.running.pop(result.nodeid, None)
+        before = self.outcome(result.nodeid)
+        self.attempts.setdefault(result.nodeid, []).append(result)
+        self.spent_s += max(0.0, result.duration_s)
+        after = self.outcome(result.nodeid)
+        if after is None:
+            return
+        self.counts[digest.classify(after)] += 1
+        if before is not None:
+            self.counts[digest.classify(before)] -= 1
+            return
+        self.waiting[after.test.suite] -= 1
+        self._owe(result.nodeid, -1)
 
     @property
     def done(self) -> int:
         """Number of tests that have a result."""
-        return sum(nodeid in self.tests for nodeid in self.attempts)
+        return sum(self.counts.values())
 
     def left_s(self) -> float | None:
         """Return the estimated seconds to the end; None while there is nothing to go by."""
         elapsed_s = self.now_s - self.started_at_s
-        spent_s = sum(attempt.duration_s for attempts in self.attempts.values() for attempt in attempts)
-        if elapsed_s <= 0 or spent_s <= 0:
+        if elapsed_s <= 0 or self.spent_s <= 0 or not self.done:
             return None
-        seen = [self._typical_s(nodeid) for nodeid in self.attempts if nodeid in self.tests]
-        unknown_s = statistics.median(seen) if seen else 0.0
-        left = (nodeid for nodeid in self.tests if nodeid not in self.attempts)
-        work_s = sum(self.expected_s.get(nodeid, unknown_s) for nodeid in left)
+        # A test that nobody knows takes as long as those did that are done.
+        work_s = self.left_known_s + self.left_unknown * self.spent_s / self.done
         work_s -= sum(self.now_s - running.started_at_s for running in self.running.values())
         # As many tests at once as there have been so far.
-        return max(0.0, work_s) / max(1.0, spent_s / elapsed_s)
-
-    def _typical_s(self, nodeid: str) -> float:
-        return self.expected_s.get(nodeid) or self.attempts[nodeid][-1].duration_s
+        return max(0.0, work_s) / max(1.0, self.spent_s / elapsed_s)
 
 
 def status_line(progress: Progress) -> Text:
     """Return the counts, the time so far, and the time left."""
     line = Text(f"{progress.done:,}/{len(progress.tests):,}")
-    counts = progress.counts()
+    counts = progress.counts
     for kind in ("failed", "infrastructure", "flaky", "skipped"):
         if counts[kind]:
             line.append(f" · {counts[kind]:,} {kind}", style=STYLES[kind])
@@ -166,6 +192,7 @@ class LiveView:
         self._progress = Progress(expected_s=expected_s or {})
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+        self._drawn_at_s = 0.0
         self._live.start()
 
     def take(self, event: AnyEvent) -> None:
@@ -179,8 +206,9 @@ class LiveView:
             case Noted(message=message):
                 self._console.print(Text(one_line(message), style="bright_black"))
             case _:
-                return
-        self._refresh()
+                pass
+        if event.at_s - self._drawn_at_s >= REDRAW_S:
+            self._refresh()
 
     def tick(self, now_s: float) -> None:
         """Let the seconds of the running tests go on."""
@@ -189,6 +217,7 @@ class LiveView:
 
     def close(self) -> None:
         """Remove the view; what scrolled by stays."""
+        self._refresh()
         self._live.stop()
 
     def _finished(self, result: TestResult) -> None:
@@ -201,6 +230,7 @@ class LiveView:
         self._console.print(Text(f"  {one_line(result.nodeid)} · {seconds}", style="bright_black"))
 
     def _refresh(self) -> None:
+        self._drawn_at_s = self._progress.now_s
         self._live.update(render_live(self._progress, height=self._console.height), refresh=True)
 
 
@@ -305,8 +335,7 @@ class PlainView:
         self._release_if_complete(outcome.test.suite)
 
     def _release_if_complete(self, suite: str) -> None:
-        members = (nodeid for nodeid, test in self._progress.tests.items() if test.suite == suite)
-        if suite in self._held and all(nodeid in self._progress.attempts for nodeid in members):
+        if suite in self._held and not self._progress.waiting[suite]:
             self._release(suite)
 
     def _release(self, suite: str) -> None:

@@ -16,7 +16,6 @@ from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult
 
-FILE_NAME = "summary.md"
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
 
@@ -50,14 +49,19 @@ STEPS = (
 )
 
 
-def render_summary(run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES) -> str:
+def render_summary(
+    run: RunResult, results_dir: Path | None = None, *, max_bytes: int = MAX_BYTES, links: bool = True
+) -> str:
     """Return the Markdown. Logs are excerpted from ``results_dir``; without it they are left out.
+
+    Links to logs are relative to the results directory; without ``links`` they are plain paths, for a place
+    where the logs are not: GitHub's step summary.
 
     It is never longer than ``max_bytes``: what had to be cut is stated at its end.
     """
     logs = LogFolder(results_dir)
     for step in STEPS:
-        text = _Summary(run, logs, step).render()
+        text = _Summary(run, logs, step, links=links).render()
         if len(text.encode()) <= max_bytes:
             return text
     return text.encode()[:max_bytes].decode(errors="ignore")
@@ -66,10 +70,11 @@ def render_summary(run: RunResult, results_dir: Path | None = None, *, max_bytes
 class _Summary:
     """One rendering of a run at one level of detail."""
 
-    def __init__(self, run: RunResult, logs: LogFolder, detail: _Detail) -> None:
+    def __init__(self, run: RunResult, logs: LogFolder, detail: _Detail, *, links: bool) -> None:
         self.run = run
         self.logs = logs
         self.detail = detail
+        self.links = links
 
     def render(self) -> str:
         sections = (
@@ -149,7 +154,14 @@ class _Summary:
         for rank in result.ranks[:64]:
             ended = str(rank.outcome or rank.end)
             says = cell(one_line(rank.message, 200))
-            yield f"| {rank_name(rank.rank).removeprefix('rank ')} | {ended} | {cell(rank.phase)} | {self.log_link(rank)} | {says} |"
+            cells = (
+                rank_name(rank.rank).removeprefix("rank "),
+                ended,
+                cell(rank.phase),
+                self.log_link(rank),
+                says,
+            )
+            yield f"| {' | '.join(cells)} |"
         yield ""
         first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
         for rank in first[:LOG_TAILS]:
@@ -158,6 +170,8 @@ class _Summary:
     def log_link(self, rank: RankRecord) -> str:
         if not self.logs.path(rank.log):
             return "missing" if rank.log else ""
+        if not self.links:
+            return code(rank.log)
         return f"[{PurePosixPath(rank.log).name}]({quote(rank.log)})"
 
     def log_tail(self, rank: RankRecord) -> Iterator[str]:

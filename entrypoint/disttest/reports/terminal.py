@@ -132,8 +132,8 @@ def print_evidence(console: Console, text: str, *, on_github: bool) -> None:
     write: Callable[[str], object] = console.file.write
     shield: AbstractContextManager[None] = github.commands_stopped(write) if on_github else nullcontext()
     with shield:
-        for line in text.splitlines():
-            console.print(Text(f"    {line}"), soft_wrap=True)
+        # Straight to the file: there is nothing to style, and thousands of lines to write.
+        write("".join(f"    {line}\n" for line in text.splitlines()))
 
 
 def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:

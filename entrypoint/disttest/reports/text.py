@@ -23,6 +23,8 @@ def clean(text: str | bytes) -> str:
     """Return ``text`` without ANSI sequences and with only the characters that XML 1.0 allows."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")
+    if text.isprintable():  # nearly every name and message: nothing to clean
+        return text
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _ILLEGAL.sub(REPLACEMENT, _ANSI.sub("", text))
 

@@ -1,25 +1,51 @@
-"""Writes all reports of a run; one that fails does not take the others with it."""
+"""Writes all reports of a run; one that fails does not take the others with it.
+
+Each reporter, and the libraries it stands on, is imported when it is used: the command answers at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from disttest.errors import ReportError, UsageError
-from disttest.reports import html, junit, results_json, summary
 from disttest.reports.files import write_whole
+from disttest.reports.results_json import FILE_NAME as RESULTS_JSON
+from disttest.reports.results_json import render_results_json
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
 
-Render = Callable[[RunResult, Path], str]
+Render = Callable[[RunResult, Path, Sequence[RunResult]], str]
+
+
+def _json(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
+    return render_results_json(run, results_dir)
+
+
+def _junit(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
+    from disttest.reports.junit import render_junit
+
+    return render_junit(run, results_dir)
+
+
+def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
+    from disttest.reports.summary import render_summary
+
+    return render_summary(run, results_dir)
+
+
+def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:
+    from disttest.reports.html import render_html
+
+    return render_html(run, results_dir, history=history)
+
 
 REPORTERS: Mapping[str, tuple[str, Render]] = {
-    "json": (results_json.FILE_NAME, results_json.render_results_json),
-    "junit": (junit.FILE_NAME, junit.render_junit),
-    "summary": (summary.FILE_NAME, summary.render_summary),
-    "html": (html.FILE_NAME, html.render_html),
+    "json": (RESULTS_JSON, _json),
+    "junit": ("junit.xml", _junit),
+    "summary": ("summary.md", _summary),
+    "html": ("report.html", _html),
 }
 """Format -> name of its file, and what renders it. The one that tools need most comes first."""
 
@@ -50,10 +76,8 @@ def write_reports(
     failed: list[str] = []
     for name in formats:
         file_name, render = REPORTERS[name]
-        if name == "html":
-            render = partial(html.render_html, history=history)
         try:
-            written.append(write_whole(results_dir / file_name, render(run, results_dir)))
+            written.append(write_whole(results_dir / file_name, render(run, results_dir, history)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
             failed.append(f"{file_name}: {type(error).__name__}: {error}")
     if failed:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult, rank_name
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
+_OWN_THREAD = "/disttest/running/flight.py"
 _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
 
 
@@ -57,17 +58,16 @@ def _names(ranks: list[int]) -> str:
 
 
 def shorten_stacks(text: str) -> str:
-    """Stacks (innermost frame first) without what called the test, and without thread ids."""
+    """Stacks (innermost frame first) without what called the test, thread ids, and threads of our own."""
+    threads = (thread for thread in text.strip().split("\n\n") if _OWN_THREAD not in thread)
+    return "\n\n".join(_shorten(thread) for thread in threads)
+
+
+def _shorten(thread: str) -> str:
     lines: list[str] = []
-    below_test = False
-    for line in text.splitlines():
-        if not line.startswith("  "):
-            below_test = False
+    for line in thread.splitlines():
+        if line.startswith("  ") and _RUNNER.search(line) and lines[-1:] and lines[-1].startswith("  "):
+            break
+        if not line.startswith("Extension modules: "):
             lines.append(_THREAD_ID.sub(r"\1", line))
-            continue
-        below_test = below_test or (
-            _RUNNER.search(line) is not None and lines[-1:] != [] and lines[-1][:2] == "  "
-        )
-        if not below_test:
-            lines.append(line)
-    return "\n".join(line for line in lines if not line.startswith("Extension modules: "))
+    return "\n".join(lines)

@@ -66,7 +66,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
     outcome = outcome_of(report)
     data = _serialisable(report, config)
     return PhaseEnded(
-        phase=report.when or "call",
+        phase=report.when,
         outcome=outcome,
         partial=data.get("_report_type") == "SubTestReport",
         duration_s=report.duration,

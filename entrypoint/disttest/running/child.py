@@ -51,7 +51,7 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
             os.close(null)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
-    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     faulthandler.enable(2)
 
 

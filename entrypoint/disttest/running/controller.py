@@ -53,6 +53,8 @@ class Controller(Listener):
         workplace: Workplace,
         *,
         deadline_s: float | None,
+        timings: Timings,
+        failed_first: bool = False,
     ) -> None:
         self._session = session
         self._options = options
@@ -60,6 +62,8 @@ class Controller(Listener):
         self._recorder = recorder
         self._workplace = workplace
         self._deadline_s = deadline_s
+        self._timings = timings
+        self._failed_first = failed_first
         self._items: dict[str, pytest.Item] = {}
         self._tests: dict[str, TestCase] = {}
         self._good: set[str] = set()
@@ -83,7 +87,8 @@ class Controller(Listener):
         self._hazard = fork_hazard()
         if self._hazard:
             self._announce_hazard(self._hazard)
-        for gang in build_gangs(runnable, Timings(), slots=len(self._slots)):
+        failed = self._timings.failed if self._failed_first else ()
+        for gang in build_gangs(runnable, self._timings, slots=len(self._slots), failed=failed):
             self._scheduler.submit(gang)
         with self._crew.on_duty():
             self._loop()

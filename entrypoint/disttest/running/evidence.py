@@ -29,7 +29,7 @@ class Testimony(NamedTuple):
     collectives: tuple[Collective, ...] = ()
 
 
-class Witness:
+class EvidenceSource:
     """A rank that can be asked for its stacks and its collectives."""
 
     def __init__(self, child: Child, path: Path, questions: Path | None = None) -> None:
@@ -74,11 +74,11 @@ class Witness:
             return file.read(_MOST_KEPT).decode("utf-8", "replace").strip()
 
 
-def question(witnesses: Sequence[tuple[Witness, Path]], *, limit_s: float) -> list[Testimony]:
+def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:
     """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
-    for witness, flight in witnesses:
-        witness.ask(flight)
-    sources = [witness for witness, _ in witnesses]
+    for source, flight in asked:
+        source.ask(flight)
+    sources = [source for source, _ in asked]
     deadline = time.monotonic() + limit_s
     sizes: list[int] = []
     while time.monotonic() < deadline:

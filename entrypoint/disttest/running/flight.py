@@ -141,6 +141,12 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     )
 
 
+def _group(name: str, description: str) -> str:
+    if description == "default_pg":
+        return "default"
+    return f"#{name}" if description in ("", "undefined") else description
+
+
 def _is_user(frame: Mapping[str, Any]) -> bool:
     return not any(part in frame["filename"] for part in _INTERNAL)
 

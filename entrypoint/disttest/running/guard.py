@@ -30,6 +30,7 @@ from disttest.host.process import (
 )
 from disttest.model import Cause, Frozen, Outcome
 from disttest.planning.options import OPTIONS, RunOptions
+from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
@@ -83,13 +84,17 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
     ]
 
 
-def run_guarded(argv: Sequence[str], options: RunOptions, results: Path) -> GuardedRun:
+def run_guarded(
+    argv: Sequence[str], options: RunOptions, results: Path, *, plan: Plan | None = None, shard: int = 0
+) -> GuardedRun:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 
     Args:
         argv: the child's command line.
         options: only the deadline is read here.
         results: the claimed results directory.
+        plan: the plan that this run is a shard of.
+        shard: which one; without a plan it means nothing.
     """
     journal = Journal(results / FILE_NAME)
     journal.append(
@@ -101,6 +106,8 @@ def run_guarded(argv: Sequence[str], options: RunOptions, results: Path) -> Guar
             hardware=detect_machine().hardware(),
             slots=0,
             disttest=disttest.__version__,
+            plan_id=plan.plan_id if plan else "",
+            shard=shard if plan else None,
         )
     )
     adopt_orphans()

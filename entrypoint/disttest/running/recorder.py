@@ -30,7 +30,15 @@ class Recorder:
         """Tests that are red here and that torch's own harness would have passed."""
 
     def run_started(
-        self, *, run_id: str, argv: Sequence[str], root: str, hardware: Hardware, slots: int
+        self,
+        *,
+        run_id: str,
+        argv: Sequence[str],
+        root: str,
+        hardware: Hardware,
+        slots: int,
+        plan_id: str = "",
+        shard: int | None = None,
     ) -> None:
         """The controller is up."""
         self._journal.append(
@@ -42,6 +50,8 @@ class Recorder:
                 hardware=hardware,
                 slots=slots,
                 disttest=disttest.__version__,
+                plan_id=plan_id,
+                shard=shard,
             )
         )
 

@@ -18,7 +18,7 @@ from disttest.errors import ProtocolError
 from disttest.host.process import Child, end_all
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
-from disttest.running.evidence import STACKS_HEADING, Witness, question
+from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.running.logs import RankLog
 from disttest.running.protocol import (
     AnyMessage,
@@ -55,7 +55,7 @@ class Seat:
     rank: int
     channel: Channel
     child: Child
-    witness: Witness
+    evidence: EvidenceSource
     log: Path
     """Where it writes until its first test names another file."""
     ready: bool = False
@@ -131,7 +131,7 @@ class Supervisor:
         seats = [self.seats[progress.rank] for progress in living]
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
         told = question(
-            [(seat.witness, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
+            [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
             limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
         )
         self._drain(seats)  # a rank that finished just now is not a victim

@@ -23,7 +23,7 @@ from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.running.attempt import Attempt, MainAttempt, Progress
-from disttest.running.evidence import Witness
+from disttest.running.evidence import EvidenceSource
 from disttest.running.protocol import (
     Cancel,
     Channel,
@@ -131,7 +131,7 @@ class World:
             rank=rank,
             channel=ours,
             child=child,
-            witness=Witness(child, spec.stacks, spec.questions),
+            evidence=EvidenceSource(child, spec.stacks, spec.questions),
             log=spec.log,
         )
 

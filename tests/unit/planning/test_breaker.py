@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.model import Outcome, RankEnd, RankRecord, Slot, TestResult
-from disttest.planning.breaker import Breaker, Cleared, GiveUp, Prove, Quarantine, State, find_device_sign
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
+from disttest.planning.breaker import (
+    Breaker,
+    Cleared,
+    GiveUp,
+    Prove,
+    Quarantine,
+    State,
+    find_device_sign,
+    results_not_run,
+)
 
 GPUS = tuple(Slot(name=f"gpu:{n}", device="cuda", index=n, uuid=f"GPU-{n}") for n in range(4))
 CPUS = (Slot(name="cpu:0"), Slot(name="cpu:1", index=1))
@@ -179,6 +188,22 @@ def test_healthy_devices_clear_it_and_it_suspects_less_easily():
 def test_a_proof_nobody_asked_for_is_a_bug():
     with pytest.raises(AssertionError, match="while the breaker was closed"):
         Breaker(GPUS).proved({})
+
+
+def test_the_rest_of_the_run_is_one_error_for_each_suite():
+    tests = [
+        TestCase(
+            nodeid=f"{suite}{n}", slug=f"{suite}{n}", classname="", name="", file="", line=1, suite=suite
+        )
+        for suite in ("ddp", "rpc")
+        for n in range(3)
+    ]
+
+    results = list(results_not_run(tests, "not run: GPU 3", at_s=5.0))
+
+    assert [Outcome.ERROR, Outcome.SKIPPED, Outcome.SKIPPED] * 2 == [r.outcome for r in results]
+    assert [Cause.INFRASTRUCTURE, None, None] * 2 == [r.cause for r in results]
+    assert {"not run: GPU 3"} == {r.message for r in results}
 
 
 EVENTS = st.tuples(st.sampled_from("abcdef"), st.integers(0, 3), st.booleans())

@@ -8,8 +8,9 @@ import re
 import pytest
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
-from disttest.model import Outcome
+from disttest.model import Collective, Outcome, TestResult
 from disttest.reports.html import render_html
+from disttest.reports.html.collectives import collective_table
 
 
 def embedded(page: str, name: str):
@@ -92,3 +93,41 @@ def test_a_clock_that_went_backwards_gives_a_page():
     data = embedded(render_html(sample.finish()), "data")
 
     assert all(bar[3] >= 0 and bar[4] >= bar[3] for bar in data["timeline"]["bars"])
+
+
+def called(*calls: tuple[int, str, bool]) -> tuple[Collective, ...]:
+    return tuple(
+        Collective(group="default", seq=seq, op=op, done=done, at_s=10.0 + seq) for seq, op, done in calls
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "parting"),
+    [
+        ([(1, "all_reduce", True), (2, "barrier", False)], [(1, "all_reduce", True)], 2),  # one never came
+        ([(1, "all_reduce", False)], [(1, "broadcast", False)], 1),  # they called different things
+        (
+            [(1, "all_reduce", True), (2, "barrier", False)],
+            [(1, "all_reduce", True), (2, "barrier", False)],
+            2,
+        ),
+        ([(1, "all_reduce", True)], [(1, "all_reduce", True)], None),
+        (
+            [(1, "all_reduce", True), (2, "barrier", True)],
+            [(2, "barrier", True)],
+            None,
+        ),  # the recorder forgot
+    ],
+)
+def test_the_collective_at_which_ranks_part(first, second, parting):
+    ranks = (rank(0, collectives=called(*first)), rank(1, collectives=called(*second)), rank(2))
+    table = collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, started_at_s=10.0, ranks=ranks))
+
+    assert table["ranks"] == ["rank 0", "rank 1"]
+    assert [row["name"] for row in table["rows"] if row["parts"]] == (
+        [f"default #{parting}"] if parting else []
+    )
+
+
+def test_no_recorder_no_table():
+    assert collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=(rank(0),))) is None

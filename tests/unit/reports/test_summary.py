@@ -39,6 +39,13 @@ def test_shows_findings_culprits_tails_and_links(tmp_path):
     assert text.index("Log of rank 1") < text.index("Log of rank 0")  # the culprit's first
 
 
+def test_where_the_logs_are_not_there_are_no_links(tmp_path):
+    text = render_summary(mixed_run(tmp_path), tmp_path, links=False)
+
+    assert "](logs/" not in text
+    assert "<code>logs/ddp-test&#95;all&#95;reduce-2/attempt-1/rank1.log</code>" in text
+
+
 def test_a_missing_log_is_said_to_be_missing():
     sample = SampleRun()
     sample.test(Outcome.FAILED, message="m", ranks=(rank(0, log="logs/gone.log"),))

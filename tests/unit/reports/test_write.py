@@ -45,7 +45,7 @@ class TestWriteReports:
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "logs"])
 
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path, monkeypatch):
-        def broken(run, results_dir):
+        def broken(run, results_dir, history):
             raise RuntimeError("no ink")
 
         reporters = {"bad": ("bad.txt", broken), **write.REPORTERS}

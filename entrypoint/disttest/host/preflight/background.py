@@ -41,6 +41,11 @@ class Proof:
             _MODULE, [argument], timeout_s=bounds.total + 30.0, on_line=self._heard.append
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process, which who looks for leftovers must not take for one."""
+        return self._child.pid
+
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when there is something to do."""
         return self._child.descriptors()

@@ -1,5 +1,5 @@
 """``report.html``: one file that holds everything, and works without a network and from any folder."""
 
-from disttest.reports.html.render import FILE_NAME, render_html
+from disttest.reports.html.render import render_html
 
-__all__ = ["FILE_NAME", "render_html"]
+__all__ = ["render_html"]

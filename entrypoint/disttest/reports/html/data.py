@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from disttest.model import RankRecord, TestResult
+from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest, trend
+from disttest.reports.html.collectives import collective_table, ticks
 from disttest.reports.location import Repository, locate
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
@@ -152,12 +153,17 @@ def _attempt(result: TestResult, logs: LogFolder, room: _Room) -> dict[str, Any]
         "duration": round(max(0.0, result.duration_s), 4),
         "text": shorten("\n\n".join(digest.evidence(result)), room.details),
         "notes": [one_line(note) for note in result.notes],
-        "ranks": [dict(_rank(rank, logs, room)) for rank in result.ranks],
+        "collectives": collective_table(result),
+        "ranks": [
+            dict(_rank(rank, logs, room)) | {"ticks": ticks(rank, result.started_at_s)}
+            for rank in result.ranks
+        ],
     }
 
 
 def _rank(rank: RankRecord, logs: LogFolder, room: _Room) -> Iterator[tuple[str, Any]]:
     yield "rank", rank.rank
+    yield "name", rank_name(rank.rank)
     yield "how", str(rank.outcome or rank.end)
     yield "phase", one_line(rank.phase)
     yield "message", one_line(rank.message)

@@ -89,6 +89,7 @@
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));
+    if (attempt.collectives) parts.push(...collectives(attempt.collectives));
     if (attempt.text) parts.push(el("h3", null, "What was found"), el("pre", { tabindex: "0", "aria-label": "What was found" }, attempt.text));
     if (attempt.ranks.some((rank) => rank.text || rank.log || rank.missing)) parts.push(...logs(attempt));
     return parts;
@@ -140,6 +141,11 @@
     const waited = rank.hung || rank.how === "killed";
     if (died && gone > at) put("waits", at, gone - at, rank.phase);
     if (waited && total > at) put(rank.hung ? "hung" : "waits", at, total - at, rank.hung ? `still in ${rank.phase}` : `${rank.phase}, then ended by us`);
+    for (const [time, done] of rank.ticks) {
+      const tick = el("i", { class: done ? "tick" : "tick open", title: `collective at ${seconds(time)}` });
+      tick.style.left = `min(${share(time)}, calc(100% - 3px))`;
+      track.append(tick);
+    }
     for (const [time, name] of [[rank.failed, ""], [parted, "part"]]) {
       if (time === null || time === undefined) continue;
       const mark = el("em", { class: name, title: name ? "here the ranks part" : `failed after ${seconds(time)}` });
@@ -148,8 +154,25 @@
     }
     const role = rank.rank === attempt.culprit ? ", culprit" : attempt.victims.includes(rank.rank) ? ", victim" : "";
     const when = rank.failed !== null ? ` after ${seconds(rank.failed)}` : "";
-    const text = `${rank.how}${when}${role}`;
-    return [el("div", { class: "who", role: "listitem" }, el("b", null, `rank ${rank.rank}`), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
+    const text = `${rank.hung ? "hung" : rank.how}${when}${role}`;
+    return [el("div", { class: "who", role: "listitem" }, el("b", null, rank.name), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
+  }
+
+  // A row for each collective; the first one that the ranks do not share is where they part.
+  function collectives(table) {
+    const rows = table.rows.map((row) => el("tr", { class: row.parts ? "parts" : null },
+      el("th", { scope: "row" }, row.name, row.parts ? el("span", { class: "badge failed" }, "here they part") : null),
+      ...row.cells.map((cell) => (cell
+        ? el("td", null, el("b", null, cell.op), ` ${cell.done ? "done" : "waits"} · ${seconds(cell.at)}`,
+          el("div", { class: "small muted" }, bidi([cell.inputs, cell.where].filter(Boolean).join(" · "))))
+        : el("td", { class: "none" }, "not called")))));
+    return [
+      el("h3", null, "Collectives"),
+      el("div", { class: "scroll collectives", tabindex: "0", role: "region", "aria-label": "Collectives of the ranks" },
+        el("table", null,
+          el("thead", null, el("tr", null, el("th", { scope: "col" }, "collective"), ...table.ranks.map((name) => el("th", { scope: "col" }, name)))),
+          el("tbody", null, ...rows))),
+    ];
   }
 
   function logs(attempt) {
@@ -202,7 +225,7 @@
   function pane(rank, attempt) {
     const lines = (rank.text || "").split("\n");
     const rows = lines.map((text) => el("div", { class: /^\[… .* cut …\]$/.test(text) ? "cut" : null }, text));
-    const box = el("pre", { class: "log", tabindex: "0", "aria-label": `Log of rank ${rank.rank}`, "data-rank": String(rank.rank) });
+    const box = el("pre", { class: "log", tabindex: "0", "aria-label": `Log of ${rank.name}`, "data-rank": String(rank.rank) });
     const kept = rank.text === undefined ? "Not shown here; open the file." : "The log is empty.";
     const none = rank.missing ? `There is no file ${rank.missing}.` : rank.log ? kept : "No log.";
     box.append(...(rank.text ? rows : [el("div", { class: "cut" }, none)]));
@@ -210,11 +233,11 @@
     const times = lines.map((text) => { const time = stamp(text); last = time === null ? last : time; return last; });
     const role = rank.rank === attempt.culprit ? "culprit" : attempt.victims.includes(rank.rank) ? "victim" : "";
     const node = el("article", { class: role || null },
-      el("h4", null, `rank ${rank.rank}`, role ? el("span", { class: `badge ${role === "culprit" ? "failed" : "skipped"}` }, role) : null,
+      el("h4", null, rank.name, role ? el("span", { class: `badge ${role === "culprit" ? "failed" : "skipped"}` }, role) : null,
         rank.log ? el("a", { href: encodeURI(rank.log).replace(/[?#]/g, encodeURIComponent) }, "whole log") : null),
       rank.message ? el("p", { class: "small muted" }, bidi(rank.message)) : null,
       box,
-      rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of rank ${rank.rank}` }, rank.stacks)) : null);
+      rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of ${rank.name}` }, rank.stacks)) : null);
     return {
       node, box, times,
       now() { return times[Math.min(times.length - 1, Math.floor(box.scrollTop / LINE))]; },

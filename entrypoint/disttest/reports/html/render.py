@@ -20,7 +20,6 @@ from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
 
-FILE_NAME = "report.html"
 SCRIPTS = ("page.js", "timeline.js", "tests.js", "ranks.js")
 MAX_CARDS = 200
 

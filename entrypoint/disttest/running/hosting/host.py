@@ -38,7 +38,7 @@ from disttest.results.exit_codes import (
 from disttest.running import hygiene
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
-from disttest.running.evidence import Witness
+from disttest.running.evidence import EvidenceSource
 from disttest.running.hosting.witness import ChannelPipe, Witness, run_to_exit_code
 from disttest.running.protocol import Channel, Leave, PhaseBegan, RankReady, RanksJoined, RunTest, TestDone
 from disttest.running.rank import RankSpec, next_order
@@ -285,7 +285,7 @@ class ForkHost:
         child = fork_child(be_rank)
         theirs.close()
         team.ranks.append(Rank(rank, child))
-        seat = Seat(rank=rank, channel=ours, child=child, witness=Witness(child, stacks), log=log)
+        seat = Seat(rank=rank, channel=ours, child=child, evidence=EvidenceSource(child, stacks), log=log)
         team.supervisor.add(seat)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:

@@ -1,0 +1,106 @@
+"""What ``disttest run`` takes from a plan, from earlier timings, and the floors under what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from disttest.commands.merge import read_plan, read_text
+from disttest.errors import UsageError
+from disttest.model import Frozen
+from disttest.planning.plan import Plan, check_revision, find_shard
+from disttest.results.floors import Floors, make_floors
+
+_OPTIONS = (
+    click.option("--plan", "plan_file", type=Path, metavar="FILE", help="Run a shard of this plan."),
+    click.option("--shard", type=int, metavar="K", help="Which shard of the plan."),
+    click.option(
+        "--revision", default="", metavar="COMMIT", help="State of the repository; must be the plan's."
+    ),
+    click.option(
+        "--stale-plan", is_flag=True, help="Run a plan of another state; new tests go to the last shard."
+    ),
+    click.option(
+        "--timings",
+        multiple=True,
+        type=Path,
+        metavar="FILE",
+        help="Journal, results.json or JUnit file of earlier runs.",
+    ),
+    click.option(
+        "--failed-first", is_flag=True, help="Start with the tests that failed in the newest timings."
+    ),
+    click.option("--min-tests", type=int, default=0, metavar="N", help="Fail if fewer tests ran."),
+    click.option(
+        "--max-skip-ratio", type=float, default=1.0, metavar="0…1", help="Fail if more were skipped."
+    ),
+    click.option(
+        "--expect", type=Path, metavar="FILE", help="Fail if a test named in this file did not run."
+    ),
+)
+
+
+class Selection(Frozen):
+    """The options, checked."""
+
+    plan_file: Path | None
+    plan: Plan | None
+    shard: int
+    timings: tuple[Path, ...]
+    failed_first: bool
+    floors: Floors
+
+    @property
+    def is_empty_shard(self) -> bool:
+        """Whether the plan has nothing for this shard: then nothing to run is a success."""
+        return self.plan is not None and find_shard(self.plan, self.shard) is None
+
+    def pytest_arguments(self) -> list[str]:
+        """The same for the plugin."""
+        arguments = [f"--disttest-timings={path.absolute()}" for path in self.timings]
+        if self.failed_first:
+            arguments.append("--disttest-failed-first")
+        if self.plan_file is not None:
+            arguments += [f"--disttest-plan={self.plan_file.absolute()}", f"--disttest-shard={self.shard}"]
+        return arguments
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def take_selection(given: dict[str, Any]) -> Selection:
+    """Take the options out of what click gave, and check them.
+
+    Raises:
+        UsageError: a file can not be read, or the options contradict each other or the plan.
+    """
+    plan_file, shard, expect = given.pop("plan_file"), given.pop("shard"), given.pop("expect")
+    revision, stale = given.pop("revision"), given.pop("stale_plan")
+    if (plan_file is None) != (shard is None):
+        raise UsageError("--plan FILE and --shard K go together")
+    plan = read_plan(plan_file)
+    if plan is not None:
+        find_shard(plan, shard)
+        if not stale:
+            check_revision(plan, revision)
+    floors = make_floors(
+        min_tests=given.pop("min_tests"),
+        max_skip_ratio=given.pop("max_skip_ratio"),
+        expect=read_text(expect, "--expect") if expect else "",
+        expect_file=str(expect or ""),
+    )
+    return Selection(
+        plan_file=plan_file,
+        plan=plan,
+        shard=0 if shard is None else shard,
+        timings=given.pop("timings"),
+        failed_first=given.pop("failed_first"),
+        floors=floors,
+    )

@@ -1,0 +1,77 @@
+"""A plan's shards run exactly their tests, merge into one result, and floors turn an empty success red."""
+
+import json
+import shutil
+
+from disttest.model import Outcome
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, read_events
+
+TESTS = """
+    import pytest
+
+    @pytest.mark.world_size(1, 2)
+    @pytest.mark.parametrize("number", range(3))
+    def test_planned(world, number):
+        assert world.size in (1, 2)
+"""
+NEW = """
+    import pytest
+
+    @pytest.mark.world_size(1)
+    def test_new(world):
+        pass
+"""
+
+
+def test_shards_run_their_tests_and_merge(lab):
+    lab.write(test_planned=TESTS)
+    planned = lab.run("plan", "test_planned.py", "--shards", "2", "--revision", "abc")
+    plan = json.loads((lab.folder / "plan.json").read_text())
+    numbers = [shard["number"] for shard in plan["shards"]]
+    assert 0 == planned.exit_code, planned.output
+    assert 2 == len(numbers)
+
+    lab.write(test_new=NEW)
+    ids = []
+    for number in numbers:
+        ended = lab.run(".", "--plan", "plan.json", "--shard", str(number), "--revision", "abc")
+        assert 0 == ended.exit_code, ended.output
+        ids += [test.test.nodeid for test in ended.run.tests]
+        shutil.move(ended.results, lab.folder / f"shard-{number}")
+    assert 7 == len(ids) == len(set(ids)), "every planned test once, and the new one in the last shard"
+
+    merged = lab.run("merge", *[f"shard-{number}" for number in numbers])
+    run = fold(read_events(lab.folder / "merged" / FILE_NAME))
+    assert 0 == merged.exit_code, merged.output
+    assert {Outcome.PASSED} == {test.final.outcome for test in run.tests}
+    assert 7 == len(run.tests)
+
+    lost = lab.run("merge", f"shard-{numbers[0]}", "--results", "incomplete")
+    assert 0 != lost.exit_code
+    other = lab.run(".", "--plan", "plan.json", "--shard", "1", "--revision", "def")
+    assert 4 == other.exit_code
+    assert "the plan was made for abc" in other.output
+
+
+def test_timings_of_an_earlier_run_are_read(lab):
+    lab.write(test_planned=TESTS).run("test_planned.py")
+    lab.folder.joinpath("results").rename(lab.folder / "first")
+    (lab.folder / "broken.json").write_text("{")
+
+    ended = lab.run(
+        "test_planned.py", "--timings", "first/events.jsonl", "--timings", "broken.json", "--failed-first"
+    )
+
+    assert 0 == ended.exit_code, ended.output
+    assert any("broken.json" in note for note in ended.run.notes)
+
+
+def test_floors_turn_red_what_hardly_ran(lab):
+    lab.write(test_planned=TESTS)
+
+    few = lab.run("test_planned.py", "--min-tests", "100")
+    skipped = lab.run("test_planned.py", "--world-sizes", "3", "--max-skip-ratio", "0.5")
+
+    assert (1, 1) == (few.exit_code, skipped.exit_code)
+    assert "100" in few.output
