@@ -4,13 +4,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-SUITES := smoke ddp
+SUITES := smoke collectives ddp threaded rpc dist_autograd fsdp
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration devices docker browser
+KINDS    := unit contract integration devices docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test action lock lint format catalogue mutants docs clean $(SUITES) $(KINDS)
+.PHONY: test action lock lint format catalogue compat mutants docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -18,7 +18,11 @@ $(SUITES): $(READY)
 test: lint catalogue $(filter-out $(LEFT_OUT),$(KINDS))
 
 $(KINDS): $(READY)
-	$(BIN)/python -m pytest tests/$@
+	$(BIN)/python -m pytest tests/$(@:-sample=)
+
+# torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
+compat: $(READY)
+	$(BIN)/python -m pytest tests/compat --full
 
 browser: tests/browser/node_modules/.ready
 

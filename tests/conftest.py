@@ -9,6 +9,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write golden files anew instead of comparing"
     )
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="tests/compat: run torch's suites under torch's own harness too (hours)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

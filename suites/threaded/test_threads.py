@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+
 from disttest.testing.threads import spawn_threads_and_init_comms
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 8, 64])

@@ -24,8 +24,6 @@ NEVER_JOINED = "the test ended without waiting for this rank"
 class TestSkip(NamedTuple):
     """An exit code that means "skipped", and why."""
 
-    __test__ = False
-
     exit_code: int
     message: str
 

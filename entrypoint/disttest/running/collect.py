@@ -15,6 +15,7 @@ from disttest.errors import UsageError
 from disttest.model import Frozen, Isolation, Kind, TestCase, WorldShape
 from disttest.planning.options import RunOptions, check_seconds, check_world_size
 from disttest.running.hosting.recognise import Hosted, hosted
+from disttest.testing.skips import early_skip
 
 if TYPE_CHECKING:
     from _pytest.skipping import Skip
@@ -288,6 +289,8 @@ def known_skip(item: pytest.Item) -> str | None:
     by_host = hosted(item)
     if by_host is not None and by_host.refusal:
         return by_host.refusal
+    if (reason := early_skip(function)) is not None:
+        return reason
     needs = item.get_closest_marker("needs_gpus")
     return None if needs is None else _gpu_refusal(item, int(needs.args[0]))
 

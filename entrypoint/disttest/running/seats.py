@@ -37,6 +37,8 @@ EVIDENCE_LIMIT_S = 0.4
 HANG_EVIDENCE_LIMIT_S = 2.0
 """The same at a deadline: nobody waits for this verdict any more, and evidence is all there is."""
 _START_LOG_KEPT = 16 * 1024
+_EXIT_LIMIT_S = 2.0
+"""From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
 _TICK_S = 0.2
 """How often log sizes are looked at while a test runs."""
 
@@ -191,8 +193,12 @@ class Supervisor:
         if seat.channel.closed_by_peer:
             self.ignore(seat.channel)
             # Usually its end; the pidfd says which. A rank that lives on without a channel is lost.
-            if seat.child.wait(0.2) is None:
+            if not self._is_leaving(seat) and seat.child.wait(_EXIT_LIMIT_S) is None:
                 self._give_up(seat, "it closed its control channel")
+
+    def _is_leaving(self, seat: Seat) -> bool:
+        done = self.attempt.ranks[seat.rank].done if self.attempt else None
+        return done is not None and done.exit_code is not None
 
     def _on_message(self, seat: Seat, message: AnyMessage) -> None:
         if isinstance(message, RankReady):

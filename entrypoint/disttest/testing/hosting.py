@@ -21,6 +21,9 @@ class RankPipe(Protocol):
     def send(self, text: object) -> None:
         """Report an error."""
 
+    def note(self, error: BaseException) -> None:
+        """The test raised this just now; its report will say so."""
+
     def close(self) -> None:
         """Nothing more is to come."""
 

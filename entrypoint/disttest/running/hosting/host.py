@@ -7,8 +7,9 @@ import os
 import signal
 import time
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -55,7 +56,7 @@ class HostedAttempt(Attempt):
     """An attempt whose ranks leave by themselves, with codes that the test may have asked for."""
 
     rule: ExitRule = ExitRule()
-    skips: dict[int, str] = {}
+    skips: Mapping[int, str] = MappingProxyType({})
     patient: bool = False
     """Torch's way: only an error ends the others early, a death does not."""
 

@@ -42,7 +42,7 @@ def hosted(item: Any) -> Hosted | None:
 def _inspect(item: Any) -> Hosted | None:
     if not isinstance(item, TestCaseFunction):
         return None
-    cls = getattr(item.parent, "obj", None)
+    cls: Any = getattr(item.parent, "obj", None)
     kind = kind_of(cls) if isinstance(cls, type) else None
     if kind is None:
         return None

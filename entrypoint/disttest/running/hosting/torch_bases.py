@@ -62,8 +62,8 @@ def rank_count(value: Any) -> int:
 
 def _host_processes(base: Any, host: ForkHost) -> None:
     wrap_method = base.join_or_run
-    start_by_spawn = base._start_processes  # noqa: SLF001
-    join_foreign = base._join_processes  # noqa: SLF001
+    start_by_spawn = base._start_processes
+    join_foreign = base._join_processes
 
     def start(self: Any, proc: object = None) -> None:
         if hazard := fork_hazard():
@@ -89,15 +89,15 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     def join_or_run(self: Any, method: Callable[..., Any]) -> Any:
         return wrap_method(self, _watched(method))
 
-    base._start_processes = start  # noqa: SLF001
-    base._spawn_processes = start  # noqa: SLF001
-    base._join_processes = join  # noqa: SLF001
+    base._start_processes = start
+    base._spawn_processes = start
+    base._join_processes = join
     base.join_or_run = join_or_run
 
 
 def _keywords(case: Any) -> dict[str, Any]:
     """The keywords that the installed torch hands to ``_run``, as far as this class's ``_run`` takes them."""
-    parameters = inspect.signature(type(case)._run).parameters.values()  # noqa: SLF001
+    parameters = inspect.signature(type(case)._run).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}
     return {name: getattr(case, name, False) for name in _SPAWNED_KEYWORDS if takes_all or name in names}

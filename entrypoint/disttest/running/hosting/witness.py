@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import sys
 import threading
@@ -11,6 +10,7 @@ import time
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from disttest.model import Outcome
@@ -127,6 +127,10 @@ class ChannelPipe:
         """The test failed, says its class."""
         self._witness.report_text(text if isinstance(text, str) else repr(text))
 
+    def note(self, error: BaseException) -> None:
+        """The test raised this just now."""
+        self._witness.note(error)
+
     def poll(self, timeout: float | None = 0.0) -> bool:
         """Nothing ever arrives."""
         if timeout:
@@ -169,7 +173,7 @@ def _as_code(value: object) -> int:
 
 def _below_runner(error: BaseException) -> Any:
     """The traceback without the frames of this package that called the test."""
-    here = os.path.dirname(__file__)
+    here = str(Path(__file__).parent)
     trace = error.__traceback__
     while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next

@@ -1,0 +1,65 @@
+"""A barrier and a lock over files, for ranks that have no process group (yet, or any more)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+
+def _root() -> Path:
+    return Path(os.environ["TEMP_DIR"])  # noqa: TID251  # exported by initialize_temp_directories
+
+
+@contextlib.contextmanager
+def file_lock() -> Iterator[None]:
+    """Exclusive among all processes that share ``TEMP_DIR``."""
+    with (_root() / "lockfile").open("w") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
+class Barrier:
+    """Counts arrivals in files named after processes; ``init`` it in the main process before each test."""
+
+    barrier_id: ClassVar[int] = 0
+
+    @classmethod
+    def init(cls) -> None:
+        """Forget earlier arrivals."""
+        cls.barrier_id = 0
+        for file in (_root() / "barrier").iterdir():
+            file.unlink()
+
+    @classmethod
+    def sync(cls, wait_for: int | None = None, timeout: float = 10) -> None:
+        """Wait until that many processes (all of the group, by default) have come as far.
+
+        Raises:
+            RuntimeError: they have not, within the limit.
+        """
+        if wait_for is None:
+            import torch.distributed as dist
+
+            wait_for = dist.get_world_size()
+        cls.barrier_id += 1
+        with file_lock():
+            (_root() / "barrier" / str(os.getpid())).write_text(str(cls.barrier_id))
+        deadline = time.monotonic() + timeout
+        while cls._arrived() != wait_for:
+            if time.monotonic() > deadline:
+                raise RuntimeError("barrier timeout")
+            time.sleep(0.01)
+
+    @classmethod
+    def _arrived(cls) -> int:
+        with file_lock():
+            counts = [int(file.read_text()) for file in (_root() / "barrier").iterdir()]
+        return sum(count >= cls.barrier_id for count in counts)

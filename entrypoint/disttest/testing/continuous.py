@@ -1,0 +1,155 @@
+"""``MultiProcContinuousTest``: one set of ranks, and one process group, for the tests of a whole class.
+
+A failing test costs its ranks, not the rest of the class: the next test gets new ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import types
+import unittest
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_utils import TestCase, set_rng_seed
+
+from disttest.planning.options import check_world_size
+from disttest.testing.hosting import current_host
+from disttest.testing.processes import check_method
+
+UNSET = -2
+
+
+class MultiProcContinuousTest(TestCase):
+    """A dispatcher in the main process; the test methods run in ranks that stay for the class."""
+
+    __disttest_kind__ = "main"
+    MAIN_PROCESS_RANK = -1
+    world_size: int = UNSET
+    """Unset: one rank for each device of the device type."""
+    rank: int = UNSET
+    rdvz_file: str | None = None
+    timeout: timedelta = timedelta(seconds=120)
+    """Of the process group."""
+    pg: dist.ProcessGroup
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803
+        """Take the test's name by either keyword, and put dispatching in the method's place."""
+        name = methodName if methodName != "runTest" else method_name
+        super().__init__(name)
+        method = check_method(self, name, explicit=name != "runTest")
+        if method is not None:
+            setattr(self, name, self._dispatch_or_run(method))
+
+    # --- what a subclass may change
+
+    @classmethod
+    def backend_str(cls) -> str | None:
+        """The backend; None: decided by each tensor's device."""
+        return None
+
+    @classmethod
+    def device_type(cls) -> str:
+        """The accelerator's type, or ``cpu``."""
+        accelerator = torch.accelerator.current_accelerator()
+        return "cpu" if accelerator is None else accelerator.type
+
+    @classmethod
+    def opts(cls, high_priority_stream: bool = False) -> Any:
+        """Options of the process group."""
+        del high_priority_stream
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        os.environ["LOCAL_RANK"] = str(rank)  # noqa: TID251  # what device meshes look at
+        dist.init_process_group(
+            cls.backend_str(),
+            world_size=world_size,
+            rank=rank,
+            store=dist.FileStore(rdvz_file, world_size),  # type: ignore[attr-defined]
+            pg_options=cls.opts(),
+            timeout=cls.timeout,
+        )
+        group = dist.group.WORLD
+        assert group is not None
+        cls.pg = group
+
+    # --- the main process
+
+    def setUp(self) -> None:
+        """Have ranks that are well."""
+        super().setUp()
+        self.rank = self.MAIN_PROCESS_RANK
+        cls = type(self)
+        size = cls._size()
+        _need_backend(cls.backend_str())
+
+        def prepare(rank: int) -> None:
+            cls.rank, cls.world_size = rank, size
+            assert cls.rdvz_file is not None
+            cls._init_pg(rank, size, cls.rdvz_file)
+
+        cls._new_rendezvous()
+        current_host().keep(cls, size, prepare, cls._run_test_given_id)
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """Let the ranks leave; those that do not are ended."""
+        current_host().release(cls)
+        if cls.rdvz_file is not None:
+            Path(cls.rdvz_file).unlink(missing_ok=True)
+            cls.rdvz_file = None
+        super().tearDownClass()
+
+    @classmethod
+    def _new_rendezvous(cls) -> None:
+        """A file of its own for each set of ranks: a dead one's keys would mislead the next."""
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            cls.rdvz_file = file.name
+
+    @classmethod
+    def _size(cls) -> int:
+        declared: Any = cls.world_size
+        if isinstance(declared, property):
+            declared = declared.fget(object.__new__(cls))
+        if declared != UNSET:
+            return check_world_size(declared)
+        device = cls.device_type() if callable(cls.device_type) else cls.device_type
+        count = int(torch.get_device_module(device).device_count())
+        if count == 0:
+            raise unittest.SkipTest(f"No {device} devices available")
+        return count
+
+    def _dispatch_or_run(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def wrapper(self: MultiProcContinuousTest) -> Any:
+            if self.rank == self.MAIN_PROCESS_RANK:
+                return current_host().run_kept(type(self), self.id())
+            return fn()
+
+        return types.MethodType(wrapper, self)
+
+    # --- a rank
+
+    @classmethod
+    def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
+        name = test_id.rpartition(".")[2]
+        self = cls(name)
+        self.rank = cls.rank
+        set_rng_seed()
+        getattr(self, name)(**kwargs)
+
+
+def _need_backend(backend: str | None) -> None:
+    if backend in ("nccl", "gloo", "mpi", "ucc", "xccl") and not dist.is_backend_available(backend):
+        raise unittest.SkipTest(f"Backend '{backend}' is not available")
+
+
+MultiProcContinousTest = MultiProcContinuousTest
+"""The spelling of torch up to 2.6."""

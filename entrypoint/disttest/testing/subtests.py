@@ -1,0 +1,71 @@
+"""``run_subtests``: many configurations in one set of ranks, every failing one reported, ranks kept in step."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+import unittest
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def run_subtests(
+    cls_inst: Any,
+    subtest_config: Mapping[str, Sequence[Any]],
+    test_fn: Callable[..., Any],
+    *test_args: Any,
+    **test_kwargs: Any,
+) -> None:
+    """Call ``test_fn`` with each element of the product of the configuration's values, in order.
+
+    A configuration that fails on any rank does not end the test: the ranks agree on it, go on together, and
+    all failures are raised at the end.
+
+    Raises:
+        AssertionError: some configurations failed; the text has each one with its traceback.
+    """
+    failed = []
+    for values in itertools.product(*subtest_config.values()):
+        config = dict(zip(subtest_config, values, strict=True))
+        error = _run_one(cls_inst, config, lambda config=config: test_fn(*test_args, **test_kwargs, **config))
+        if _anyone(error is not None):
+            failed.append(f"{config}: {error or 'failed on another rank'}")
+    if failed:
+        raise AssertionError(f"{len(failed)} of the subtests failed:\n" + "\n".join(failed))
+
+
+def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> str | None:
+    _reset_compiler()
+    try:
+        with case.subTest(**config):
+            call()
+    except unittest.SkipTest:
+        raise
+    except Exception:  # noqa: BLE001  # collected, and raised with the others
+        return traceback.format_exc()
+    finally:
+        _reset_compiler()
+    return None
+
+
+def _anyone(failed: bool) -> bool:
+    """Whether this happened on any rank; keeps the ranks in step."""
+    if not dist.is_initialized():
+        return failed
+    device = torch.accelerator.current_accelerator() if _wants_accelerator() else torch.device("cpu")
+    flag = torch.tensor([int(failed)], dtype=torch.int32, device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _wants_accelerator() -> bool:
+    return dist.get_backend() in ("nccl", "xccl", "hccl")
+
+
+def _reset_compiler() -> None:
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()

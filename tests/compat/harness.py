@@ -1,0 +1,149 @@
+"""Runs torch's suites under torch's own harness and under ours, and compares the verdicts test by test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+CLASSES = HERE / "classes"
+RECORDED = HERE / "recorded"
+
+Verdicts = dict[str, str]
+"""Test (class and method) -> passed, failed or skipped."""
+
+
+class Suite(NamedTuple):
+    """A file of torch's classes at one world size."""
+
+    file: str
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}-gloo-{self.ranks}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"BACKEND": "gloo", "WORLD_SIZE": str(self.ranks)}
+
+
+SUITES = (
+    Suite("distributed", 2),
+    Suite("distributed", 3),
+    Suite("distributed", 4),
+    Suite("rpc", 4),
+    Suite("rpc_faulty", 4),
+)
+
+
+class Difference(NamedTuple):
+    """A test on which the two disagree, with the reason."""
+
+    suite: str
+    test: str
+    theirs: str
+    ours: str
+    reason: str
+
+
+def run_torchs(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 7200) -> Verdicts:
+    """Run under torch's own harness: plain pytest, without the plugin."""
+    return _run(suite, folder, ["-p", "no:disttest"], select, limit_s)
+
+
+def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3600) -> Verdicts:
+    """Run under the plugin; nothing else differs."""
+    arguments = [*_plugin(), f"--disttest-results={folder / 'results'}"]
+    return _run(suite, folder, arguments, select, limit_s)
+
+
+def _plugin() -> list[str]:
+    from importlib import metadata
+
+    installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
+    return [] if "disttest" in installed else ["-p", "disttest.plugin"]
+
+
+def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s: float) -> Verdicts:
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / "verdicts.xml"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        os.devnull,
+        f"--rootdir={CLASSES}",
+        "-p",
+        "no:cacheprovider",
+    ]
+    argv += [*arguments, f"--junitxml={report}", str(CLASSES / f"{suite.file}.py")]
+    subprocess.run(
+        [*argv, *(["-k", select] if select else [])],
+        env=clean | suite.environment | {"PYTHONPATH": paths},
+        stdout=(folder / "output.txt").open("w"),
+        stderr=subprocess.STDOUT,
+        timeout=limit_s,
+        check=False,
+    )
+    return read_verdicts(report)
+
+
+def read_verdicts(report: Path) -> Verdicts:
+    """The verdicts of a JUnit file that pytest wrote."""
+    return dict(_verdicts(ET.parse(report).getroot()))
+
+
+def _verdicts(root: ET.Element) -> Iterator[tuple[str, str]]:
+    for case in root.iter("testcase"):
+        children = {child.tag for child in case}
+        verdict = (
+            "failed" if children & {"failure", "error"} else "skipped" if "skipped" in children else "passed"
+        )
+        owner = case.get("classname", "").rpartition(".")[2]
+        yield f"{owner}.{re.sub(r'[[].*', '', case.get('name', ''))}", verdict
+
+
+def load_recorded(suite: Suite) -> Verdicts:
+    """What torch's harness said when it was last run in full (``make compat`` writes it)."""
+    verdicts: Verdicts = json.loads((RECORDED / f"{suite.name}.json").read_text())["verdicts"]
+    return verdicts
+
+
+def record(suite: Suite, verdicts: Mapping[str, str]) -> None:
+    """Keep what torch's harness said, with the version that said it."""
+    import torch
+
+    RECORDED.mkdir(exist_ok=True)
+    content = {"torch": torch.__version__, "verdicts": dict(sorted(verdicts.items()))}
+    (RECORDED / f"{suite.name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load_differences() -> list[Difference]:
+    """The differences that are known, with reasons."""
+    entries = tomllib.loads((HERE / "differences.toml").read_text()).get("difference", [])
+    return [Difference(**entry) for entry in entries]
+
+
+def unexplained(suite: Suite, theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    """One line for each test on which the verdicts differ and for which no difference is written down."""
+    known = {(d.test, d.theirs, d.ours) for d in load_differences() if d.suite == suite.name}
+    tests = sorted({*theirs, *ours})
+    pairs = ((test, theirs.get(test, "missing"), ours.get(test, "missing")) for test in tests)
+    return [
+        f"{test}: torch says {their}, disttest says {our}"
+        for test, their, our in pairs
+        if their != our and (test, their, our) not in known
+    ]
