@@ -67,12 +67,12 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def adam(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """With state for each parameter, and sensitive to the scale of nothing but the gradient's sign and history."""
+    """Keeps state for each parameter; hides a gradient that is scaled wrongly."""
     return torch.optim.Adam(parameters, lr=0.02)
 
 
 def sgd(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """Sensitive to a gradient that is scaled wrongly, which Adam hides."""
+    """Shows a gradient that is scaled wrongly."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
