@@ -69,11 +69,9 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.reports import write_reports
-    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+    from disttest.commands.ending import finish_run
     from disttest.results.directory import claim
-    from disttest.results.floors import check_floors
-    from disttest.running.guard import count_line, pytest_command, run_guarded
+    from disttest.running.guard import pytest_command, run_guarded
 
     selection = take_selection(flags)
     options = resolve_options(flags)
@@ -84,24 +82,16 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         shutil.copyfile(selection.plan_file, results / "plan.json")
     extra = [*selection.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
-    guarded = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
-    write_reports(guarded.result, results)
-    publish_summary(results, environment())
-    if guarded.result.reason:
-        click.echo(f"disttest: {guarded.result.reason}", err=True)
-    click.echo(f"disttest: {count_line(guarded.result)}; reports and logs in {_short(results)}")
-    broken = check_floors(guarded.result, selection.floors)
-    for message in broken:
-        click.echo(f"disttest: {message}", err=True)
-    code = _final_code(guarded.exit_code, floors_hold=not broken, empty_shard=selection.is_empty_shard)
-    publish_outputs(run_outputs(guarded.result, results, code), environment())
-    _leave(code)
-
-
-def _final_code(code: int, *, floors_hold: bool, empty_shard: bool) -> int:
-    if code == ExitCode.NOTHING_COLLECTED and empty_shard:
-        code = ExitCode.PASSED
-    return code or (ExitCode.PASSED if floors_hold else ExitCode.FAILED)
+    result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+    _leave(
+        finish_run(
+            result,
+            results,
+            floors=selection.floors,
+            empty_shard=selection.is_empty_shard,
+            environ=environment(),
+        )
+    )
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
@@ -118,10 +108,6 @@ def _check_devices(options: RunOptions) -> None:
             f"{asked} needs a GPU, and this machine has none that works: ask disttest doctor why, "
             "or drop the option to run on the CPU"
         )
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 @command.command(name="list")

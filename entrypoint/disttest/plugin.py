@@ -158,6 +158,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return None  # pytest's own loop says what it always says
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None and reporter.verbosity <= 0:
+        reporter.showfspath = False  # worlds side by side would print a file name for every dot
     worlds = [(item, test) for item, test in run.pairs if test.world is not None]
     controller = Controller(
         session,

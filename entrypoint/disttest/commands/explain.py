@@ -19,7 +19,7 @@ def explain(results_dir: Path, test: str) -> None:
     """Tell the finding of every failed test of a run (or of the tests whose id contains TEST)."""
     run = fold(read_events(results_dir / FILE_NAME))
     found = select(run, test)
-    click.echo("\n\n".join(render_explanation(outcome) for outcome in found) or "nothing failed")
+    click.echo("\n\n".join(render_explanation(outcome, results_dir) for outcome in found) or "nothing failed")
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
@@ -36,13 +36,13 @@ def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
     return found
 
 
-def render_explanation(outcome: TestOutcome) -> str:
+def render_explanation(outcome: TestOutcome, results_dir: Path) -> str:
     """Node id, finding, every rank in a line, stacks, and the culprit's traceback."""
     result = outcome.final
     parts = [
         f"{outcome.test.nodeid}: {result.outcome}",
         result.message,
-        *describe_ranks(result),
+        *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
     ]
     return "\n".join(part for part in parts if part)

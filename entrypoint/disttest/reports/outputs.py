@@ -9,8 +9,8 @@ import msgspec
 
 from disttest import github
 from disttest.errors import ExitCode
-from disttest.reports import junit, results_json, summary
 from disttest.reports.digest import tally
+from disttest.reports.write import REPORTERS
 from disttest.results.fold import RunResult
 
 OUTPUT_LIMIT = 200_000
@@ -63,9 +63,9 @@ def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, 
         "exit-code": str(exit_code),
         "infrastructure": str(broken).lower(),
         "results": str(results_dir),
-        "junit": str(results_dir / junit.FILE_NAME),
-        "report": str(results_dir / results_json.FILE_NAME),
-        "summary": str(results_dir / summary.FILE_NAME),
+        "junit": str(results_dir / REPORTERS["junit"][0]),
+        "report": str(results_dir / REPORTERS["json"][0]),
+        "summary": str(results_dir / REPORTERS["summary"][0]),
         "tests": str(counts.total),
         "passed": str(counts.passed + counts.flaky),
         "failed": str(counts.failed),
@@ -108,7 +108,7 @@ def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> N
 
 def publish_summary(results_dir: Path, environ: Mapping[str, str]) -> None:
     """Show the summary on the page of the workflow's run, where there is one."""
-    file, text = environ.get("GITHUB_STEP_SUMMARY"), results_dir / summary.FILE_NAME
+    file, text = environ.get("GITHUB_STEP_SUMMARY"), results_dir / REPORTERS["summary"][0]
     if not file or not text.exists():
         return
     if not github.append_summary(Path(file), text.read_text(encoding="utf-8")):

@@ -31,6 +31,11 @@ def claim(path: Path) -> Path:
     return path
 
 
+def short_path(path: Path) -> str:
+    """The path as a user would type it here: relative if it lies below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def _keep_aside(path: Path) -> None:
     journal = path / FILE_NAME
     if not journal.exists():

@@ -138,7 +138,7 @@ class _Fold:
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
             case RunStarted():
-                self.started = event
+                self.start(event)
             case TestCollected(test=test):
                 self.tests[test.nodeid] = test
             case CollectionFailed(nodeid=nodeid, message=message):
@@ -159,6 +159,11 @@ class _Fold:
                 self.shards.append(shard)
             case RunFinished():
                 self.finished = event
+
+    def start(self, event: RunStarted) -> None:
+        """The guard's word is the user's own command; the controller's, which follows, knows the rest."""
+        argv = self.started.argv if self.started is not None else event.argv
+        self.started = msgspec.structs.replace(event, argv=argv)
 
     def finish_test(self, result: TestResult) -> None:
         self.running.pop(result.nodeid, None)

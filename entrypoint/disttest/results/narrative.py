@@ -12,21 +12,26 @@ _OWN_THREAD = "/disttest/running/flight.py"
 _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
 
 
-def describe_ranks(result: TestResult) -> Iterator[str]:
-    """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once."""
+def describe_ranks(result: TestResult, *, logs_in: str = "") -> Iterator[str]:
+    """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once.
+
+    Args:
+        result: what to tell.
+        logs_in: where the results directory is for the reader; in front of the paths of logs.
+    """
     for record in result.ranks:
-        yield f"{rank_name(record.rank)}: {describe_rank(record, result)}"
+        yield f"{rank_name(record.rank)}: {describe_rank(record, result, logs_in=logs_in)}"
     yield from _stacks(result)
 
 
-def describe_rank(record: RankRecord, result: TestResult) -> str:
+def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str = "") -> str:
     """What one rank did, and whether it is the culprit or a victim."""
     role = ""
     if record.rank == result.culprit:
         role = " [culprit]"
     elif record.rank in result.victims:
         role = " [victim]"
-    return f"{_deed(record)}{role}{f' (log: {record.log})' if record.log else ''}"
+    return f"{_deed(record)}{role}{f' (log: {logs_in}{record.log})' if record.log else ''}"
 
 
 def _deed(record: RankRecord) -> str:

@@ -28,7 +28,7 @@ from disttest.host.process import (
     signal_name,
     spawn_child,
 )
-from disttest.model import Cause, Frozen, Outcome
+from disttest.model import Cause, Frozen
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
@@ -41,13 +41,6 @@ CANCEL_LIMIT_S = 3.5
 DEADLINE_MARGIN_S = 5.0
 """The controller keeps the deadline itself; only if it is stuck does the guard step in, this much later."""
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class GuardedRun(Frozen):
-    """A run that has ended, however it did."""
-
-    result: RunResult
-    exit_code: int
 
 
 class Ending(Frozen):
@@ -86,7 +79,7 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
 
 def run_guarded(
     argv: Sequence[str], options: RunOptions, results: Path, *, plan: Plan | None = None, shard: int = 0
-) -> GuardedRun:
+) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 
     Args:
@@ -116,8 +109,7 @@ def run_guarded(
         ending = _watch(child, wakeup, options)
         kill_descendants()
     _close_journal(journal, ending, results)
-    run = fold(read_events(results / FILE_NAME))
-    return GuardedRun(result=run, exit_code=run.exit_code)
+    return fold(read_events(results / FILE_NAME))
 
 
 @contextlib.contextmanager
@@ -204,17 +196,3 @@ def _check(code: ExitCode, run: RunResult) -> ExitCode:
     if run.bad and all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad):
         return ExitCode.INFRASTRUCTURE
     return ExitCode.FAILED if run.bad else code
-
-
-def count_line(run: RunResult) -> str:
-    """``3 failed, 41 passed, 2 skipped`` for the last line of the terminal."""
-    counts = run.counts()
-    order = (
-        Outcome.FAILED,
-        Outcome.ERROR,
-        Outcome.PASSED,
-        Outcome.SKIPPED,
-        Outcome.XFAILED,
-        Outcome.XPASSED,
-    )
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in order if counts[outcome]) or "no tests"

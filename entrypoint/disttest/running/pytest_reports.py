@@ -12,6 +12,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
 from disttest.model import Kind, Outcome, TestCase, TestResult
+from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.evidence import STACKS_HEADING
 from disttest.running.protocol import TestJudged
@@ -24,10 +25,11 @@ _READ = 32 * 1024
 class WorldFailure(TerminalRepr):
     """The failure of a world: the finding first, then the culprit's traceback, then every rank in a line."""
 
-    def __init__(self, test: TestCase, result: TestResult, original: object, tail: str) -> None:
+    def __init__(self, test: TestCase, result: TestResult, original: object, results_dir: Path) -> None:
         self.result = result
         self.original = original
-        self.tail = tail
+        self.logs_in = f"{short_path(results_dir)}/"
+        self.tail = _tail_of(result, results_dir)
         self.reprcrash = ReprFileLocation(test.file, test.line, result.message)
 
     def toterminal(self, tw: TerminalWriter) -> None:
@@ -41,7 +43,7 @@ class WorldFailure(TerminalRepr):
             tw.line(self.result.details)
         if self.result.ranks:
             tw.sep("-", "ranks")
-        for line in describe_ranks(self.result):
+        for line in describe_ranks(self.result, logs_in=self.logs_in):
             tw.line(line)
         if self.tail:
             tw.sep("-", f"end of the log of rank {_speaker(self.result)}")
@@ -76,7 +78,7 @@ def late_reports(
     item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path
 ) -> list[pytest.TestReport]:
     """The report of a rank that died after its test had been reported as good."""
-    failure = WorldFailure(test, result, None, _tail_of(result, results_dir))
+    failure = WorldFailure(test, result, None, results_dir)
     return [_made_up(item, "teardown", "failed", failure)]
 
 
@@ -105,7 +107,7 @@ def _accuse(
     # Where a rank is to blame, the main process's own traceback only shows how it waited.
     waited = test.kind is not Kind.RANKS and result.culprit is not None
     original = decided.longrepr if decided and not waited else None
-    failure = WorldFailure(test, result, original, _tail_of(result, results_dir))
+    failure = WorldFailure(test, result, original, results_dir)
     if decided is not None:
         decided.longrepr = failure
         return kept

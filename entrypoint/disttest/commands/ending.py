@@ -1,0 +1,64 @@
+"""The end of a run, on whatever path it came: reports on disk, the last words on the terminal, GitHub's share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from disttest.errors import ExitCode, ReportError
+from disttest.reports import write_reports
+from disttest.reports.annotations import render_annotations
+from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+from disttest.reports.terminal import print_final
+from disttest.results.directory import short_path
+from disttest.results.floors import Floors, check_floors
+from disttest.results.fold import RunResult
+
+
+def finish_run(
+    run: RunResult, results: Path, *, floors: Floors, empty_shard: bool, environ: Mapping[str, str]
+) -> int:
+    """Write and tell everything about a run that has ended, and return the exit code of the command.
+
+    Args:
+        run: what it came to.
+        results: where its reports go.
+        floors: what must have run for the run to count.
+        empty_shard: the plan has nothing for this shard, so that nothing to run is a success.
+        environ: the environment, for GitHub's files.
+    """
+    on_github = environ.get("GITHUB_ACTIONS") == "true"
+    lost = _write(run, results)
+    publish_summary(results, environ)
+    if on_github:
+        click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
+    print_final(Console(), run, failures=False, on_github=on_github)
+    broken = check_floors(run, floors)
+    for message in (*lost, *([run.reason] if run.reason else []), *broken):
+        click.echo(f"disttest: {message}", err=True)
+    click.echo(f"disttest: reports and logs in {short_path(results)}")
+    code = _code(run.exit_code, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
+    publish_outputs(run_outputs(run, results, code), environ)
+    return code
+
+
+def _write(run: RunResult, results: Path) -> list[str]:
+    try:
+        write_reports(run, results)
+    except ReportError as error:
+        return [str(error)]
+    return []
+
+
+def _code(code: int, *, floors_hold: bool, all_written: bool, empty_shard: bool) -> int:
+    """What the tests came to wins over what became of their reports."""
+    if code == ExitCode.NOTHING_COLLECTED and empty_shard:
+        code = ExitCode.PASSED
+    if code:
+        return code
+    if not floors_hold:
+        return ExitCode.FAILED
+    return ExitCode.PASSED if all_written else ExitCode.INTERNAL
