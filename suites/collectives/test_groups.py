@@ -62,7 +62,9 @@ def test_full_group(world: World) -> None:
 @pytest.mark.parametrize("full", [True, False], ids=["full", "part"])
 def test_destroyed_group_is_gone(world: World, full: bool) -> None:
     """A destroyed group is known no more, and the world goes on."""
-    ranks = list(range(world.size)) if full else _some(world)[: world.size - 1]
+    if not full and world.size == 1:
+        pytest.skip("a group without rank 0 needs a second rank")
+    ranks = list(range(world.size)) if full else _some(world)
     group = dist.new_group(ranks)
     meet(world)
     if world.rank in ranks:
