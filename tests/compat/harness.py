@@ -16,6 +16,8 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes"
 RECORDED = HERE / "recorded"
+SLOTS = ""
+"""How many slots ours may use; empty: those of the machine."""
 
 Verdicts = dict[str, str]
 """Test (class and method) -> passed, failed or skipped."""
@@ -63,6 +65,7 @@ def run_torchs(suite: Suite, folder: Path, *, select: str = "", limit_s: float =
 def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3600) -> Verdicts:
     """Run under the plugin; nothing else differs."""
     arguments = [*_plugin(), f"--disttest-results={folder / 'results'}"]
+    arguments += [f"--disttest-slots={SLOTS}"] if SLOTS else []
     return _run(suite, folder, arguments, select, limit_s)
 
 
@@ -113,7 +116,7 @@ def _verdicts(root: ET.Element) -> Iterator[tuple[str, str]]:
             "failed" if children & {"failure", "error"} else "skipped" if "skipped" in children else "passed"
         )
         owner = case.get("classname", "").rpartition(".")[2]
-        yield f"{owner}.{re.sub(r'[[].*', '', case.get('name', ''))}", verdict
+        yield f"{owner}.{re.sub(r'\[.*', '', case.get('name', ''))}", verdict
 
 
 def load_recorded(suite: Suite) -> Verdicts:

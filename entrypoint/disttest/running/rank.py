@@ -151,6 +151,7 @@ def serve(
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
+    flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
     state = _Session(spec, channel, session.config)
     provide_world(state.world, state.scratch)
@@ -172,7 +173,6 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     channel = out_of_the_way(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
-    flight.answer_questions(spec.questions, spec.rank)
     renew_libraries(spec.threads)
     return channel
 

@@ -36,17 +36,17 @@ from disttest.results.exit_codes import (
     read_record,
     torch_outcome,
 )
-from disttest.running import hygiene
+from disttest.running import flight, hygiene
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
 from disttest.running.evidence import EvidenceSource
-from disttest.running.hosting.witness import ChannelPipe, Witness, run_to_exit_code
+from disttest.running.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.running.protocol import Channel, Leave, PhaseBegan, RankReady, RanksJoined, RunTest, TestDone
 from disttest.running.rank import RankSpec, next_order
 from disttest.running.seats import TERM_GRACE_S, Seat, Supervisor
 from disttest.testing.hosting import Body, RanksFailed, provide_host
 
-witness: Witness | None = None
+account: Account | None = None
 """In a rank: where the patched classes report what the test raised."""
 
 _LEAVE_LIMIT_S = 5.0
@@ -264,11 +264,12 @@ class ForkHost:
     def _limit_s(self) -> float:
         return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
 
-    def _fork(self, team: Team, rank: int, main: Callable[[int, Channel, Witness], int]) -> None:
+    def _fork(self, team: Team, rank: int, main: Callable[[int, Channel, Account], int]) -> None:
         ours, theirs = Channel.pair()
         foreign = [ours, self._channel, *(seat.channel for seat in team.supervisor.seats)]
         self._starts += 1
         stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
+        questions = stacks.with_suffix(".ask")
         spec, config, log, parent = self._spec, self._config, self._log(rank), os.getpid()
 
         def be_rank() -> None:
@@ -277,16 +278,20 @@ class ForkHost:
                 channel.close()
             mine = out_of_the_way(theirs)
             _settle_in(config, log, stacks, spec.threads)
-            own_witness = _testify(mine)
+            flight.answer_questions(questions, rank)
+            flight.note_start()
+            own_account = _account_for(mine)
             mine.send(RankReady())
-            code = main(rank, mine, own_witness)
+            code = main(rank, mine, own_account)
             mine.send(TestDone(exit_code=code))
             leave(code)
 
         child = fork_child(be_rank)
         theirs.close()
         team.ranks.append(Rank(rank, child))
-        seat = Seat(rank=rank, channel=ours, child=child, evidence=EvidenceSource(child, stacks), log=log)
+        seat = Seat(
+            rank=rank, channel=ours, child=child, evidence=EvidenceSource(child, stacks, questions), log=log
+        )
         team.supervisor.add(seat)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
@@ -391,13 +396,13 @@ def _forget_log_capture() -> None:
             logging.root.removeHandler(handler)
 
 
-def _testify(channel: Channel) -> Witness:
-    global witness
-    witness = Witness(channel)
-    return witness
+def _account_for(channel: Channel) -> Account:
+    global account
+    account = Account(channel)
+    return account
 
 
-def _run_once(rank: int, channel: Channel, mine: Witness, body: Body, skips: dict[int, str]) -> int:
+def _run_once(rank: int, channel: Channel, mine: Account, body: Body, skips: dict[int, str]) -> int:
     channel.send(PhaseBegan(phase="call"))
     pipe = ChannelPipe(mine)
     code = run_to_exit_code(lambda: body(rank, pipe), mine)
@@ -408,7 +413,7 @@ def _run_once(rank: int, channel: Channel, mine: Witness, body: Body, skips: dic
 def _serve_tests(
     rank: int,
     channel: Channel,
-    mine: Witness,
+    mine: Account,
     prepare: Callable[[int], None],
     run: Callable[[str], None],
     skips: dict[int, str],
@@ -417,7 +422,8 @@ def _serve_tests(
     unprepared = _attempt_to(lambda: prepare(rank))
     while (order := next_order(channel)) is not None:
         _redirect(order)
-        mine = _testify(channel)
+        flight.note_start()
+        mine = _account_for(channel)
         error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)
         channel.send(TestDone())
@@ -439,4 +445,4 @@ def _redirect(order: RunTest) -> None:
     os.close(fd)
 
 
-__all__ = ["ForkHost", "Rank", "witness"]
+__all__ = ["ForkHost", "Rank", "account"]

@@ -118,12 +118,12 @@ def _rule_of(case: Any, method: Callable[..., Any]) -> ExitRule:
 
 
 def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The test method; in a rank, whatever it raises is witnessed."""
+    """The test method; in a rank, whatever it raises is noted."""
 
     @_like(method)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        witness = hosting.witness
-        return (witness.watch(method) if witness else method)(*args, **kwargs)
+        account = hosting.account
+        return (account.watch(method) if account else method)(*args, **kwargs)
 
     return watched
 

@@ -19,8 +19,8 @@ from disttest.running.bridge import shorten
 from disttest.running.protocol import Channel, PhaseEnded, clean_text
 
 
-class Witness:
-    """What the test method of this rank raised, however its surroundings translate that into exit codes."""
+class Account:
+    """The rank's own account of its test: what the method raised, however its surroundings translate that into exit codes."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -114,8 +114,8 @@ class ChannelPipe:
     What is sent becomes a report; nothing is ever received, since stacks are taken without the rank's help.
     """
 
-    def __init__(self, witness: Witness) -> None:
-        self._witness = witness
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._ours, self._theirs = socket.socketpair()
         self.closed = False
 
@@ -125,11 +125,11 @@ class ChannelPipe:
 
     def send(self, text: object) -> None:
         """The test failed, says its class."""
-        self._witness.report_text(text if isinstance(text, str) else repr(text))
+        self._account.report_text(text if isinstance(text, str) else repr(text))
 
     def note(self, error: BaseException) -> None:
         """The test raised this just now."""
-        self._witness.note(error)
+        self._account.note(error)
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         """Nothing ever arrives."""
@@ -148,7 +148,7 @@ class ChannelPipe:
         self._theirs.close()
 
 
-def run_to_exit_code(body: Callable[[], object], witness: Witness) -> int:
+def run_to_exit_code(body: Callable[[], object], account: Account) -> int:
     """Run the body the way ``multiprocessing`` runs a process, up to its exit code."""
     try:
         body()
@@ -156,7 +156,7 @@ def run_to_exit_code(body: Callable[[], object], witness: Witness) -> int:
     except SystemExit as request:
         return _as_code(request.code)
     except BaseException as error:  # noqa: BLE001  # the end of the rank's stack
-        witness.note(error)
+        account.note(error)
         traceback.print_exc()
         return 1
     return 0
@@ -180,4 +180,4 @@ def _below_runner(error: BaseException) -> Any:
     return trace
 
 
-__all__ = ["TEST_ERROR", "ChannelPipe", "Witness", "run_to_exit_code"]
+__all__ = ["TEST_ERROR", "Account", "ChannelPipe", "run_to_exit_code"]

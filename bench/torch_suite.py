@@ -1,0 +1,65 @@
+"""torch's own 285 tests (gloo, 2 ranks) and a part of its RPC suites (4 ranks): its harness against ours.
+
+    python bench/torch_suite.py [--select EXPRESSION] [--skip-rpc] [--slots N]
+
+Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
+test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+
+from tests.compat import harness
+from tests.compat.harness import Suite
+
+RPC_SUBSET = "TensorPipeDistAutogradTest and (graph or context or backward_simple or nested)"
+
+
+def measure(suite: Suite, select: str, folder: Path) -> None:
+    """Run one suite under both and print one line for each, then the quotient."""
+    began_s = time.monotonic()
+    theirs = harness.run_torchs(suite, folder / "torchs", select=select)
+    between_s = time.monotonic()
+    ours = harness.run_ours(suite, folder / "ours", select=select)
+    ended_s = time.monotonic()
+    their_s, our_s = between_s - began_s, ended_s - between_s
+    differing = harness.unexplained(suite, theirs, ours)
+    print(f"{suite.name}: {len(theirs)} tests, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"  torch's harness {their_s:8.1f} s  {count(theirs)}")
+    print(f"  disttest        {our_s:8.1f} s  {count(ours)}")
+    print(f"  {their_s / our_s:.1f} times faster; verdicts differ on {len(differing)} tests")
+    for line in differing:
+        print(f"    {line}")
+
+
+def count(verdicts: harness.Verdicts) -> str:
+    """How many of each."""
+    kinds = sorted(set(verdicts.values()))
+    return ", ".join(f"{sum(v == kind for v in verdicts.values())} {kind}" for kind in kinds)
+
+
+def main() -> None:
+    """Measure both suites."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--select", default="", help="only these of the 285 tests, as pytest's -k has it")
+    parser.add_argument("--skip-rpc", action="store_true", help="only the 285 tests")
+    parser.add_argument("--slots", default="", help="slots of ours (default: those of the machine)")
+    arguments = parser.parse_args()
+    if arguments.slots:
+        harness.SLOTS = arguments.slots
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Suite("distributed", 2), arguments.select, Path(folder) / "distributed")
+        if not arguments.skip_rpc:
+            measure(Suite("rpc", 4), RPC_SUBSET, Path(folder) / "rpc")
+
+
+if __name__ == "__main__":
+    main()
