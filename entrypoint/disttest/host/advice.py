@@ -30,7 +30,8 @@ class _Known(NamedTuple):
 _TABLE = (
     _Known(
         "gpu-toolkit-missing",
-        r'could not select device driver "?[^"]*"? with capabilities: \[\[gpu\]\]',
+        r"could not select device driver|unknown or invalid runtime name: nvidia|unresolvable CDI devices"
+        r"|CDI device injection failed",
         "Install nvidia-container-toolkit on the host and restart the container engine.",
     ),
     _Known(

@@ -152,7 +152,12 @@ def _verdict(text: str) -> VerdictRule:
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
-def _bytes(text: str) -> int:
+def parse_bytes(text: str) -> int:
+    """A size in bytes, from ``64k``, ``8m`` or ``1g``.
+
+    Raises:
+        UsageError: it is not one.
+    """
     match = re.fullmatch(r"([0-9]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if match is None or int(match[1]) == 0:
         raise UsageError(f"{text!r} is not a size such as 64k or 8m")
@@ -187,7 +192,10 @@ OPTIONS = (
     ),
     Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
     Option(
-        "log-limit", _bytes, "SIZE", "How much of each rank's log is kept, such as 64k or 8m (default: 8m)."
+        "log-limit",
+        parse_bytes,
+        "SIZE",
+        "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
 )
@@ -213,3 +221,8 @@ def resolve_options(
             except UsageError as error:
                 raise UsageError(f"{source}: {error}") from None
     return RunOptions(**values)
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process, for what is no option of a run: the engine, the runner's job."""
+    return dict(os.environ)  # noqa: TID251
