@@ -21,8 +21,10 @@ from disttest.commands.plan import plan_command
 from disttest.commands.selection import selection_options, take_selection
 from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.launch.commands import launch
+from disttest.launch.step import github_step
 from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -68,6 +70,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
     from disttest.results.directory import claim
     from disttest.results.floors import check_floors
     from disttest.running.guard import count_line, pytest_command, run_guarded
@@ -83,13 +86,16 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     argv = pytest_command(resolved, _given(flags, results), extra)
     guarded = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
     write_reports(guarded.result, results)
+    publish_summary(results, environment())
     if guarded.result.reason:
         click.echo(f"disttest: {guarded.result.reason}", err=True)
     click.echo(f"disttest: {count_line(guarded.result)}; reports and logs in {_short(results)}")
     broken = check_floors(guarded.result, selection.floors)
     for message in broken:
         click.echo(f"disttest: {message}", err=True)
-    _leave(_final_code(guarded.exit_code, floors_hold=not broken, empty_shard=selection.is_empty_shard))
+    code = _final_code(guarded.exit_code, floors_hold=not broken, empty_shard=selection.is_empty_shard)
+    publish_outputs(run_outputs(guarded.result, results, code), environment())
+    _leave(code)
 
 
 def _final_code(code: int, *, floors_hold: bool, empty_shard: bool) -> int:
@@ -161,8 +167,11 @@ def _collect(
 
 def _write_reports(result: RunResult, results: Path) -> None:
     from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 
     write_reports(result, results)
+    publish_outputs(run_outputs(result, results.absolute(), result.exit_code), environment())
+    publish_summary(results, environment())
 
 
 def _leave(code: int) -> NoReturn:
@@ -171,6 +180,8 @@ def _leave(code: int) -> NoReturn:
 
 
 command.add_command(doctor)
+command.add_command(launch)
+command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
@@ -183,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     split = words.index("--") if "--" in words else len(words)
     try:
-        command.main(args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False)
+        code = command.main(
+            args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False
+        )
     except DisttestError as error:
         click.echo(f"disttest: {error}", err=True)
         _leave(error.exit_code)
@@ -192,4 +205,4 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)
-    _leave(ExitCode.PASSED)
+    _leave(code or ExitCode.PASSED)

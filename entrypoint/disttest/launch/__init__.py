@@ -1,0 +1,8 @@
+"""``disttest launch``: starts the image on this host through the Docker SDK, and stays with it to the end.
+
+options → find the engine → reap what died → choose GPUs → LaunchSpec → container → supervise → hand files
+back
+
+It imports nothing of ``running/`` and needs no torch, so that a runner's host can have it in a small
+environment.
+"""

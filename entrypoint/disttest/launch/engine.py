@@ -1,0 +1,189 @@
+"""The container engine: found, asked, and given images. Its errors become ours here, and nowhere else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+import requests
+import tenacity
+from docker.errors import APIError, DockerException, ImageNotFound
+
+from disttest.errors import EngineError
+from disttest.launch.advice import advise, explain
+from disttest.launch.endpoints import Endpoint, connection_arguments, endpoints
+from disttest.launch.gpus import CDI_KIND, EngineGpus
+from disttest.model import Frozen
+
+API_TIMEOUT_S = 60
+PULL_ATTEMPTS = 4
+FINAL = ("image-missing", "image-denied", "disk-full")
+"""Refusals that another attempt does not change."""
+
+
+class EngineFacts(Frozen):
+    """What an engine says about itself."""
+
+    name: str
+    version: str
+    rootless: bool = False
+    memory_bytes: int = 0
+    local: bool = True
+    """It listens on a socket of this host."""
+    gpus: EngineGpus = EngineGpus()
+
+
+@contextlib.contextmanager
+def engine_errors(doing: str) -> Iterator[None]:
+    """Turn what the SDK raises into an EngineError with advice.
+
+    Raises:
+        EngineError: the SDK raised.
+    """
+    try:
+        yield
+    except APIError as error:
+        raise EngineError(f"{doing}: {explain(str(error.explanation or error))}") from error
+    except (DockerException, requests.RequestException, OSError) as error:
+        raise EngineError(f"{doing}: {explain(f'{type(error).__name__}: {error}')}") from error
+
+
+def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str) -> docker.DockerClient:
+    """Connect to the first engine that answers.
+
+    Raises:
+        EngineError: none does; the message lists what was tried.
+    """
+    tried = []
+    for endpoint in endpoints(chosen=chosen, environ=environ, uid=uid, home=home):
+        try:
+            with engine_errors(f"{endpoint.origin} ({endpoint.host})"):
+                return _connect(endpoint, environ)
+        except EngineError as error:
+            if endpoint.chosen:
+                raise
+            if Path(endpoint.host.removeprefix("unix://")).exists():
+                tried.append(str(error))
+    nothing = "no container engine found: install Docker or Podman, start it, or name it in DOCKER_HOST"
+    raise EngineError("\n".join(tried) if tried else f"{nothing} [engine-missing]")
+
+
+def _connect(endpoint: Endpoint, environ: Mapping[str, str]) -> docker.DockerClient:
+    client = docker.DockerClient(**{"timeout": API_TIMEOUT_S, **connection_arguments(endpoint, environ)})
+    try:
+        client.ping()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def ask_engine(client: docker.DockerClient) -> EngineFacts:
+    """What it says about itself.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    with engine_errors("asking the engine"):
+        return read_facts(client.info(), client.version(), base_url=client.api.base_url)
+
+
+def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url: str) -> EngineFacts:
+    """The facts in the engine's own answers."""
+    components = " ".join(str(part.get("Name", "")) for part in version.get("Components") or ())
+    podman = "podman" in components.lower()
+    devices = tuple(str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
+    return EngineFacts(
+        name="podman" if podman else "docker",
+        version=str(version.get("Version", "")),
+        rootless=any("rootless" in str(option) for option in info.get("SecurityOptions") or ()),
+        memory_bytes=int(info.get("MemTotal") or 0),
+        local=base_url.startswith(("http+docker://", "http+unix://", "unix://")),
+        gpus=EngineGpus(
+            cdi=tuple(device for device in devices if device.startswith(f"{CDI_KIND}=")),
+            runtime="nvidia" in (info.get("Runtimes") or {}),
+            podman=podman,
+        ),
+    )
+
+
+def ensure_image(client: docker.DockerClient, image: str, *, policy: str, say: Callable[[str], None]) -> None:
+    """See to it that the engine has the image.
+
+    Args:
+        client: the engine.
+        image: its name, with a tag or digest.
+        policy: ``missing``, ``always`` or ``never`` pull it.
+        say: takes lines of progress.
+
+    Raises:
+        EngineError: it is not there, and can or may not be pulled.
+    """
+    if policy != "always":
+        with engine_errors(f"looking for image {image}"), contextlib.suppress(ImageNotFound):
+            client.images.get(image)
+            return
+    if policy == "never":
+        raise EngineError(f"no image {image} here, and --pull never: build or load it first [image-missing]")
+    say(f"pulling {image}")
+    with engine_errors(f"pulling {image}"):
+        _pull_patiently(client, image, say)
+
+
+def _pull_patiently(client: docker.DockerClient, image: str, say: Callable[[str], None]) -> None:
+    for attempt in tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(PULL_ATTEMPTS),
+        wait=tenacity.wait_exponential_jitter(initial=1, max=20),
+        retry=tenacity.retry_if_exception(is_passing),
+        before_sleep=lambda state: say(
+            f"pulling {image}: attempt {state.attempt_number} failed, trying again"
+        ),
+        reraise=True,
+    ):
+        with attempt:
+            pull(client, image, say)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether another attempt may succeed."""
+    known = advise(str(error))
+    if known is not None and known.slug in FINAL:
+        return False
+    return isinstance(error, DockerException | requests.RequestException | OSError)
+
+
+def pull(client: docker.DockerClient, image: str, say: Callable[[str], None]) -> None:
+    """Pull once, with a line whenever another tenth of the known layers is there.
+
+    Raises:
+        docker.errors.APIError: as the SDK, and for errors that the engine reports in mid-stream.
+    """
+    name, tag = split_tag(image)
+    layers: dict[str, bool] = {}
+    told = 0
+    for message in client.api.pull(name, tag=tag, stream=True, decode=True):
+        if "error" in message:
+            raise APIError(str(message["error"]))
+        if layer := message.get("id"):
+            layers[layer] = layers.get(layer, False) or message.get("status") in (
+                "Pull complete",
+                "Already exists",
+            )
+        done = 10 * sum(layers.values()) // max(len(layers), 1)
+        if done > told:
+            told = done
+            say(f"pulling {image}: {sum(layers.values())} of {len(layers)} layers")
+
+
+def split_tag(image: str) -> tuple[str, str]:
+    """Name and tag or digest; ``latest`` where there is neither: never all tags of a repository."""
+    if "@" in image:
+        name, _, digest = image.partition("@")
+        return name, digest
+    name, colon, tag = image.rpartition(":")
+    if not colon or "/" in tag:
+        return image, "latest"
+    return name, tag

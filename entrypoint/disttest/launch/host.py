@@ -1,0 +1,49 @@
+"""The host that a launch happens on, as an argument: tests can have another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import disttest
+from disttest.host.devices import Gpu, detect_machine
+from disttest.launch.gpus import HostGpu
+from disttest.planning.options import environment
+from disttest.results.journal import run_clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The host, as far as a launch needs it."""
+
+    environ: Mapping[str, str]
+    uid: int
+    home: str
+    version: str
+    """Of disttest, which is the tag of the released image."""
+    find_gpus: Callable[[], tuple[HostGpu, ...]]
+    now: Callable[[], float]
+    """Seconds since the epoch, never going back."""
+
+
+def this_host() -> Host:
+    """The host that we are on."""
+    return Host(
+        environ=environment(),
+        uid=os.getuid(),
+        home=str(Path.home()),
+        version=disttest.__version__,
+        find_gpus=lambda: tuple(gpu for found in detect_machine().gpus for gpu in usable(found)),
+        now=run_clock(),
+    )
+
+
+def usable(gpu: Gpu) -> tuple[HostGpu, ...]:
+    """What can be handed to a container: the GPU, its slices in MIG mode, nothing if it is broken."""
+    if gpu.fault:
+        return ()
+    if gpu.mig_enabled:
+        return tuple(HostGpu(index=gpu.index, uuid=part.uuid) for part in gpu.slices)
+    return (HostGpu(index=gpu.index, uuid=gpu.uuid),)

@@ -1,0 +1,134 @@
+"""Whose files a container writes: the workspace's owner's, also where it had to run as root.
+
+Root-owned files in a workspace break the next checkout of a runner (actions/runner#434).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import docker
+
+from disttest.errors import UsageError
+from disttest.launch.engine import EngineFacts, engine_errors
+from disttest.launch.leftovers import PREFIX
+from disttest.model import Frozen
+
+HAND_BACK_TIMEOUT_S = 60
+WORKSPACE, OWNER, SINCE = f"{PREFIX}workspace", f"{PREFIX}owner", f"{PREFIX}since"
+
+
+class Owner(Frozen):
+    """A user and a group, by number."""
+
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        return f"{self.uid}:{self.gid}"
+
+
+class HandBack(Frozen):
+    """Files that may have to change hands after a container: what is younger than ``since`` below
+    ``workspace``."""
+
+    workspace: str
+    owner: str
+    since: float
+    """Seconds since the epoch."""
+
+    def labels(self) -> dict[str, str]:
+        """On the container, so that the next launch can do it after a crash."""
+        return {WORKSPACE: self.workspace, OWNER: self.owner, SINCE: f"{self.since:.3f}"}
+
+
+def hand_back_of(labels: Mapping[str, str]) -> HandBack | None:
+    """What a container's labels ask for; None: nothing."""
+    try:
+        owner, since = labels[OWNER], float(labels[SINCE])
+        workspace = labels[WORKSPACE]
+    except (KeyError, ValueError):
+        return None
+    if not re.fullmatch(r"\d+:\d+", owner) or not workspace.startswith("/"):
+        return None
+    return HandBack(workspace=workspace, owner=owner, since=since)
+
+
+def owner_of(path: Path) -> Owner:
+    """Who owns it."""
+    status = path.stat()
+    return Owner(uid=status.st_uid, gid=status.st_gid)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; each belongs to the owner of the one that it is in.
+
+    A launcher that is root would otherwise make results that the container's user can not write.
+
+    Raises:
+        UsageError: it can not be made.
+    """
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            above, own = owner_of(folder.parent), owner_of(folder)
+            if above != own and own.uid == 0:
+                os.chown(folder, above.uid, above.gid)
+    except OSError as error:
+        raise UsageError(f"{path} can not be made: {error.strerror}") from error
+
+
+def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:
+    """The container's user: ``uid:gid``, or empty for the image's own.
+
+    Raises:
+        UsageError: ``asked`` is not ``auto``, ``image``, a uid or ``uid:gid``.
+    """
+    if asked == "image":
+        return ""
+    if asked != "auto":
+        if not re.fullmatch(r"\d+(:\d+)?", asked):
+            raise UsageError(f"--user {asked!r} is not auto, image, a user's number, or UID:GID")
+        return asked
+    # Root in a rootless engine is the user that runs the engine.
+    return "0:0" if facts.rootless else str(owner)
+
+
+def needs_hand_back(user: str, *, owner: Owner, facts: EngineFacts) -> bool:
+    """Whether the container could write files of another owner than the workspace's."""
+    return not facts.rootless and user.split(":")[0] != str(owner.uid)
+
+
+def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
+    """Give files that are younger than the container, and not their owner's, to the owner.
+
+    Done by a container, since the caller need not be root; it never follows a link.
+
+    Raises:
+        EngineError: the engine refused.
+    """
+    with engine_errors(f"handing files in {task.workspace} back to {task.owner}"):
+        helper = client.containers.create(
+            image,
+            entrypoint=["find"],
+            command=[
+                task.workspace, "-xdev", "-newerct", f"@{task.since:.3f}",
+                "!", "-uid", task.owner.split(":")[0],
+                "-exec", "chown", "--no-dereference", task.owner, "{}", "+",
+            ],
+            volumes={task.workspace: {"bind": task.workspace, "mode": "rw"}},
+            user="0:0",
+            network_mode="none",
+            cap_drop=["ALL"],
+            cap_add=["CHOWN", "DAC_READ_SEARCH", "FOWNER"],
+            security_opt=["no-new-privileges"],
+        )  # fmt: skip
+        try:
+            helper.start()
+            helper.wait(timeout=HAND_BACK_TIMEOUT_S)
+        finally:
+            helper.remove(force=True)

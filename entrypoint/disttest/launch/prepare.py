@@ -1,0 +1,153 @@
+"""From what was asked, and what host and engine are, to the LaunchSpec. Pure but for looking at paths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from disttest.errors import UsageError
+from disttest.launch.engine import EngineFacts
+from disttest.launch.environment import FILES, choose_environment
+from disttest.launch.gpus import AUTO, HostGpu, choose_gpus
+from disttest.launch.leftovers import Client, job_of, make_labels
+from disttest.launch.options import DEFAULT_TARGET, IMAGE, LaunchOptions
+from disttest.launch.ownership import HandBack, choose_user, needs_hand_back, owner_of
+from disttest.launch.spec import Bind, LaunchSpec, choose_shm
+from disttest.model import Frozen
+
+DEFAULT_LIMIT_S = 6 * 3600.0
+AFTER_DEADLINE_S = 60.0
+"""The dead-man's timer only strikes when the run's own deadline has failed to."""
+FORBIDDEN = (
+    "/",
+    "/bin",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/opt/disttest",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr",
+)
+"""A mount there would hide the image's own files."""
+
+
+class Prepared(Frozen):
+    """A launch that is ready to go."""
+
+    spec: LaunchSpec
+    hand_back: HandBack | None
+    """None: the container can only write the owner's files."""
+
+
+def choose_image(options: LaunchOptions, *, version: str, with_gpus: bool) -> str:
+    """The image's name: as asked, or the released one of this version and target."""
+    if options.image:
+        return options.image
+    target = DEFAULT_TARGET[with_gpus] if options.target == AUTO else options.target
+    return f"{IMAGE}:{version}-{target}"
+
+
+def prepare(
+    options: LaunchOptions,
+    *,
+    environ: Mapping[str, str],
+    facts: EngineFacts,
+    host_gpus: tuple[HostGpu, ...] | None,
+    client: Client,
+    now_s: float,
+    version: str,
+) -> Prepared:
+    """Decide everything.
+
+    Raises:
+        UsageError: a path or a choice makes no sense.
+        NotEnoughDevices: GPUs were required and are missing.
+    """
+    workspace = _folder(options.workspace, "--workspace")
+    working_dir = _folder(options.working_dir, "--workdir")
+    owner = owner_of(workspace)
+    user = choose_user(options.user, owner=owner, facts=facts)
+    gpus = choose_gpus(
+        options.gpus, share=environ.get("NVIDIA_VISIBLE_DEVICES"), host=host_gpus, engine=facts.gpus
+    )
+    limit_s = options.time_limit_s or _limit(options.deadline_s)
+    task = HandBack(workspace=str(workspace), owner=str(owner), since=now_s)
+    returns = needs_hand_back(user, owner=owner, facts=facts)
+    environment = choose_environment(environ, options.environment)
+    labels = make_labels(client, job_of(environ), expires_at_s=now_s + limit_s)
+    spec = LaunchSpec(
+        image=choose_image(options, version=version, with_gpus=bool(gpus.devices)),
+        arguments=options.arguments,
+        working_dir=str(working_dir),
+        binds=_binds(options, workspace, working_dir, environment),
+        environment=environment | _run_environment(options),
+        labels=labels | (task.labels() if returns else {}),
+        gpus=gpus,
+        user=user,
+        shm_bytes=options.shm_bytes or choose_shm(facts.memory_bytes),
+        time_limit_s=limit_s,
+        network=options.network,
+        read_only=options.read_only,
+        raise_limits=not facts.rootless,
+    )
+    return Prepared(spec=spec, hand_back=task if returns else None)
+
+
+def _limit(deadline_s: float) -> float:
+    return deadline_s + AFTER_DEADLINE_S if deadline_s else DEFAULT_LIMIT_S
+
+
+def _folder(path: Path, flag: str) -> Path:
+    folder = path.resolve()
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {path}: no such folder")
+    if str(folder) in FORBIDDEN:
+        raise UsageError(f"{flag} {folder} would hide the image's own files: name a folder of your own")
+    return folder
+
+
+def _binds(
+    options: LaunchOptions, workspace: Path, working_dir: Path, environment: dict[str, str]
+) -> tuple[Bind, ...]:
+    paths: dict[str, Bind] = {}
+    for entry in options.mounts:
+        path, _, mode = entry.partition(":")
+        if mode not in ("", "ro", "rw"):
+            raise UsageError(f"--mount {entry!r} is not PATH or PATH:ro")
+        _add(paths, _folder(Path(path), "--mount"), read_only=mode == "ro")
+    for folder in (workspace, working_dir, options.results, options.cache, options.lease_dir):
+        if folder is not None:
+            _add(paths, folder.resolve())
+    for name in FILES:
+        file = Path(environment.get(name) or "/nowhere")
+        if file.is_file():
+            _add(paths, file)
+        else:
+            environment.pop(name, None)
+    return tuple(paths.values())
+
+
+def _add(paths: dict[str, Bind], path: Path, *, read_only: bool = False) -> None:
+    """Add a mount, unless a writable one above it has it already."""
+    if any(not bind.read_only and path.is_relative_to(bind.path) for bind in paths.values()):
+        return
+    paths[str(path)] = Bind(path=str(path), read_only=read_only)
+
+
+def _run_environment(options: LaunchOptions) -> dict[str, str]:
+    """What the run inside is told; flags among its own arguments win."""
+    told = {}
+    if options.results is not None:
+        told["DISTTEST_RESULTS"] = str(options.results.resolve())
+    if options.deadline_s:
+        told["DISTTEST_DEADLINE"] = f"{options.deadline_s:g}"
+    if options.lease_dir is not None:
+        told["DISTTEST_LEASE_DIR"] = str(options.lease_dir.resolve())
+    if options.cache is not None:
+        cache = options.cache.resolve()
+        told |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    return told

@@ -1,0 +1,204 @@
+"""One launch from beginning to end: the only place where all parts meet."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+from msgspec import structs
+
+from disttest.errors import DisttestError, EngineError
+from disttest.launch.advice import explain
+from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
+from disttest.launch.gpus import NONE, HostGpu
+from disttest.launch.host import Host
+from disttest.launch.leftovers import MARK, Client, job_of, leftovers, this_client
+from disttest.launch.options import LaunchOptions
+from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder
+from disttest.launch.prepare import Prepared, prepare
+from disttest.launch.signals import Interrupted, SignalSwitch, catch_signals
+from disttest.launch.spec import container_arguments
+from disttest.launch.supervise import Outcome, supervise
+from disttest.results.journal import FILE_NAME as JOURNAL
+
+SIGKILL_CODE = 137
+LIMITS_REFUSED = "[ulimit-refused]"
+Say = Callable[[str], None]
+
+
+def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
+    """Start the image, stay with it, and return the exit code of the run inside.
+
+    Raises:
+        DisttestError: the launch itself failed; EngineError where the engine refused.
+    """
+    with catch_signals() as switch:
+        try:
+            with _engine(options, host) as client:
+                me = this_client()
+                _reap(client, me, host, say)
+                prepared = _prepare(options, host, client, me)
+                if prepared.spec.gpus.warning:
+                    say(f"warning: {prepared.spec.gpus.warning}")
+                ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
+                return _run(client, prepared, options, switch, say)
+        except Interrupted as interrupted:
+            return interrupted.exit_code
+
+
+def preview(options: LaunchOptions, host: Host) -> Prepared:
+    """What :func:`launch` would start, with nothing started, pulled or removed.
+
+    Raises:
+        DisttestError: as :func:`launch`.
+    """
+    with _engine(options, host) as client:
+        return _prepare(options, host, client, this_client())
+
+
+def _engine(options: LaunchOptions, host: Host) -> contextlib.closing[docker.DockerClient]:
+    return contextlib.closing(
+        find_engine(chosen=options.engine, environ=host.environ, uid=host.uid, home=host.home)
+    )
+
+
+def _prepare(options: LaunchOptions, host: Host, client: docker.DockerClient, me: Client) -> Prepared:
+    facts = ask_engine(client)
+    return prepare(
+        options,
+        environ=host.environ,
+        facts=facts,
+        host_gpus=_host_gpus(options, facts, host),
+        client=me,
+        now_s=host.now(),
+        version=host.version,
+    )
+
+
+def _host_gpus(options: LaunchOptions, facts: EngineFacts, host: Host) -> tuple[HostGpu, ...] | None:
+    """None where this host is not the engine's; nothing is asked where no GPU is wanted."""
+    if not facts.local:
+        return None
+    return () if options.gpus == NONE else host.find_gpus()
+
+
+def _run(
+    client: docker.DockerClient,
+    prepared: Prepared,
+    options: LaunchOptions,
+    switch: SignalSwitch,
+    say: Say,
+) -> int:
+    spec = prepared.spec
+    for folder in (options.results, options.cache, options.lease_dir):
+        if folder is not None:
+            make_folder(folder)
+    try:
+        outcome = _run_container(client, prepared, switch, say)
+    except EngineError as error:
+        if not spec.raise_limits or LIMITS_REFUSED not in str(error):
+            raise
+        say("warning: the engine may not raise memlock and stack limits; NCCL may need them [ulimit-refused]")
+        spec = structs.replace(spec, raise_limits=False)
+        outcome = _run_container(client, structs.replace(prepared, spec=spec), switch, say)
+    if outcome.out_of_memory:
+        say(
+            "the container ran out of memory: give it more, or run fewer ranks at once (--slots)"
+            " [engine-memory]"
+        )
+    if outcome.killed:
+        say("the run did not end within its grace and was killed")
+    if outcome.code == SIGKILL_CODE and options.results is not None:
+        _rebuild_reports(options, say)
+    return exit_code(outcome)
+
+
+def _run_container(
+    client: docker.DockerClient, prepared: Prepared, switch: SignalSwitch, say: Say
+) -> Outcome:
+    """Create, follow, remove; files change hands on every way out."""
+    with engine_errors(f"creating a container of {prepared.spec.image}"):
+        container = client.containers.create(**container_arguments(prepared.spec))
+    try:
+        outcome = supervise(container, write=write_through, switch=switch)
+        if outcome.code == SIGKILL_CODE and _out_of_memory(container):
+            outcome = structs.replace(outcome, out_of_memory=True)
+        return outcome
+    finally:
+        # A signal must not stop the cleaning up: it is bounded, and the runner's KILL comes anyway.
+        switch.deliver_to(lambda _signum: None)
+        _remove(container)
+        if prepared.hand_back is not None:
+            _hand_back_quietly(client, prepared.spec.image, prepared.hand_back, say)
+        switch.deliver_to(None)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The inner code; for a run that had to be killed after a signal, that signal's."""
+    if outcome.killed and outcome.signum:
+        return 128 + outcome.signum
+    return outcome.code
+
+
+def write_through(out: bytes | None, err: bytes | None) -> None:
+    """Hand the container's output on as it comes."""
+    for stream, data in ((sys.stdout, out), (sys.stderr, err)):
+        if data:
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+
+def _rebuild_reports(options: LaunchOptions, say: Say) -> None:
+    """A killed run could not write its reports; its journal is here."""
+    if options.results is None or not (options.results / JOURNAL).exists():
+        return
+    from disttest.reports import rebuild
+
+    try:
+        rebuild(options.results)
+    except (DisttestError, OSError) as error:
+        say(f"reports could not be rebuilt from the journal: {error}")
+
+
+def _out_of_memory(container: docker.models.containers.Container) -> bool:
+    with contextlib.suppress(DockerException, requests.RequestException):
+        container.reload()
+        return bool(container.attrs["State"].get("OOMKilled"))
+    return False
+
+
+def _remove(container: docker.models.containers.Container) -> None:
+    with contextlib.suppress(DockerException, requests.RequestException):
+        container.remove(force=True, v=True)
+
+
+def _hand_back_quietly(client: docker.DockerClient, image: str, task: HandBack, say: Say) -> None:
+    try:
+        hand_back(client, image, task)
+    except EngineError as error:
+        say(f"warning: {error}")
+
+
+def _reap(client: docker.DockerClient, me: Client, host: Host, say: Say) -> None:
+    """Remove what dead launches left behind; that another launch did so meanwhile is no error."""
+    with engine_errors("looking for leftovers"):
+        ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})
+    labels = {container["Id"]: container.get("Labels") or {} for container in ours}
+    images = {container["Id"]: container.get("ImageID", "") for container in ours}
+    job = job_of(host.environ)
+    for container_id, reason in leftovers(labels.items(), client=me, job=job, now_s=host.now()):
+        try:
+            client.api.remove_container(container_id, force=True, v=True)
+            say(f"removed container {container_id[:12]} of an earlier launch: {reason}")
+        except (NotFound, APIError) as error:
+            if getattr(error.response, "status_code", 0) not in (404, 409):
+                say(f"warning: container {container_id[:12]} could not be removed: {explain(str(error))}")
+            continue
+        task = hand_back_of(labels[container_id])
+        if task is not None:
+            with contextlib.suppress(EngineError):
+                hand_back(client, images[container_id], task)

@@ -1,0 +1,52 @@
+"""Signals to the launcher: an exception while it prepares, a message once the container runs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupted(BaseException):
+    """A signal came while nothing ran yet that it could be forwarded to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """128 and the signal's number, as a shell says it."""
+        return 128 + self.signum
+
+
+class SignalSwitch:
+    """Where signals go at present."""
+
+    def __init__(self) -> None:
+        self._deliver: Callable[[int], None] | None = None
+
+    def deliver_to(self, deliver: Callable[[int], None] | None) -> None:
+        """From now on hand signals over, or raise Interrupted again (None)."""
+        self._deliver = deliver
+
+    def handle(self, signum: int, _frame: FrameType | None) -> None:
+        """The handler itself."""
+        if self._deliver is None:
+            raise Interrupted(signum)
+        self._deliver(signum)
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[SignalSwitch]:
+    """Catch them all within; the handlers of before are back afterwards."""
+    switch = SignalSwitch()
+    before = {signum: signal.signal(signum, switch.handle) for signum in FORWARDED}
+    try:
+        yield switch
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,68 @@
+"""``disttest github-step``: a step of the action becomes the command that its inputs ask for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from disttest.errors import DisttestError, UsageError
+from disttest.launch.inputs import IN_CONTAINER, INPUTS, PREFIX, read_inputs, step_arguments
+from disttest.planning.options import environment
+
+MODE = "DISTTEST_STEP_MODE"
+"""Set by action.yml: ``in-place`` or ``launch``."""
+
+
+COMMAND = "DISTTEST_STEP_COMMAND"
+"""Set by each action.yml: ``run``, ``plan`` or ``merge``."""
+
+
+@click.command(name="github-step", hidden=True)
+def github_step() -> None:
+    """Run what the inputs of the action ask for, in this very process: the runner signals one pid only."""
+    environ = environment()
+    try:
+        command = check_command(environ.get(COMMAND) or "run")
+        in_place = environ.get(MODE) == "in-place" or command not in IN_CONTAINER
+        values = read_inputs(command, environ)
+        arguments = step_arguments(command, values, in_place=in_place)
+        enter(values.get("working-directory", "."))
+    except DisttestError as error:
+        from disttest.reports.outputs import failure_outputs, publish_outputs
+
+        publish_outputs(failure_outputs(error.exit_code), environ)
+        raise
+    become(arguments, environ)
+
+
+def check_command(name: str) -> str:
+    """The command, if an action runs it.
+
+    Raises:
+        UsageError: none does.
+    """
+    if name not in INPUTS:
+        raise UsageError(f"{COMMAND}={name}: there are actions for {', '.join(INPUTS)}")
+    return name
+
+
+def enter(folder: str) -> None:
+    """Change to the working directory.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        os.chdir(Path(folder))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"input working-directory: {folder!r} can not be entered: {error}") from None
+
+
+def become(arguments: list[str], environ: Mapping[str, str]) -> None:
+    """Replace this process; the inputs stay behind."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "disttest", *arguments], kept)  # noqa: S606

@@ -1,0 +1,156 @@
+"""Stays with a running container: streams what it says, forwards signals, and ends it in time.
+
+GitHub cancels with SIGINT, SIGTERM 7.5 s later and SIGKILL after 2.5 s more, to this one process. The
+container gets the signal at once and has six seconds to write its reports; then it is killed, so that
+removing it and handing files back still fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import requests
+from docker.errors import APIError, DockerException
+
+from disttest.errors import EngineError
+from disttest.launch.advice import explain
+from disttest.launch.engine import engine_errors
+from disttest.launch.signals import SignalSwitch
+from disttest.model import Frozen
+
+STOP_GRACE_S = 6.0
+KILL_LIMIT_S = 30.0
+DRAIN_S = 2.0
+"""For the last output, once the container has ended."""
+
+Write = Callable[[bytes | None, bytes | None], None]
+"""Takes what came on standard output and on standard error."""
+
+
+class Container(Protocol):
+    """The part of the SDK's container that is used here."""
+
+    def start(self) -> None: ...  # noqa: D102
+    def kill(self, signal: int | str | None = None) -> None: ...  # noqa: D102
+    def wait(self, **arguments: Any) -> dict[str, Any]: ...  # noqa: D102
+    def attach(self, **arguments: Any) -> Any: ...  # noqa: D102
+
+
+class Signalled(Frozen):
+    """We got a signal."""
+
+    signum: int
+
+
+class Exited(Frozen):
+    """The container ended."""
+
+    code: int
+
+
+class Lost(Frozen):
+    """The engine went away."""
+
+    error: str
+
+
+class Outcome(Frozen):
+    """What came of a container."""
+
+    code: int
+    signum: int = 0
+    """The signal that we got first; 0: none."""
+    killed: bool = False
+    """It did not end in time after that."""
+    out_of_memory: bool = False
+    """The kernel killed it."""
+
+
+def supervise(
+    container: Container,
+    *,
+    write: Write,
+    switch: SignalSwitch,
+    clock: Callable[[], float] = time.monotonic,
+    grace_s: float = STOP_GRACE_S,
+) -> Outcome:
+    """Start the container and return when it has ended.
+
+    Raises:
+        EngineError: it could not be started, or the engine went away.
+    """
+    mailbox: queue.SimpleQueue[Signalled | Exited | Lost] = queue.SimpleQueue()
+    with engine_errors("attaching to the container"):
+        output = container.attach(stdout=True, stderr=True, stream=True, demux=True)
+    switch.deliver_to(lambda signum: mailbox.put(Signalled(signum=signum)))
+    try:
+        with engine_errors("starting the container"):
+            container.start()
+        pump = _in_background(lambda: _pump(output, write))
+        _in_background(lambda: _await(container, mailbox))
+        outcome = _follow(container, mailbox, clock=clock, grace_s=grace_s)
+        pump.join(DRAIN_S)
+        return outcome
+    finally:
+        switch.deliver_to(None)
+
+
+def _in_background(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _pump(output: Any, write: Write) -> None:
+    # A reader who went away must not end the run: its reports are still owed.
+    with contextlib.suppress(DockerException, requests.RequestException, OSError, ValueError):
+        for out, err in output:
+            write(out, err)
+
+
+def _await(container: Container, mailbox: queue.SimpleQueue[Signalled | Exited | Lost]) -> None:
+    try:
+        # docker-py takes None as "its own default" nowhere but here, where it means "as long as it takes".
+        mailbox.put(Exited(code=int(container.wait(timeout=None)["StatusCode"])))
+    except (DockerException, requests.RequestException, OSError) as error:
+        mailbox.put(Lost(error=f"{type(error).__name__}: {error}"))
+
+
+def _follow(
+    container: Container,
+    mailbox: queue.SimpleQueue[Signalled | Exited | Lost],
+    *,
+    clock: Callable[[], float],
+    grace_s: float,
+) -> Outcome:
+    first, kill_at, killed = 0, float("inf"), False
+    while True:
+        left = kill_at - clock()
+        try:
+            message = mailbox.get(timeout=max(left, 0.0)) if kill_at < float("inf") else mailbox.get()
+        except queue.Empty:
+            if killed:
+                raise EngineError("the engine could not kill the container: restart the engine") from None
+            _send(container, "SIGKILL")
+            killed, kill_at = True, clock() + KILL_LIMIT_S
+            continue
+        match message:
+            case Exited(code=code):
+                return Outcome(code=code, signum=first, killed=killed)
+            case Lost(error=error):
+                raise EngineError(f"the engine went away while the container ran: {explain(error)}")
+            case Signalled(signum=signum):
+                _send(container, signum)
+                if not first:
+                    first, kill_at = signum, clock() + grace_s
+
+
+def _send(container: Container, signum: int | str) -> None:
+    # 409: it has ended meanwhile, and the waiter is about to say so.
+    with contextlib.suppress(APIError, requests.RequestException):
+        container.kill(signal=signum)

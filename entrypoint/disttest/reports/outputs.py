@@ -1,0 +1,121 @@
+"""Outputs of a GitHub step: what later steps of a workflow decide on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from disttest import github
+from disttest.errors import ExitCode
+from disttest.reports.digest import tally
+from disttest.reports.write import REPORTERS
+from disttest.results.fold import RunResult
+
+OUTPUT_LIMIT = 200_000
+"""Characters of the list of failed tests: all outputs of a job share a megabyte."""
+
+OUTPUTS = {
+    "conclusion": "success, failure, cancelled, timed-out, infrastructure, empty or error.",
+    "exit-code": "Exit code of disttest.",
+    "infrastructure": "true if a machine is broken, and not a test: run it again elsewhere.",
+    "results": "Results directory.",
+    "junit": "JUnit XML.",
+    "report": "Everything about the run, as JSON.",
+    "summary": "Summary, as Markdown.",
+    "page": "The report for people, as one HTML page.",
+    "tests": "How many tests there were.",
+    "passed": "How many passed, the flaky ones included.",
+    "failed": "How many failed.",
+    "errors": "How many failed for a reason that is not the test's.",
+    "skipped": "How many were skipped.",
+    "flaky": "How many passed only when they were tried again.",
+    "failed-tests": "Ids of the tests that failed, as a JSON list.",
+    "gpu-minutes": "Minutes of GPU time that tests held.",
+}
+"""Output -> what it says. The action's outputs are these."""
+
+_CONCLUSIONS = {
+    ExitCode.PASSED: "success",
+    ExitCode.FAILED: "failure",
+    ExitCode.INTERRUPTED: "cancelled",
+    ExitCode.NOTHING_COLLECTED: "empty",
+    ExitCode.NOT_ENOUGH_DEVICES: "infrastructure",
+    ExitCode.INFRASTRUCTURE: "infrastructure",
+    ExitCode.ENGINE: "infrastructure",
+    ExitCode.DEADLINE: "timed-out",
+}
+
+
+def conclude(exit_code: int) -> str:
+    """The conclusion that an exit code stands for."""
+    if exit_code > 128:
+        return "cancelled"
+    return _CONCLUSIONS.get(ExitCode(exit_code), "error") if exit_code in set(ExitCode) else "error"
+
+
+def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, str]:
+    """Outputs of a run whose reports have been written."""
+    counts = tally(run)
+    broken = exit_code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE) or counts.infrastructure > 0
+    return {
+        "conclusion": conclude(exit_code),
+        "exit-code": str(exit_code),
+        "infrastructure": str(broken).lower(),
+        "results": str(results_dir),
+        "junit": _path(results_dir, "junit"),
+        "report": _path(results_dir, "json"),
+        "summary": _path(results_dir, "summary"),
+        "page": _path(results_dir, "html"),
+        "tests": str(counts.total),
+        "passed": str(counts.passed + counts.flaky),
+        "failed": str(counts.failed),
+        "errors": str(counts.infrastructure),
+        "skipped": str(counts.skipped),
+        "flaky": str(counts.flaky),
+        "failed-tests": _ids([test.test.nodeid for test in run.bad]),
+        "gpu-minutes": f"{counts.gpu_s / 60:.2f}",
+    }
+
+
+def failure_outputs(exit_code: int) -> dict[str, str]:
+    """Outputs where no test ran: an engine that refused, a request that makes no sense."""
+    conclusion = conclude(exit_code)
+    return {
+        "conclusion": conclusion,
+        "exit-code": str(exit_code),
+        "infrastructure": str(conclusion == "infrastructure").lower(),
+        "failed-tests": "[]",
+    }
+
+
+def _path(results_dir: Path, format_name: str) -> str:
+    return str(results_dir / REPORTERS[format_name][0])
+
+
+def _ids(nodeids: list[str]) -> str:
+    """The list as JSON, cut at whole entries."""
+    kept, size = [], 2
+    for nodeid in nodeids:
+        size += len(msgspec.json.encode(nodeid)) + 1
+        if size > OUTPUT_LIMIT:
+            break
+        kept.append(nodeid)
+    return msgspec.json.encode(kept).decode()
+
+
+def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Write outputs for the step, where there is one."""
+    if file := environ.get("GITHUB_OUTPUT"):
+        for name, value in outputs.items():
+            github.write_output(Path(file), name, value)
+
+
+def publish_summary(results_dir: Path, environ: Mapping[str, str]) -> None:
+    """Show the summary on the page of the workflow's run, where there is one."""
+    file, text = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
+    if not file or not text.exists():
+        return
+    if not github.append_summary(Path(file), text.read_text(encoding="utf-8")):
+        github.append_summary(Path(file), f"The summary is too long for this page: see `{text}`.")

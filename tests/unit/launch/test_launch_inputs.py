@@ -1,0 +1,85 @@
+"""The action's inputs as a command line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.errors import UsageError
+from disttest.launch.inputs import INPUTS, Kind, read_inputs, step_arguments
+from disttest.launch.step import check_command, enter
+
+HOSTILE = "$(touch x); `id` \"'\n${{ github.token }} --help -x"
+
+
+def test_a_launched_run() -> None:
+    values = {
+        "suite": "ddp 'my tests'", "pytest-args": "-k 'a or b'", "world-sizes": "2", "gpus": "all",
+        "results": "out", "deadline": "60", "read-only": "true", "env": "A=1\n\n B ", "working-directory": "sub",
+    }  # fmt: skip
+    assert step_arguments("run", values, in_place=False) == [
+        "launch", "--deadline=60", "--results=out", "--gpus=all", "--read-only", "--env=A=1",
+        "--env=B", "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
+    ]  # fmt: skip
+
+
+def test_in_place_only_the_run_remains() -> None:
+    values = {"suite": "ddp", "gpus": "all", "image": "x", "results": "out", "seed": "3"}
+    assert step_arguments("run", values, in_place=True) == ["run", "--results=out", "--seed=3", "ddp"]
+
+
+def test_plan_runs_in_the_image_and_merge_on_the_host() -> None:
+    plan = step_arguments("plan", {"suite": "t", "pool": "a:1:2\nb:8:1", "image": "x"}, in_place=False)
+    assert plan == ["launch", "--image=x", "plan", "--pool=a:1:2", "--pool=b:8:1", "t"]
+    merge = step_arguments("merge", {"directories": "a b", "reruns": "TRUE", "results": "m"}, in_place=False)
+    assert merge == ["merge", "--reruns", "--results=m", "a", "b"]
+    assert step_arguments("doctor", {"level": "full"}, in_place=True) == ["doctor", "--level=full"]
+
+
+def test_empty_and_blank_inputs_are_not_set() -> None:
+    environ = {"DISTTEST_INPUT_SUITE": " ddp\n", "DISTTEST_INPUT_GPUS": "", "DISTTEST_INPUT_SEED": "  "}
+    assert read_inputs("run", environ) == {"suite": "ddp", "in-place": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "input suite is empty"),
+        ({"suite": "--help"}, "'--help' is a flag"),
+        ({"suite": "ddp", "pytest-args": "'open"}, "input pytest-args: No closing quotation"),
+        ({"suite": "ddp", "read-only": "yes"}, "input read-only: 'yes' is not true or false"),
+    ],
+)
+def test_nonsense_names_its_input(values: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        step_arguments("run", values, in_place=False)
+
+
+@pytest.mark.parametrize("name", [one.name for one in INPUTS["run"] if one.kind in (Kind.RUN, Kind.LAUNCH)])
+def test_a_value_is_one_word_whatever_is_in_it(name: str) -> None:
+    arguments = step_arguments("run", {"suite": "ddp", name: HOSTILE}, in_place=False)
+    assert [word for word in arguments if HOSTILE in word] == [word for word in arguments if "touch" in word]
+    assert sum(HOSTILE in word for word in arguments) == 1
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_text_becomes_a_flag_of_the_launcher(suite: str, pytest_args: str, gpus: str) -> None:
+    values = {"suite": suite, "pytest-args": pytest_args, "gpus": gpus}
+    try:
+        arguments = step_arguments("run", values, in_place=False)
+    except UsageError:
+        return
+    before = arguments[: arguments.index("run")] if gpus != "run" else arguments[:2]
+    assert before == (["launch", f"--gpus={gpus}"] if gpus else ["launch"])
+    own = arguments[len(before) + 1 :]
+    assert not any(word.startswith("-") for word in own[: own.index("--") if "--" in own else None])
+
+
+def test_commands_and_folders_that_are_none(tmp_path) -> None:
+    with pytest.raises(UsageError, match="there are actions for run, plan, merge, doctor"):
+        check_command("rm")
+    with pytest.raises(UsageError, match="can not be entered"):
+        enter(str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="can not be entered"):
+        enter("a\0b")

@@ -1,0 +1,74 @@
+"""Which containers a launch may take for the leftovers of a dead one."""
+
+from __future__ import annotations
+
+import pytest
+
+from disttest.launch.leftovers import Client, Job, is_alive, job_of, make_labels, this_client, why_leftover
+
+THEM = Client(boot="b", namespace="pid:[1]", pid=10, started=5.25)
+ME = Client(boot="b", namespace="pid:[1]", pid=20, started=6.5)
+ELSEWHERE = Client(boot="b", namespace="pid:[2]", pid=10, started=5.25)
+JOB = Job(runner="r1", run="100", attempt="1", job="test")
+NEXT = Job(runner="r1", run="101", attempt="1", job="test")
+
+
+def why(labels: dict, *, me: Client = ME, job: Job = JOB, now_s: float = 0.0, alive: bool = False) -> str:
+    return why_leftover(labels, client=me, job=job, now_s=now_s, is_alive=lambda _pid, _started: alive)
+
+
+def labels(client: Client = THEM, job: Job = JOB) -> dict:
+    return make_labels(client, job, expires_at_s=1000)
+
+
+def test_a_dead_launcher_leaves_a_leftover() -> None:
+    assert why(labels()) == "its launcher, process 10, is gone"
+
+
+def test_a_living_launcher_keeps_its_container_whatever_else() -> None:
+    assert why(labels(), alive=True, job=NEXT, now_s=1e9) == ""
+
+
+@pytest.mark.parametrize("asked", [(10, 5.25)])
+def test_pid_and_start_time_are_asked_for(asked: tuple[int, float]) -> None:
+    seen = []
+    why_leftover(labels(), client=ME, job=JOB, now_s=0, is_alive=lambda *which: bool(seen.append(which)))
+    assert seen == [asked]
+
+
+def test_another_pid_namespace_is_not_judged_by_pids() -> None:
+    assert why(labels(ELSEWHERE)) == ""
+
+
+def test_a_runner_that_has_moved_on_leaves_a_leftover() -> None:
+    assert why(labels(ELSEWHERE), job=NEXT) == "runner r1 has moved on to another job"
+
+
+def test_other_runners_and_unknown_ones_are_left_alone() -> None:
+    assert why(labels(ELSEWHERE), job=Job(runner="r2", run="101")) == ""
+    assert why(labels(ELSEWHERE, Job()), job=Job()) == ""
+
+
+def test_time_runs_out_for_everyone_who_can_not_be_asked() -> None:
+    assert why(labels(ELSEWHERE), now_s=1119) == ""
+    assert why(labels(ELSEWHERE), now_s=1121) == "its time limit has passed"
+
+
+@pytest.mark.parametrize("foreign", [{}, {"io.disttest.launch": "0"}, {"com.docker.compose.project": "x"}])
+def test_containers_of_others_are_never_touched(foreign: dict) -> None:
+    assert why(foreign, now_s=1e12) == ""
+
+
+def test_labels_that_make_no_sense_are_no_license_to_kill_before_time() -> None:
+    assert why({"io.disttest.launch": "1", "io.disttest.expires": "soon"}, now_s=0) == ""
+
+
+def test_this_process_is_alive_and_not_another_of_its_pid() -> None:
+    me = this_client()
+    assert is_alive(me.pid, me.started)
+    assert not is_alive(me.pid, me.started - 100)
+
+
+def test_the_job_is_githubs() -> None:
+    environ = {"RUNNER_NAME": "r1", "GITHUB_RUN_ID": "100", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "test"}
+    assert job_of(environ) == JOB

@@ -1,0 +1,214 @@
+"""Endpoints, engine facts, environment, ownership, image names and preparation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from docker.errors import APIError
+
+from disttest.errors import UsageError
+from disttest.host.devices.machine import Gpu, MigSlice
+from disttest.launch.endpoints import endpoints
+from disttest.launch.engine import EngineFacts, is_passing, read_facts, split_tag
+from disttest.launch.environment import choose_environment
+from disttest.launch.gpus import HostGpu
+from disttest.launch.host import usable
+from disttest.launch.leftovers import Client
+from disttest.launch.options import LaunchOptions
+from disttest.launch.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
+from disttest.launch.prepare import choose_image, prepare
+from disttest.launch.session import exit_code
+from disttest.launch.supervise import Outcome
+
+DOCKER = EngineFacts(name="docker", version="27")
+ROOTLESS = EngineFacts(name="docker", version="27", rootless=True)
+OWNER = Owner(uid=1234, gid=5)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_chosen_engine_is_the_only_one_tried(home: Path) -> None:
+    environ = {"DOCKER_HOST": "tcp://other:1"}
+    (first,) = endpoints(chosen="unix:///x", environ=environ, uid=7, home=str(home))
+    assert (first.host, first.chosen) == ("unix:///x", True)
+    (second,) = endpoints(chosen="", environ=environ, uid=7, home=str(home))
+    assert (second.origin, second.host, second.chosen) == ("DOCKER_HOST", "tcp://other:1", True)
+
+
+def test_usual_places_are_tried_in_order(home: Path) -> None:
+    tried = endpoints(chosen="", environ={}, uid=7, home="/home/me")
+    assert [one.host for one in tried] == [
+        "unix:///var/run/docker.sock",
+        "unix:///run/user/7/docker.sock",
+        "unix:///home/me/.docker/run/docker.sock",
+        "unix:///run/user/7/podman/podman.sock",
+        "unix:///run/podman/podman.sock",
+    ]
+    assert not any(one.chosen for one in tried)
+
+
+def test_a_docker_context_counts_as_chosen(home: Path) -> None:
+    from docker.context import ContextAPI
+
+    ContextAPI.create_context("far", host="unix:///far.sock")
+    (only,) = endpoints(chosen="", environ={"DOCKER_CONTEXT": "far"}, uid=7, home=str(home))
+    assert (only.origin, only.chosen) == ("docker context", True)
+    assert only.host.endswith("unix:///far.sock")
+
+
+def test_facts_of_docker_with_cdi() -> None:
+    info = {
+        "MemTotal": 5,
+        "Runtimes": {"runc": {}, "nvidia": {}},
+        "SecurityOptions": ["name=seccomp", "name=rootless"],
+        "DiscoveredDevices": [
+            {"Source": "cdi", "ID": "nvidia.com/gpu=0"},
+            {"Source": "cdi", "ID": "x.com/y=0"},
+        ],
+    }
+    facts = read_facts(info, {"Version": "28"}, base_url="http+docker://localhost")
+    assert (facts.name, facts.rootless, facts.memory_bytes, facts.local) == ("docker", True, 5, True)
+    assert (facts.gpus.cdi, facts.gpus.runtime) == (("nvidia.com/gpu=0",), True)
+
+
+def test_facts_of_podman_elsewhere() -> None:
+    version = {"Components": [{"Name": "Podman Engine"}], "Version": "5"}
+    facts = read_facts({"Runtimes": None, "SecurityOptions": None}, version, base_url="http://far:2375")
+    assert (facts.name, facts.gpus.podman, facts.local) == ("podman", True, False)
+
+
+@pytest.mark.parametrize(
+    ("image", "parts"),
+    [
+        ("name", ("name", "latest")),
+        ("name:1", ("name", "1")),
+        ("host:5000/name", ("host:5000/name", "latest")),
+        ("host:5000/name:1", ("host:5000/name", "1")),
+        ("name@sha256:abc", ("name", "sha256:abc")),
+        ("name:1@sha256:abc", ("name:1", "sha256:abc")),
+    ],
+)
+def test_image_names(image: str, parts: tuple[str, str]) -> None:
+    assert split_tag(image) == parts
+
+
+def test_only_what_may_pass_is_tried_again() -> None:
+    assert is_passing(APIError("toomanyrequests: slow down"))
+    assert not is_passing(APIError("manifest unknown"))
+    assert not is_passing(APIError("pull access denied for x"))
+    assert not is_passing(KeyError("a bug of ours"))
+
+
+def test_secrets_never_pass_by_themselves() -> None:
+    environ = {
+        "GITHUB_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s", "TORCH_HUB_TOKEN": "u",
+        "DISTTEST_INPUT_SUITE": "x",
+        "PATH": "/bin", "HOME": "/root", "LD_PRELOAD": "x", "NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc",
+    }  # fmt: skip
+    assert choose_environment(environ, ()) == {"NCCL_DEBUG": "INFO", "GITHUB_SHA": "abc"}
+    assert choose_environment(environ, ("GITHUB_TOKEN", "A=b=c", "ABSENT"))["GITHUB_TOKEN"] == "t"
+
+
+@pytest.mark.parametrize("entry", ["", "=x", "1A=x", "A B=x", "A-B"])
+def test_variables_that_are_none(entry: str) -> None:
+    with pytest.raises(UsageError, match="is not NAME or NAME=VALUE"):
+        choose_environment({}, (entry,))
+
+
+def test_the_user_is_the_workspaces_owner() -> None:
+    assert choose_user("auto", owner=OWNER, facts=DOCKER) == "1234:5"
+    assert choose_user("auto", owner=OWNER, facts=ROOTLESS) == "0:0"
+    assert choose_user("image", owner=OWNER, facts=DOCKER) == ""
+    assert choose_user("7:8", owner=OWNER, facts=DOCKER) == "7:8"
+    with pytest.raises(UsageError, match="is not auto, image"):
+        choose_user("root; id", owner=OWNER, facts=DOCKER)
+
+
+def test_files_are_handed_back_where_the_user_is_another() -> None:
+    assert not needs_hand_back("1234:5", owner=OWNER, facts=DOCKER)
+    assert needs_hand_back("0:0", owner=OWNER, facts=DOCKER)
+    assert needs_hand_back("", owner=OWNER, facts=DOCKER)
+    assert not needs_hand_back("0:0", owner=OWNER, facts=ROOTLESS)
+
+
+def test_a_hand_back_survives_as_labels_and_strange_labels_ask_for_nothing() -> None:
+    task = HandBack(workspace="/w", owner="1:2", since=3.5)
+    assert hand_back_of(task.labels()) == task
+    assert hand_back_of({}) is None
+    assert hand_back_of(task.labels() | {"io.disttest.owner": "root"}) is None
+    assert hand_back_of(task.labels() | {"io.disttest.workspace": "-delete"}) is None
+
+
+def test_broken_gpus_are_not_handed_out_and_slices_are() -> None:
+    assert usable(Gpu(index=0, uuid="GPU-0")) == (HostGpu(index=0, uuid="GPU-0"),)
+    assert usable(Gpu(index=0, uuid="GPU-0", fault="lost")) == ()
+    sliced = Gpu(
+        index=1, uuid="GPU-1", mig_enabled=True, slices=(MigSlice(uuid="MIG-a"), MigSlice(uuid="MIG-b"))
+    )
+    assert [gpu.uuid for gpu in usable(sliced)] == ["MIG-a", "MIG-b"]
+
+
+def test_the_image_follows_the_gpus_unless_it_is_named() -> None:
+    options = LaunchOptions(arguments=())
+    assert choose_image(options, version="1.2.3", with_gpus=True) == "ghcr.io/org/dist-tests:1.2.3-cuda"
+    assert choose_image(options, version="1.2.3", with_gpus=False) == "ghcr.io/org/dist-tests:1.2.3-cpu"
+    full = LaunchOptions(arguments=(), target="full")
+    assert choose_image(full, version="1", with_gpus=False) == "ghcr.io/org/dist-tests:1-full"
+    assert choose_image(LaunchOptions(arguments=(), image="my:1"), version="1", with_gpus=True) == "my:1"
+
+
+def prepared(options: LaunchOptions, environ: dict[str, str] | None = None):
+    return prepare(
+        options,
+        environ=environ or {},
+        facts=DOCKER,
+        host_gpus=(),
+        client=Client(boot="b", namespace="n", pid=1, started=2.0),
+        now_s=100.0,
+        version="1",
+    )
+
+
+def test_mounts_are_the_workspace_and_what_lies_outside_it(tmp_path: Path) -> None:
+    work, temp = tmp_path / "work", tmp_path / "temp"
+    for folder in (work / "sub", temp):
+        folder.mkdir(parents=True)
+    (temp / "output").touch()
+    options = LaunchOptions(
+        arguments=("ddp",), workspace=work, working_dir=work / "sub", results=work / "results",
+        cache=temp / "cache", mounts=(f"{temp}:ro",), deadline_s=100,
+    )  # fmt: skip
+    spec = prepared(
+        options, {"GITHUB_OUTPUT": str(temp / "output"), "GITHUB_STEP_SUMMARY": str(temp / "none")}
+    ).spec
+    assert [(bind.path, bind.read_only) for bind in spec.binds] == [
+        (str(temp), True),
+        (str(work), False),
+        (str(temp / "cache"), False),
+        (str(temp / "output"), False),
+    ]
+    assert spec.environment["DISTTEST_RESULTS"] == str(work / "results")
+    assert spec.environment["DISTTEST_DEADLINE"] == "100"
+    assert "GITHUB_STEP_SUMMARY" not in spec.environment
+    assert spec.time_limit_s == 160
+    assert spec.user == f"{os.getuid()}:{os.getgid()}"
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "/proc", "/nowhere"])
+def test_folders_that_can_not_be_mounted(folder: str) -> None:
+    with pytest.raises(UsageError, match="--workspace"):
+        prepared(LaunchOptions(arguments=(), workspace=Path(folder)))
+
+
+def test_a_killed_run_ends_with_our_signal_and_others_with_their_own_code() -> None:
+    assert exit_code(Outcome(code=137, signum=2, killed=True)) == 130
+    assert exit_code(Outcome(code=2, signum=2)) == 2
+    assert exit_code(Outcome(code=1)) == 1
