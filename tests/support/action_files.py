@@ -1,0 +1,93 @@
+"""action.yml and the tables of the docs, as the code's own tables say they have to be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from disttest.launch.inputs import INPUTS, Input
+from disttest.reports.outputs import OUTPUTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN_OUTPUTS = {"matrix": "The matrix, as one line of JSON.", "plan": "The plan's file."}
+
+
+def blocks(command: str, outputs: Mapping[str, str], value: str) -> dict[str, list[str]]:
+    """Marker -> the lines between it and its end, in an action.yml."""
+    inputs = INPUTS[command]
+    return {
+        "inputs": [line for one in inputs for line in _input(one)],
+        "outputs": [line for name, text in outputs.items() for line in _output(name, text, value)],
+        "variables": [f"{one.variable}: ${{{{ inputs.{one.name} }}}}" for one in inputs],
+    }
+
+
+def _input(one: Input) -> tuple[str, ...]:
+    return (f"{one.name}:", f"  description: {_quoted(one.help)}", f"  default: {_quoted(one.default)}")
+
+
+def _output(name: str, text: str, value: str) -> tuple[str, ...]:
+    lines = (f"{name}:", f"  description: {_quoted(text)}")
+    return (*lines, f"  value: ${{{{ {value.format(name)} }}}}") if value else lines
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
+    """Marker -> the lines between it and its end, in docs/action.md."""
+    inputs = [
+        f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |"
+        for one in INPUTS[command]
+    ]
+    rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
+    table = {f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs]}
+    return table | (
+        {f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {}
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def filled(text: str, content: dict[str, list[str]], *, begin: str, end: str) -> str:
+    """The text with the lines between each pair of markers replaced; indented as its marker is."""
+    for name, lines in content.items():
+        if not lines:
+            continue
+        opening, closing = re.escape(begin.format(name)), re.escape(end.format(name))
+        pattern = re.compile(rf"^( *){opening}\n.*?^ *{closing}\n", re.DOTALL | re.MULTILINE)
+        match = pattern.search(text)
+        assert match is not None, f"no block {begin.format(name)}"
+        inner = "".join(f"{match[1]}{line}\n" for line in lines)
+        block = f"{match[1]}{begin.format(name)}\n{inner}{match[1]}{end.format(name)}\n"
+        text = text[: match.start()] + block + text[match.end() :]
+    return text
+
+
+def expected() -> dict[Path, str]:
+    """File -> what it should hold."""
+    actions = {
+        "action.yml": blocks("run", OUTPUTS, "steps.run.outputs.{}"),
+        "docker/action.yml": blocks("run", OUTPUTS, ""),
+        "plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
+        "merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
+        "doctor/action.yml": blocks("doctor", {}, ""),
+    }
+    files = {
+        ROOT / name: filled((ROOT / name).read_text(), content, begin="# <{}>", end="# </{}>")
+        for name, content in actions.items()
+    }
+    page = ROOT / "docs" / "action.md"
+    content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
+    content |= tables("doctor", {})
+    return files | {page: filled(page.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")}
+
+
+if __name__ == "__main__":
+    for path, content in expected().items():
+        path.write_text(content)
