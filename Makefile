@@ -6,11 +6,11 @@ READY  := $(VENV)/.ready
 
 SUITES := smoke collectives ddp threaded rpc dist_autograd fsdp
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration devices browser compat-sample
+KINDS    := unit contract integration devices docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test lint format catalogue compat mutants docs clean $(SUITES) $(KINDS)
+.PHONY: test action lock lint format catalogue compat mutants docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -26,9 +26,19 @@ compat: $(READY)
 
 browser: tests/browser/node_modules/.ready
 
-tests/browser/node_modules/.ready: tests/browser/package-lock.json
-	npm ci --prefix tests/browser --ignore-scripts --no-audit --no-fund
+contract: tests/contract/node_modules/.ready
+
+tests/%/node_modules/.ready: tests/%/package-lock.json
+	npm ci --prefix tests/$* --ignore-scripts --no-audit --no-fund
 	touch $@
+
+# action.yml's inputs, outputs and variables, and their tables in the docs, from the code that reads them.
+action: $(READY)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/action_files.py
+
+# The lock files of the image and of the launcher, after a change of pyproject.toml or constraints.txt.
+lock: $(READY)
+	PATH=$(abspath $(BIN)):$$PATH requirements/lock
 
 catalogue: $(READY)
 	$(BIN)/python scripts/catalogue.py

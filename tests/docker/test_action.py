@@ -1,0 +1,190 @@
+"""The composite action, executed as GitHub's runner would, with the real engine behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine import ROOT, Engine
+from github_runner import ActionResult, Runner
+from launching import ours
+
+from disttest.launch.inputs import RUN_INPUTS
+
+HOSTILE = "$(touch hacked) `touch hacked`; touch hacked\n\"'${{ github.token }} && touch hacked"
+WRITES_OUTPUTS = """
+import json, os, sys
+with open(os.environ["GITHUB_OUTPUT"], "a") as file:
+    print("tests=3", file=file)
+    print("failed-tests<<END", json.dumps(sys.argv[1:]), "END", sep="\\n", file=file)
+with open(os.environ["GITHUB_STEP_SUMMARY"], "a") as file:
+    print("# All is well", file=file)
+print("flags", os.environ["PROBE_FLAGS"])
+"""
+RUNS_UNTIL_STOPPED = """
+import pathlib, signal, sys, time
+def leave(signum, frame):
+    pathlib.Path("report").write_text(f"stopped by {signum}")
+    sys.exit(130)
+signal.signal(signal.SIGINT, leave)
+pathlib.Path("ready").touch()
+time.sleep(120)
+"""
+
+
+class Job:
+    """A job on a runner whose engine is the test's."""
+
+    def __init__(self, engine: Engine, folder: Path, workspace: Path, image: str, temp: Path) -> None:
+        environment = {
+            name: value
+            for name, value in engine.environment().items()
+            if not name.startswith(("GITHUB_", "DISTTEST_", "PYTHON"))
+        }
+        environment |= {
+            "GITHUB_RUN_ID": "7",
+            "GITHUB_RUN_ATTEMPT": "1",
+            "GITHUB_JOB": "t",
+            "RUNNER_NAME": "r",
+        }
+        self.runner = Runner(folder, workspace, environment, temp=temp)
+        self.engine, self.workspace, self.image = engine, workspace, image
+
+    def run(self, **inputs: object) -> ActionResult:
+        cancel_when = inputs.pop("cancel_when", None)
+        given = {name.replace("_", "-"): str(value) for name, value in inputs.items()}
+        return self.runner.run_action(
+            ROOT, {"image": self.image, "pull": "never", **given}, cancel_when=cancel_when
+        )
+
+    def script(self, text: str) -> str:
+        (self.workspace / "program.py").write_text(text)
+        return "program.py"
+
+
+@pytest.fixture
+def job(engine: Engine, tmp_path: Path, workspace: Path, probe: str, runner_temp: Path) -> Iterator[Job]:
+    yield Job(engine, tmp_path, workspace, probe, runner_temp)
+    for container in ours(engine):
+        container.remove(force=True)
+
+
+def test_outputs_and_summary_of_a_launched_run(job: Job) -> None:
+    done = job.run(
+        suite=job.script(WRITES_OUTPUTS),
+        world_sizes="2,4",
+        pytest_args="-k 'a and not b' \"c\"",
+        results="out",
+    )
+    assert done.exit_code == 0, done.log
+    assert done.outputs["tests"] == "3"
+    assert json.loads(done.outputs["failed-tests"]) == ["--", "-k", "a and not b", "c"]
+    assert done.summary == "# All is well\n"
+    assert 'flags ["run", "--world-sizes=2,4"]' in done.log
+    assert (job.workspace / "out").stat().st_uid == job.workspace.stat().st_uid
+
+
+def test_paths_are_relative_to_the_working_directory(job: Job) -> None:
+    sub = job.workspace / "sub"
+    sub.mkdir()
+    os.chown(sub, job.workspace.stat().st_uid, job.workspace.stat().st_gid)
+    (sub / "here.py").write_text("import os; print('in', os.getcwd())")
+    done = job.run(suite="here.py", working_directory="sub", results="out")
+    assert done.exit_code == 0, done.log
+    assert f"in {sub}" in done.log
+    assert (sub / "out").is_dir()
+
+
+def test_the_exit_code_of_the_run_is_the_steps(job: Job) -> None:
+    done = job.run(suite=job.script("raise SystemExit(1)"))
+    assert (done.exit_code, done.conclusion) == (1, "failure")
+
+
+def test_cancelling_interrupts_the_tests_and_leaves_nothing(job: Job) -> None:
+    ready = job.workspace / "ready"
+    done = job.run(suite=job.script(RUNS_UNTIL_STOPPED), cancel_when=ready.exists)
+    # The runner's KILL, which would be 137 or -9, was not needed.
+    assert done.exit_code == 130, done.log
+    assert (job.workspace / "report").read_text() == "stopped by 2"
+    assert ours(job.engine) == []
+
+
+def test_an_engine_that_is_down_is_infrastructure(job: Job, tmp_path: Path) -> None:
+    job.runner.environment["DOCKER_HOST"] = f"unix://{tmp_path}/none.sock"
+    done = job.run(suite="ddp")
+    assert done.exit_code == 8
+    assert done.outputs["infrastructure"] == "true"
+    assert done.outputs["conclusion"] == "infrastructure"
+    assert "[engine-gone]" in done.log
+
+
+def test_a_request_that_makes_no_sense_is_not_infrastructure(job: Job) -> None:
+    done = job.run(suite="")
+    assert done.exit_code == 4
+    assert (done.outputs["infrastructure"], done.outputs["conclusion"]) == ("false", "error")
+    assert "input suite is empty" in done.log
+
+
+def test_in_place_where_disttest_is_installed(job: Job, tmp_path: Path) -> None:
+    put_on_path(job, tmp_path / "bin")
+    done = job.run(suite="program.py", seed="3", pytest_args="-x")
+    assert done.exit_code == 0, done.log
+    assert done.steps["environment"].outcome == "skipped"
+    assert done.log.splitlines()[-1] == "in place: github-step in-place"
+
+
+def test_never_in_place(job: Job, tmp_path: Path) -> None:
+    put_on_path(job, tmp_path / "bin")
+    done = job.run(suite=job.script("print('inside')"), in_place="never")
+    assert done.exit_code == 0, done.log
+    assert "inside" in done.log
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"), [("always", "disttest is not installed here"), ("perhaps", "is not auto, always")]
+)
+def test_in_place_refused(job: Job, choice: str, message: str) -> None:
+    job.runner.environment["PATH"] = "/usr/bin:/bin"
+    done = job.run(suite="ddp", in_place=choice)
+    assert done.exit_code == 4
+    assert message in done.log
+    assert [step.outcome for step in done.steps.values()][1:] == ["skipped"] * 3
+
+
+def test_hostile_text_in_any_input_is_text(job: Job) -> None:
+    program = job.script("import sys, json; print('argv', json.dumps(sys.argv[1:]))")
+    before = snapshot(job.workspace)
+    for one in RUN_INPUTS:
+        inputs = {"suite": program, one.name.replace("-", "_"): HOSTILE}
+        done = job.run(**inputs)
+        assert "hacked" not in {path.name for path in job.workspace.rglob("*")}, one.name
+        assert "${{ github.token }}" in done.log or done.exit_code in (0, 4, 8, 127), (one.name, done.log)
+        assert "Traceback" not in done.log, (one.name, done.log)
+    assert before <= snapshot(job.workspace)
+
+
+def test_hostile_words_arrive_as_they_are(job: Job) -> None:
+    program = job.script("import sys, json; print('argv', json.dumps(sys.argv[1:]))")
+    done = job.run(suite=program, pytest_args="'$(touch hacked)' \"${{ secrets.X }}\" '`id`' 'a\nb'")
+    assert done.exit_code == 0, done.log
+    assert json.loads(done.log.split("argv ")[1]) == [
+        "--",
+        "$(touch hacked)",
+        "${{ secrets.X }}",
+        "`id`",
+        "a\nb",
+    ]
+
+
+def put_on_path(job: Job, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "disttest").write_text('#!/bin/sh\necho "in place: $1 $DISTTEST_STEP_MODE"\n')
+    (folder / "disttest").chmod(0o755)
+    job.runner.environment["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
+def snapshot(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}

@@ -1,0 +1,107 @@
+"""The consumer repositories under examples/, run as a runner would run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine import ROOT, Engine
+from github_runner import ActionResult, Runner, read_file_commands
+from launching import ours
+
+
+@pytest.fixture
+def checkout(workspace: Path, request: pytest.FixtureRequest) -> Path:
+    """The example as its runner has checked it out: files of an ordinary user."""
+    shutil.copytree(ROOT / "examples" / request.param, workspace, dirs_exist_ok=True)
+    owner = workspace.stat()
+    if os.getuid() == 0:
+        for path in workspace.rglob("*"):
+            os.chown(path, owner.st_uid, owner.st_gid)
+    return workspace
+
+
+@pytest.fixture
+def runner(engine: Engine, tmp_path: Path, checkout: Path, runner_temp: Path) -> Iterator[Runner]:
+    environment = {
+        name: value
+        for name, value in engine.environment().items()
+        if not name.startswith(("GITHUB_", "DISTTEST_", "PYTHON"))
+    }
+    yield Runner(tmp_path, checkout, environment, temp=runner_temp)
+    for container in ours(engine):
+        container.remove(force=True)
+
+
+def run(runner: Runner, folder: str, **inputs: str) -> ActionResult:
+    given = {name.replace("_", "-"): value for name, value in inputs.items()}
+    return runner.run_action(ROOT / folder, {"pull": "never", **given})
+
+
+@pytest.mark.parametrize("checkout", ["single"], indirect=True)
+def test_one_runner(runner: Runner, image: str) -> None:
+    done = run(runner, "", suite="tests", image=image, results="disttest-results", deadline="300")
+    assert done.exit_code == 0, done.log
+    assert done.outputs["conclusion"] == "success"
+    assert (done.outputs["tests"], done.outputs["passed"], done.outputs["failed-tests"]) == ("1", "1", "[]")
+    junit = Path(done.outputs["junit"])
+    assert junit == runner.workspace / "disttest-results" / "junit.xml"
+    assert junit.stat().st_uid == runner.workspace.stat().st_uid
+    assert done.summary.strip()
+
+
+@pytest.mark.parametrize("checkout", ["matrix"], indirect=True)
+def test_a_pool_is_planned(runner: Runner, image: str) -> None:
+    done = run(runner, "plan", suite="tests", image=image, pool="small:1:1\nlarge:8:1", revision="abc")
+    assert done.exit_code == 0, done.log
+    entries = json.loads(done.outputs["matrix"])["include"]
+    assert sum(entry["tests"] for entry in entries) == 2
+    assert json.loads((runner.workspace / "plan.json").read_text())
+    assert done.outputs["plan"] == "./plan.json"
+
+
+@pytest.mark.parametrize("checkout", ["arc"], indirect=True)
+def test_a_pod_without_an_engine(engine: Engine, image: str, checkout: Path, tmp_path: Path) -> None:
+    """ARC's kubernetes mode: the entrypoint is replaced by a sleep, and each step is executed in the pod."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    mounts = (f"--volume={ROOT}:/action:ro", f"--volume={checkout}:/__w", f"--volume={commands}:/commands")
+    name = "disttest-test-pod"
+    engine.docker("rm", "--force", name, check=False)
+    engine.docker("run", "--detach", f"--name={name}", "--entrypoint=tail", *mounts, image, "-f", "/dev/null")
+    try:
+        placed = step(
+            engine, name, commands, "/action/action/place.sh", {"DISTTEST_INPUT_IN_PLACE": "always"}
+        )
+        assert placed["mode"] == "in-place"
+        inputs = {
+            "DISTTEST_COMMAND": placed["command"],
+            "DISTTEST_STEP_MODE": placed["mode"],
+            "DISTTEST_STEP_COMMAND": "run",
+            "DISTTEST_INPUT_SUITE": "tests",
+            "DISTTEST_INPUT_RESULTS": "disttest-results",
+        }
+        outputs = step(engine, name, commands, 'exec "$DISTTEST_COMMAND" github-step', inputs)
+        assert (outputs["conclusion"], outputs["passed"]) == ("success", "1")
+        assert (checkout / "disttest-results" / "junit.xml").exists()
+    finally:
+        engine.docker("rm", "--force", name)
+
+
+def step(engine: Engine, pod: str, commands: Path, script: str, env: dict[str, str]) -> dict[str, str]:
+    """Execute a step in the pod and read its outputs."""
+    file = commands / "output"
+    file.write_text("")
+    options = [
+        f"--env={name}={value}" for name, value in (env | {"GITHUB_OUTPUT": "/commands/output"}).items()
+    ]
+    done = engine.docker(
+        "exec", "--workdir=/__w", *options, pod, "bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return read_file_commands(file.read_text())

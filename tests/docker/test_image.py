@@ -1,0 +1,183 @@
+"""The real image: what `docker run` does with it, on a runner without GPUs."""
+
+from __future__ import annotations
+
+import json
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from engine import Engine
+from launching import Launcher, ours, wait_until
+
+PASSES = """
+import pytest, torch, torch.distributed as dist
+
+@pytest.mark.world_size(2)
+def test_sum(world):
+    x = torch.full((8,), float(world.rank), device=world.device)
+    dist.all_reduce(x)
+    assert x[0] == 1
+"""
+HANGS = """
+import pathlib, time, pytest
+
+@pytest.mark.world_size(2)
+def test_first(world):
+    pass
+
+@pytest.mark.world_size(2)
+def test_waits(world):
+    if world.rank == 0:
+        pathlib.Path("ready").touch()
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def project(workspace: Path) -> Path:
+    (workspace / "test_sums.py").write_text(PASSES)
+    return workspace
+
+
+def docker_run(
+    engine: Engine, image: str, folder: Path, *options: str, command: tuple[str, ...] = ("test_sums.py",)
+):
+    """``docker run`` as somebody would type it, in a folder with tests."""
+    return engine.docker(
+        "run", "--rm", f"--volume={folder}:/workspace", *options, image, *command, check=False, timeout_s=300
+    )
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    """Test -> passed or the tag of what went wrong, from JUnit XML."""
+    cases = ET.parse(folder / "results" / "junit.xml").iter("testcase")
+    marks = ("failure", "error", "skipped")
+    return {
+        case.get("name", ""): next((mark for mark in marks if case.find(mark) is not None), "passed")
+        for case in cases
+    }
+
+
+def test_alone_it_prints_help(engine: Engine, image: str) -> None:
+    done = engine.docker("run", "--rm", image)
+    assert done.stdout.startswith("Usage: disttest")
+
+
+@pytest.mark.parametrize("command", [("smoke",), ("ddp", "--world-sizes=2")], ids=["smoke", "ddp"])
+def test_bundled_suites_run_by_name(engine: Engine, image: str, command: tuple[str, ...]) -> None:
+    options = ("--user=1234:1234", "--network=none")
+    done = engine.docker("run", "--rm", *options, image, *command, check=False, timeout_s=500)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="root"),
+        pytest.param(("--user=1234:1234",), id="user"),
+        pytest.param(("--network=none",), id="no-network"),
+        pytest.param(("--read-only", "--tmpfs=/tmp:exec"), id="read-only"),
+        pytest.param(("--init",), id="docker-init"),
+        pytest.param(("--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=1234:1234"), id="bare"),
+        pytest.param(
+            ("--read-only", "--tmpfs=/tmp:exec", "--network=none", "--user=1234:1234", "--shm-size=64m"),
+            id="all",
+        ),
+    ],
+)
+def test_ranks_run_wherever_it_is_put(
+    engine: Engine, image: str, project: Path, options: tuple[str, ...]
+) -> None:
+    done = docker_run(engine, image, project, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(outcomes(project).values()) == {"passed"}
+    assert list((project / "results" / "logs").rglob("rank1.log"))
+    assert "Traceback" not in done.stderr
+
+
+def test_little_shared_memory_gets_advice(engine: Engine, image: str) -> None:
+    done = engine.docker("run", "--rm", "--shm-size=64m", image, "doctor", check=False, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Start the container with --shm-size=1g or more" in done.stdout
+
+
+def test_stopping_it_leaves_reports_within_seconds(engine: Engine, image: str, project: Path) -> None:
+    (project / "test_sums.py").write_text(HANGS)
+    name = "disttest-test-stopped"
+    engine.docker("rm", "--force", name, check=False)
+    engine.docker(
+        "run", "--detach", f"--name={name}", f"--volume={project}:/workspace", image, "test_sums.py"
+    )
+    try:
+        wait_until((project / "ready").exists, "the second test runs")
+        began = time.monotonic()
+        engine.docker("stop", "--time=9", name)
+        # Docker's KILL would come after nine seconds, and leave exit code 137 and no report.
+        state = json.loads(engine.docker("inspect", name).stdout)[0]["State"]
+        assert state["ExitCode"] != 137
+        assert time.monotonic() - began < 9
+        found = outcomes(project)
+        assert {name.split("[")[0]: found[name] for name in found} == {
+            "test_first": "passed",
+            "test_waits": "error",
+        }
+    finally:
+        engine.docker("rm", "--force", name)
+
+
+def test_launch_runs_the_real_image_in_the_workspace(engine: Engine, image: str, workspace: Path) -> None:
+    (workspace / "test_sums.py").write_text(PASSES)
+    launcher = Launcher(engine, workspace)
+    done = launcher.run(
+        "--image", image, "--results", "out", "test_sums.py", "--world-sizes", "2", "--", "-q"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (workspace / "out" / "junit.xml").exists()
+    owner = workspace.stat()
+    for path in (workspace / "out").rglob("*"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (owner.st_uid, owner.st_gid), path
+    assert ours(engine) == []
+
+
+def test_interrupting_the_launcher_leaves_reports(engine: Engine, image: str, workspace: Path) -> None:
+    (workspace / "test_sums.py").write_text(HANGS)
+    launcher = Launcher(engine, workspace)
+    process = launcher.start("--image", image, "--results", "results", "test_sums.py")
+    wait_until((workspace / "ready").exists, "the second test runs")
+    began = time.monotonic()
+    process.send_signal(2)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10, "the runner's KILL comes after ten seconds"
+    assert process.returncode in (2, 130), out + err
+    assert "passed" in outcomes(workspace).values()
+    assert "error" in outcomes(workspace).values()
+    assert ours(engine) == []
+
+
+def test_nothing_in_it_is_not_needed(engine: Engine, image: str) -> None:
+    script = (
+        "command -v gcc cc g++ git curl; ls /wheels /build /root/.cache 2>/dev/null; id -u; cat /proc/1/comm"
+    )
+    done = engine.docker("run", "--rm", "--entrypoint=tini", image, "--", "sh", "-c", script)
+    assert done.stdout.split() == ["0", "tini"]
+
+
+def test_process_1_reaps_what_ranks_leave(engine: Engine, image: str) -> None:
+    script = (
+        "import os, subprocess, time\n"
+        "subprocess.run(['sh', '-c', 'sleep 0.1 & exit 0'])\n"
+        "time.sleep(0.6)\n"
+        "print([line for line in os.popen('cat /proc/[0-9]*/stat').read().splitlines() if ') Z ' in line])\n"
+    )
+    done = engine.docker("run", "--rm", "--entrypoint=tini", image, "--", "python3", "-c", script)
+    assert done.stdout.strip() == "[]"
+
+
+def test_labels_and_variables_say_what_it_is(engine: Engine, image: str) -> None:
+    config = json.loads(engine.docker("inspect", image).stdout)[0]["Config"]
+    assert config["Labels"]["org.opencontainers.image.title"] == "disttest"
+    assert config["Labels"]["org.opencontainers.image.revision"] == "test"
+    assert config["Entrypoint"] == ["tini", "--", "disttest"]
+    assert config["User"] == ""

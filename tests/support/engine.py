@@ -1,0 +1,293 @@
+"""A real Docker engine of the tests' own, and the images in it.
+
+The engine has its own data root, socket and process, so that it neither needs nor touches another one on the
+machine. A stand-in for the Dockerfile's base image is made with ``debootstrap``, since a registry may be out
+of reach; what takes long is kept under ``.cache/docker``.
+
+``DISTTEST_TEST_DOCKER_HOST`` names a running engine to use instead; ``DISTTEST_TEST_BASE_IMAGE`` a base
+image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException, ImageNotFound
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "docker"
+PACKAGES = "ca-certificates,python3,python3-venv"
+BASE = "disttest-test/base:1"
+BUILDER = "disttest-test/builder:1"
+START_TIMEOUT_S = 60.0
+BUILD_TIMEOUT_S = 600.0
+
+BUILDER_DOCKERFILE = f"""\
+FROM {BASE}
+COPY certificates /usr/local/share/ca-certificates
+RUN update-ca-certificates
+COPY wheels /opt/wheels
+ENV PIP_FIND_LINKS=/opt/wheels PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DEFAULT_TIMEOUT=180
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A running engine."""
+
+    host: str
+    """What DOCKER_HOST has to say to reach it."""
+
+    def client(self) -> docker.DockerClient:
+        return docker.DockerClient(base_url=self.host, timeout=60)
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, pointed at this engine."""
+        return {**os.environ, "DOCKER_HOST": self.host, "DOCKER_BUILDKIT": "1"}
+
+    def docker(
+        self, *arguments: str, check: bool = True, timeout_s: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the ``docker`` command as a user would."""
+        return subprocess.run(
+            [docker_command(), *arguments],
+            env=self.environment(),
+            check=check,
+            timeout=timeout_s,
+            text=True,
+            capture_output=True,
+        )
+
+
+def docker_command() -> str:
+    """Debian's client: it carries BuildKit itself; a newer one on PATH may lack its buildx plugin."""
+    return "/usr/bin/docker" if Path("/usr/bin/docker").exists() else "docker"
+
+
+@contextlib.contextmanager
+def own_engine(data_root: Path) -> Iterator[Engine]:
+    """Start ``dockerd`` on a fresh socket; its data root may hold the images of an earlier run."""
+    for command in ("dockerd", "debootstrap"):
+        if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            raise RuntimeError(f"{command} is missing: run .ci/setup, or skip with `make test SKIP=docker`")
+    with tempfile.TemporaryDirectory(prefix="dt-engine-") as folder:
+        engine = Engine(host=f"unix://{folder}/docker.sock")
+        daemon = start_daemon(Path(folder), data_root)
+        try:
+            wait_for(engine, daemon, Path(folder) / "log")
+            yield engine
+        finally:
+            stop_daemon(daemon)
+
+
+def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:
+    """Start the daemon in a session of its own, so that a test's Ctrl-C does not reach it."""
+    data_root.mkdir(parents=True, exist_ok=True)
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [
+                "dockerd",
+                "--data-root",
+                data_root,
+                "--exec-root",
+                folder / "exec",
+                "--log-level",
+                "warn",
+                "--host",
+                f"unix://{folder}/docker.sock",
+                "--pidfile",
+                folder / "pid",
+            ],
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
+        )
+
+
+def wait_for(engine: Engine, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the engine answers a ping; the daemon's own words explain a failure."""
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < give_up_at and daemon.poll() is None:
+        with contextlib.suppress(DockerException, OSError):
+            engine.client().ping()
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"dockerd did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def stop_daemon(daemon: subprocess.Popen[bytes]) -> None:
+    """Stop it; its containers end with it."""
+    daemon.terminate()
+    try:
+        daemon.wait(30)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait(10)
+
+
+def ensure_base(engine: Engine) -> str:
+    """Import the stand-in base image, made once with ``debootstrap``."""
+    if chosen := os.environ.get("DISTTEST_TEST_BASE_IMAGE"):
+        return chosen
+    if has_image(engine, BASE):
+        return BASE
+    CACHE.mkdir(parents=True, exist_ok=True)
+    archive = CACHE / f"base-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:12]}.tar"
+    if not archive.exists():
+        make_base(archive)
+    with archive.open("rb") as tar:
+        subprocess.run(
+            [docker_command(), "import", "-", BASE],
+            stdin=tar,
+            check=True,
+            env=engine.environment(),
+            stdout=subprocess.DEVNULL,
+            timeout=BUILD_TIMEOUT_S,
+        )
+    return BASE
+
+
+def make_base(archive: Path) -> None:
+    """Bootstrap a minimal Debian with Python into a tar."""
+    mirror = "http://deb.debian.org/debian"
+    with tempfile.TemporaryDirectory(prefix="debootstrap-", dir=CACHE) as folder:
+        root = Path(folder) / "root"
+        partial = archive.with_suffix(".partial")
+        run_loud("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), mirror)
+        for litter in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
+            litter.unlink()
+        run_loud("tar", "-C", str(root), "-cf", str(partial), ".")
+        partial.rename(archive)
+
+
+def ensure_builder(engine: Engine) -> str:
+    """The base with what reaches the package index from here: certificates and torch's CPU wheel."""
+    if has_image(engine, BUILDER):
+        return BUILDER
+    with tempfile.TemporaryDirectory(prefix="builder-", dir=CACHE) as folder:
+        context = Path(folder)
+        (context / "Dockerfile").write_text(BUILDER_DOCKERFILE)
+        (context / "certificates").mkdir()
+        for certificate in Path("/usr/local/share/ca-certificates").glob("**/*.crt"):
+            shutil.copy(certificate, context / "certificates")
+        download_torch(context / "wheels")
+        build(engine, context, tag=BUILDER)
+    return BUILDER
+
+
+def download_torch(folder: Path) -> None:
+    """Fetch the wheel that cpu.lock names with this machine's own pip configuration."""
+    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+    pin = next(line for line in lines if line.startswith("torch==")).split()[0]
+    run_loud(
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder),
+        "--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp",
+        "--platform", "manylinux_2_28_x86_64", pin,
+    )  # fmt: skip
+
+
+PROBE_DOCKERFILE = """\
+FROM {base}
+COPY disttest /usr/local/bin/disttest
+RUN chmod 755 /usr/local/bin/disttest
+"""
+PROBE_COMMAND = """\
+#!/usr/bin/python3 -u
+import json, os, sys
+words = sys.argv[1:]
+first = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+if first is None:
+    sys.exit(f"no such file: {words}")
+os.environ["PROBE_FLAGS"] = json.dumps(words[:first])
+os.execv(sys.executable, [sys.executable, "-u", *words[first:]])
+"""
+PROBE = "disttest-test/probe:1"
+
+
+def ensure_probe(engine: Engine) -> str:
+    """An image whose ``disttest FILE`` runs a Python file: no torch, starts at once."""
+    base = ensure_base(engine)
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=CACHE) as folder:
+        (Path(folder) / "Dockerfile").write_text(PROBE_DOCKERFILE.format(base=base))
+        (Path(folder) / "disttest").write_text(PROBE_COMMAND)
+        build(engine, Path(folder), tag=PROBE)
+    return PROBE
+
+
+def build_target(engine: Engine, target: str) -> str:
+    """Build a target of the real Dockerfile on the stand-in base."""
+    tag = f"disttest-test/{target}:1"
+    base = ensure_base(engine)
+    builder = ensure_builder(engine)
+    arguments = {
+        "BASE_IMAGE": base,
+        "BUILDER_IMAGE": builder,
+        "TORCH_INDEX": "",
+        "FULL_OF": "cpu",
+        "REVISION": "test",
+    }
+    build(engine, ROOT, tag=tag, target=target, arguments=arguments)
+    # The data root outlives the tests: what a new build has replaced would pile up in it.
+    engine.docker("image", "prune", "--force")
+    return tag
+
+
+def build(
+    engine: Engine,
+    context: Path,
+    *,
+    tag: str,
+    target: str = "",
+    arguments: dict[str, str] | None = None,
+) -> None:
+    """Run ``docker build``."""
+    options = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
+    if target:
+        options.append(f"--target={target}")
+    done = engine.docker(
+        "build",
+        "--progress=plain",
+        *options,
+        f"--tag={tag}",
+        str(context),
+        check=False,
+        timeout_s=BUILD_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"docker build of {tag} failed:\n{done.stderr[-6000:]}{done.stdout[-2000:]}")
+
+
+def has_image(engine: Engine, tag: str) -> bool:
+    """Whether the engine has it already."""
+    try:
+        engine.client().images.get(tag)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def run_loud(*command: str) -> None:
+    """Run it, and show everything it said if it fails."""
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")

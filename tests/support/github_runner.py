@@ -1,0 +1,271 @@
+"""A small runner of GitHub's actions: does with a composite action's steps what GitHub's runner does.
+
+Expressions (the part that is used here), ``env``, ``bash --noprofile --norc -e -o pipefail FILE``, ``if``, the files
+behind GITHUB_OUTPUT, GITHUB_ENV, GITHUB_PATH and GITHUB_STEP_SUMMARY, and a cancellation that signals one process:
+SIGINT, SIGTERM after 7.5 s, SIGKILL after 2.5 s more. Anything else that a file asks for is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail")
+SIGTERM_AFTER_S, SIGKILL_AFTER_S = 7.5, 2.5
+STEP_KEYS = {"id", "if", "name", "shell", "env", "run", "uses", "with", "working-directory"}
+
+
+@dataclass
+class StepResult:
+    """What came of a step."""
+
+    outcome: str
+    outputs: dict[str, str] = field(default_factory=dict)
+    log: str = ""
+    exit_code: int = 0
+
+
+@dataclass
+class ActionResult:
+    """What came of an action."""
+
+    outputs: dict[str, str]
+    steps: dict[str, StepResult]
+    exit_code: int
+    log: str
+    summary: str
+
+    @property
+    def conclusion(self) -> str:
+        return "success" if self.exit_code == 0 else "failure"
+
+
+def evaluate(expression: str, contexts: Mapping[str, Any]) -> str | bool:
+    """The value of an expression: names, string literals, ``==``, ``!=``, ``&&``, ``||`` and ``always()``."""
+    tokens = re.findall(r"'(?:[^']|'')*'|&&|\|\||==|!=|\(|\)|[\w.-]+", expression)
+    assert "".join(tokens).replace(" ", "") == expression.replace(" ", ""), f"not understood: {expression}"
+    value, rest = _either(tokens, contexts)
+    assert not rest, f"not understood: {expression}"
+    return value
+
+
+def _either(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    value, tokens = _both(tokens, contexts)
+    while tokens and tokens[0] == "||":
+        other, tokens = _both(tokens[1:], contexts)
+        value = value or other
+    return value, tokens
+
+
+def _both(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    value, tokens = _compared(tokens, contexts)
+    while tokens and tokens[0] == "&&":
+        other, tokens = _compared(tokens[1:], contexts)
+        value = value and other
+    return value, tokens
+
+
+def _compared(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    left, tokens = _primary(tokens, contexts)
+    if tokens and tokens[0] in ("==", "!="):
+        right, rest = _primary(tokens[1:], contexts)
+        # GitHub compares strings without regard to case.
+        same = str(left).lower() == str(right).lower()
+        return (same if tokens[0] == "==" else not same), rest
+    return left, tokens
+
+
+def _primary(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    first, rest = tokens[0], tokens[1:]
+    if first == "(":
+        value, rest = _either(rest, contexts)
+        assert rest[0] == ")"
+        return value, rest[1:]
+    if first.startswith("'"):
+        return first[1:-1].replace("''", "'"), rest
+    if rest[:2] == ["(", ")"]:
+        return {"always": True, "success": not contexts.get("failed", False)}[first], rest[2:]
+    return _look_up(first, contexts), rest
+
+
+def _look_up(name: str, contexts: Mapping[str, Any]) -> str:
+    value: Any = contexts
+    for part in name.split("."):
+        value = value.get(part, "") if isinstance(value, Mapping) else ""
+    return value if isinstance(value, str) else str(value)
+
+
+def expand(text: str, contexts: Mapping[str, Any]) -> str:
+    """Text with its expressions replaced, once: what a value contains is not looked at again."""
+    return re.sub(r"\$\{\{(.*?)\}\}", lambda match: _as_text(evaluate(match[1].strip(), contexts)), text)
+
+
+def _as_text(value: str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def read_file_commands(text: str) -> dict[str, str]:
+    """The content of a GITHUB_OUTPUT or GITHUB_ENV file: ``name=value`` and heredocs."""
+    values, lines = {}, iter(text.splitlines())
+    for line in lines:
+        if not line:
+            continue
+        heredoc = re.match(r"^([^=]+?)<<(.+)$", line)
+        if heredoc and "=" not in line.split("<<")[0]:
+            body = []
+            for inner in lines:
+                if inner == heredoc[2]:
+                    break
+                body.append(inner)
+            else:
+                raise AssertionError(f"delimiter {heredoc[2]} is missing")
+            values[heredoc[1]] = "\n".join(body)
+        else:
+            name, equals, value = line.partition("=")
+            assert equals, f"not a file command: {line!r}"
+            values[name] = value
+    return values
+
+
+class Runner:
+    """Runs one composite action after the other in a workspace, as one job."""
+
+    def __init__(
+        self, folder: Path, workspace: Path, environment: Mapping[str, str], *, temp: Path | None = None
+    ) -> None:
+        self.temp = temp or folder / "runner-temp"
+        """RUNNER_TEMP: what a step leaves there, a later step of the job finds."""
+        self.commands = folder / "_runner_file_commands"
+        for made in (self.temp, self.commands):
+            made.mkdir(parents=True, exist_ok=True)
+        self.workspace = workspace
+        self.environment = dict(environment)
+        self.path: list[str] = []
+        self.running: subprocess.Popen[bytes] | None = None
+        self.count = 0
+
+    def run_action(
+        self, folder: Path, inputs: Mapping[str, str], *, cancel_when: Callable[[], bool] | None = None
+    ) -> ActionResult:
+        """Run the composite action in a folder.
+
+        ``cancel_when`` is asked while the last step runs; once it is true the job is cancelled.
+        """
+        action = yaml.safe_load((folder / "action.yml").read_text())
+        assert action["runs"]["using"] == "composite"
+        declared = {name: str(one.get("default", "")) for name, one in (action.get("inputs") or {}).items()}
+        unknown = set(inputs) - set(declared)
+        assert not unknown, f"GitHub warns of unknown inputs: {unknown}"
+        contexts: dict[str, Any] = {"inputs": {**declared, **inputs}, "steps": {}, "failed": False}
+        steps: dict[str, StepResult] = {}
+        exit_code, log = 0, ""
+        for number, step in enumerate(action["runs"]["steps"]):
+            name = step.get("id", f"step-{number}")
+            result = self._step(step, contexts, folder, cancel_when)
+            steps[name] = result
+            contexts["steps"][name] = {"outputs": result.outputs, "outcome": result.outcome}
+            log += result.log
+            if result.outcome == "failure" and not exit_code:
+                exit_code, contexts["failed"] = result.exit_code, True
+        outputs = {
+            name: expand(one["value"], contexts) for name, one in (action.get("outputs") or {}).items()
+        }
+        summary = "".join(file.read_text() for file in sorted(self.commands.glob("summary_*")))
+        return ActionResult(outputs=outputs, steps=steps, exit_code=exit_code, log=log, summary=summary)
+
+    def _step(
+        self,
+        step: Mapping[str, Any],
+        contexts: Mapping[str, Any],
+        action: Path,
+        cancel_when: Callable[[], bool] | None,
+    ) -> StepResult:
+        assert set(step) <= STEP_KEYS, f"not understood: {set(step) - STEP_KEYS}"
+        condition = str(step.get("if", "success()"))
+        if "(" not in condition:
+            condition = f"success() && ({condition})"
+        if not evaluate(condition, contexts):
+            return StepResult(outcome="skipped")
+        assert "run" in step, f"this runner has no network for {step.get('uses')}"
+        assert step["shell"] == "bash", "composite steps have to name their shell"
+        files = self._files()
+        env = {name: expand(str(value), contexts) for name, value in (step.get("env") or {}).items()}
+        script = self.commands / f"script-{self.count}.sh"
+        script.write_text(expand(step["run"], contexts))
+        log = self.commands / f"log-{self.count}"
+        exit_code = self._execute(script, self._environment(env, files, action), log, cancel_when)
+        outputs = read_file_commands(files["GITHUB_OUTPUT"].read_text())
+        self.environment |= read_file_commands(files["GITHUB_ENV"].read_text())
+        self.path = files["GITHUB_PATH"].read_text().split() + self.path
+        outcome = "success" if exit_code == 0 else "failure"
+        return StepResult(
+            outcome=outcome, outputs=outputs, log=log.read_text(errors="replace"), exit_code=exit_code
+        )
+
+    def _files(self) -> dict[str, Path]:
+        self.count += 1
+        names = {
+            "GITHUB_OUTPUT": "output", "GITHUB_ENV": "env", "GITHUB_PATH": "path",
+            "GITHUB_STEP_SUMMARY": "summary",
+        }  # fmt: skip
+        files = {name: self.commands / f"{kind}_{self.count:03}" for name, kind in names.items()}
+        owner = self.workspace.stat()
+        for file in files.values():
+            file.touch()
+            # The runner's own user owns the workspace and these files alike.
+            if os.getuid() == 0:
+                os.chown(file, owner.st_uid, owner.st_gid)
+        return files
+
+    def _environment(self, env: Mapping[str, str], files: Mapping[str, Path], action: Path) -> dict[str, str]:
+        path = ":".join([*self.path, self.environment["PATH"]])
+        return {
+            **self.environment,
+            "PATH": path,
+            "CI": "true",
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_WORKSPACE": str(self.workspace),
+            "GITHUB_ACTION_PATH": str(action),
+            "RUNNER_TEMP": str(self.temp),
+            **{name: str(file) for name, file in files.items()},
+            **env,
+        }
+
+    def _execute(
+        self, script: Path, env: dict[str, str], log: Path, cancel_when: Callable[[], bool] | None
+    ) -> int:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*BASH, str(script)],
+                cwd=self.workspace,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        while True:
+            try:
+                return process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                if cancel_when is not None and cancel_when():
+                    return self._cancel(process)
+
+    @staticmethod
+    def _cancel(process: subprocess.Popen[bytes]) -> int:
+        for signum, patience_s in ((signal.SIGINT, SIGTERM_AFTER_S), (signal.SIGTERM, SIGKILL_AFTER_S)):
+            process.send_signal(signum)
+            try:
+                return process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+        process.kill()
+        return process.wait()
