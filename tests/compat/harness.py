@@ -116,7 +116,8 @@ def _verdicts(root: ET.Element) -> Iterator[tuple[str, str]]:
             "failed" if children & {"failure", "error"} else "skipped" if "skipped" in children else "passed"
         )
         owner = case.get("classname", "").rpartition(".")[2]
-        yield f"{owner}.{re.sub(r'\[.*', '', case.get('name', ''))}", verdict
+        name = case.get("name", "").partition("[")[0]
+        yield f"{owner}.{name}", verdict
 
 
 def load_recorded(suite: Suite) -> Verdicts:

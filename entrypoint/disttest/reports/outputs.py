@@ -24,6 +24,7 @@ OUTPUTS = {
     "junit": "JUnit XML.",
     "report": "Everything about the run, as JSON.",
     "summary": "Summary, as Markdown.",
+    "page": "The report for people, as one HTML page.",
     "tests": "How many tests there were.",
     "passed": "How many passed, the flaky ones included.",
     "failed": "How many failed.",
@@ -63,9 +64,10 @@ def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, 
         "exit-code": str(exit_code),
         "infrastructure": str(broken).lower(),
         "results": str(results_dir),
-        "junit": str(results_dir / REPORTERS["junit"][0]),
-        "report": str(results_dir / REPORTERS["json"][0]),
-        "summary": str(results_dir / REPORTERS["summary"][0]),
+        "junit": _path(results_dir, "junit"),
+        "report": _path(results_dir, "json"),
+        "summary": _path(results_dir, "summary"),
+        "page": _path(results_dir, "html"),
         "tests": str(counts.total),
         "passed": str(counts.passed + counts.flaky),
         "failed": str(counts.failed),
@@ -88,6 +90,10 @@ def failure_outputs(exit_code: int) -> dict[str, str]:
     }
 
 
+def _path(results_dir: Path, format_name: str) -> str:
+    return str(results_dir / REPORTERS[format_name][0])
+
+
 def _ids(nodeids: list[str]) -> str:
     """The list as JSON, cut at whole entries."""
     kept, size = [], 2
@@ -108,7 +114,7 @@ def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> N
 
 def publish_summary(results_dir: Path, environ: Mapping[str, str]) -> None:
     """Show the summary on the page of the workflow's run, where there is one."""
-    file, text = environ.get("GITHUB_STEP_SUMMARY"), results_dir / REPORTERS["summary"][0]
+    file, text = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
     if not file or not text.exists():
         return
     if not github.append_summary(Path(file), text.read_text(encoding="utf-8")):

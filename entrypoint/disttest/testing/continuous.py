@@ -120,7 +120,8 @@ class MultiProcContinuousTest(TestCase):
             declared = declared.fget(object.__new__(cls))
         if declared != UNSET:
             return check_world_size(declared)
-        device = cls.device_type() if callable(cls.device_type) else cls.device_type
+        declared_type: Any = cls.device_type
+        device = declared_type() if callable(declared_type) else declared_type
         count = int(torch.get_device_module(device).device_count())
         if count == 0:
             raise unittest.SkipTest(f"No {device} devices available")

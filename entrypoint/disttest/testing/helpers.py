@@ -91,7 +91,7 @@ def create_device(interface: str | None = None, lazy_init: bool = False) -> Any:
     """A gloo device on this interface, or on the loopback."""
     import torch.distributed as dist
 
-    make = dist.ProcessGroupGloo.create_device  # type: ignore[attr-defined]
+    make = dist.ProcessGroupGloo.create_device
     if interface is None or sys.platform == "win32":
         return make(hostname="127.0.0.1", lazy_init=lazy_init)
     return make(interface=interface, lazy_init=lazy_init)

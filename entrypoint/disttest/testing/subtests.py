@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import traceback
@@ -31,7 +32,7 @@ def run_subtests(
     failed = []
     for values in itertools.product(*subtest_config.values()):
         config = dict(zip(subtest_config, values, strict=True))
-        error = _run_one(cls_inst, config, lambda config=config: test_fn(*test_args, **test_kwargs, **config))
+        error = _run_one(cls_inst, config, functools.partial(test_fn, *test_args, **test_kwargs, **config))
         if _anyone(error is not None):
             failed.append(f"{config}: {error or 'failed on another rank'}")
     if failed:

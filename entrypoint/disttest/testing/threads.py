@@ -36,7 +36,7 @@ class ThreadedWorld:
     """The threads of one test: started together, joined within one limit, evaluated together."""
 
     def __init__(self, body: Callable[[int, Any], None], size: int) -> None:
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
         threaded._install_threaded_pg()
         store = dist.HashStore()  # type: ignore[attr-defined]
         self.failures: queue.Queue[Failure] = queue.Queue()
@@ -70,7 +70,7 @@ class ThreadedWorld:
         finally:
             threaded.ProcessLocalGroup.reset()
             threaded._uninstall_threaded_pg()
-            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            torch._C._distributed_c10d._set_thread_isolation_mode(False)  # type: ignore[attr-defined]
         if stuck:
             names = ", ".join(f"Thread {rank}" for rank in stuck)
             raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
