@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,9 +18,7 @@ class Toy(nn.Module):
     def __init__(self, width: int = 1000, context: Any = nullcontext) -> None:
         super().__init__()
         sizes = (10, width, width, width, 5)
-        layers = [
-            layer for pair in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(*pair), nn.ReLU())
-        ]
+        layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
         self.net = nn.Sequential(*layers)
         self._context: Any = context
 

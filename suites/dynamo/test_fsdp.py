@@ -257,8 +257,7 @@ def test_static_method(world: World, through: str) -> None:
 
 
 @pytest.mark.covers("DY-54")
-@pytest.mark.parametrize("inline", [True, False])
-def test_hidden_layer_in_the_dictionary(world: World, inline: bool) -> None:
+def test_hidden_layer_in_the_dictionary(world: World) -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -270,5 +269,4 @@ def test_hidden_layer_in_the_dictionary(world: World, inline: bool) -> None:
 
     model, value = seeded(Hidden), toy_input()
     expected = model(value)
-    with shim.config(inline_inbuilt_nn_modules=inline):
-        assert_close(torch.compile(_fsdp(world, model), backend="aot_eager")(value), expected)
+    assert_close(torch.compile(_fsdp(world, model), backend="aot_eager")(value), expected)
