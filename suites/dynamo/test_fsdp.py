@@ -66,7 +66,7 @@ def _checkpointed(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
     return model
 
 
-@pytest.mark.covers("DY-12", "DY-N02", "DY-32", "X-10")
+@pytest.mark.covers("DY-12", "DY-N02", "DY-32")
 @pytest.mark.parametrize("use_orig_params", [True, False])
 @pytest.mark.parametrize("wrap", [None, {nn.Linear}], ids=["root", "nested"])
 def test_compiled_fsdp_gives_what_eager_gives(world: World, wrap: Any, use_orig_params: bool) -> None:

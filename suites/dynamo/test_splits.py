@@ -147,7 +147,7 @@ def test_ignored_parameters_fill_no_bucket(world: World) -> None:
     assert len(graphs) == 2
 
 
-@pytest.mark.covers("DY-31", "X-10")
+@pytest.mark.covers("DY-31")
 def test_checkpointing_inside_a_split_model(world: World) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
