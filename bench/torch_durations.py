@@ -30,8 +30,8 @@ if "TEMP_DIR" not in os.environ:  # the ranks import this file, too, and inherit
     os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-durations-")
     atexit.register(shutil.rmtree, os.environ["TEMP_DIR"], ignore_errors=True)
 
-import torch  # noqa: E402
-from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
+import torch
+from torch.testing._internal.distributed.distributed_test import (
     DistributedTest,
     TestDistBackend,
 )

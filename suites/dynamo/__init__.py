@@ -1,6 +1,6 @@
-"""Compiled distributed training: torch.compile with DDP, FSDP and collectives, against the same in eager mode.
+"""Compiled distributed training: torch.compile with DDP, FSDP and collectives, against eager mode.
 
-- ``test_splits``: where DDPOptimizer cuts the graph: how many graphs, at which bucket borders, what is ignored.
+- ``test_splits``: where DDPOptimizer cuts the graph: how many graphs, at which borders, what is ignored.
 - ``test_ddp``: compiled DDP against eager: outputs, losses, gradients; static graph, checkpointing.
 - ``test_fsdp``: compiled FSDP: outputs, guards, graph inputs, duplicated tensors, attributes, checkpointing.
 - ``test_collectives``: collectives inside compiled code; ranks that compile together or apart.

@@ -19,8 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from . import collectives, ddp  # noqa: F401  # they declare the faults
-from .faults import FAULTS, Fault
+from disttest.host.threads import import_single_threaded
+
+import_single_threaded()  # with threads here, ranks could not be forked: they would be interpreters without the fault
+
+from . import calls, collectives, compiled, ddp, gradients, sharding  # noqa: E402, F401  # they declare the faults
+from .faults import FAULTS, Fault  # noqa: E402
 
 SUITES = Path(__file__).resolve().parents[2] / "suites"
 
