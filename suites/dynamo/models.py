@@ -18,13 +18,7 @@ class Toy(nn.Module):
     def __init__(self, width: int = 1000, context: Any = nullcontext) -> None:
         super().__init__()
         sizes = (10, width, width, width, 5)
-<<<<<<< HEAD
-        layers = [
-            layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())
-        ]
-=======
         layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
->>>>>>> 32761f82bd2749f9b1bf35071bf01fd3d414a0c8
         self.net = nn.Sequential(*layers)
         self._context: Any = context
 

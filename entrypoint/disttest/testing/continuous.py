@@ -117,7 +117,7 @@ class MultiProcContinuousTest(TestCase):
     def _size(cls) -> int:
         declared: Any = cls.world_size
         if isinstance(declared, property):
-            declared = declared.fget(object.__new__(cls))
+            declared = declared.__get__(object.__new__(cls))
         if declared != UNSET:
             return check_world_size(declared)
         declared_type: Any = cls.device_type
