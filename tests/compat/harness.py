@@ -130,7 +130,7 @@ def record(suite: Suite, verdicts: Mapping[str, str]) -> None:
     import torch
 
     RECORDED.mkdir(exist_ok=True)
-    content = {"torch": torch.__version__, "verdicts": dict(sorted(verdicts.items()))}
+    content = {"torch": torch.__version__, "tests": len(verdicts), "verdicts": dict(sorted(verdicts.items()))}
     (RECORDED / f"{suite.name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -32,6 +32,8 @@ def test_our_verdicts_are_torchs(suite, full, tmp_path) -> None:
         theirs = harness.load_recorded(suite)
     ours = harness.run_ours(suite, tmp_path / "ours")
     assert len(ours) > 10
+    if not full:  # the record may be of a part of the suite: torch's harness needs an hour for all of it
+        ours = {test: verdict for test, verdict in ours.items() if test in theirs}
     assert harness.unexplained(suite, theirs, ours) == [], (tmp_path / "ours" / "output.txt").read_text()[
         -4000:
     ]

@@ -17,20 +17,27 @@ def run(module_lab) -> Ended:
 
 
 PASSES = [
-    pytest.param("Ordinary::test_passes", marks=pytest.mark.covers("HN-070", "HN-072", "HN-073", "HN-080")),
-    pytest.param("Ordinary::test_group", marks=pytest.mark.covers("HN-081", "HN-082")),
+    "Ordinary::test_passes",
+    "Ordinary::test_group",
+    "Ordinary::test_same_random_numbers",
+    "Subtests::test_devices_and_backends",
     "Continuous::test_2_runs",
-    pytest.param("Continuous::test_3_warm", marks=pytest.mark.covers("HN-180", "HN-181", "HN-182", "HN-183")),
-    pytest.param("Threads::test_sum", marks=pytest.mark.covers("HN-135", "HN-137", "HN-141", "HN-154")),
-    pytest.param("Spawned::test_sum", marks=pytest.mark.covers("HN-130")),
-    pytest.param("DynamoSingle::test_group", marks=pytest.mark.covers("HN-172")),
-    pytest.param("DynamoMulti::test_compiled", marks=pytest.mark.covers("HN-170", "HN-171")),
-    pytest.param(
-        "Rpc::test_add", marks=pytest.mark.covers("RU-01", "RU-02", "RU-09", "RU-20", "RU-21", "RU-23")
-    ),
+    "Continuous::test_3_warm",
+    "Threads::test_sum",
+    "Spawned::test_sum",
+    "DynamoSingle::test_group",
+    "DynamoMulti::test_compiled",
+    "Rpc::test_add",
+    "Rpc::test_references",
 ]
 
 
+# What each of these tests asserts stands in tests/rogues/own_classes.py.
+@pytest.mark.covers("HN-002", "HN-005", "HN-010", "HN-012", "HN-070", "HN-072", "HN-073", "HN-075", "HN-080")
+@pytest.mark.covers("HN-081", "HN-082", "HN-085", "HN-089", "HN-096", "HN-115", "HN-116", "HN-117", "HN-118")
+@pytest.mark.covers("HN-130", "HN-135", "HN-137", "HN-141", "HN-150", "HN-151", "HN-154")
+@pytest.mark.covers("HN-170", "HN-171", "HN-172", "HN-180", "HN-181", "HN-182", "HN-183")
+@pytest.mark.covers("RU-02", "RU-06", "RU-08", "RU-09", "RU-20", "RU-21", "RU-23")
 @pytest.mark.parametrize("name", PASSES)
 def test_passes(run, name) -> None:
     result = run.result(name)

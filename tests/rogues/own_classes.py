@@ -8,6 +8,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc
 
 from disttest.testing import (
     DistributedTestBase,
@@ -20,10 +21,13 @@ from disttest.testing import (
     TensorPipeRpcAgentTestFixture,
     _dynamo_dist_per_rank_init,
     dist_init,
+    get_num_owners_and_forks,
+    initialize_pg,
     run_subtests,
     skip_if_lt_x_gpu,
     skip_if_small_worldsize,
     spawn_threads_and_init_comms,
+    wait_until_pending_futures_and_users_flushed,
     worker_name,
 )
 
@@ -40,6 +44,15 @@ class Ordinary(Base):
     def test_passes(self):
         assert self.rank in (0, 1)
         assert self.is_master == (self.rank == 0)
+
+    def test_same_random_numbers(self):
+        dist.init_process_group("gloo", init_method=self.init_method, rank=self.rank, world_size=2)
+        mine = torch.rand(1)
+        sums = mine.clone()
+        dist.all_reduce(sums)
+        self.assertEqual(sums, 2 * mine)
+        assert os.environ["TORCH_SHOW_CPP_STACKTRACES"] == "1"
+        assert self.destroy_pg_upon_exit
 
     def test_fails(self):
         assert self.rank == 0, "only rank 0 is right"
@@ -90,6 +103,12 @@ class Subtests(DistributedTestBase):
         self.create_pg("cpu")
         run_subtests(self, {"a": [1, 2], "b": [3, 4]}, self._check)
 
+    def test_devices_and_backends(self):
+        assert os.environ["WORLD_SIZE"] == "2"
+        assert [self.backend(device) for device in ("cuda:0", "hpu", "xpu", "cpu")] == ["nccl", "hccl", "xccl", "gloo"]
+        assert self.rank_to_device("cpu") == {0: [0], 1: [0]}
+        assert self.create_pg("cpu").size() == 2
+
     def _check(self, a, b):
         if self.rank == 1 and a == 1:
             raise AssertionError(f"a is {a}, b is {b}")
@@ -117,6 +136,7 @@ class Continuous(MultiProcContinuousTest):
     def test_3_warm(self):
         assert os.getpid() in Continuous.pids
         assert self.pg is dist.group.WORLD
+        assert os.environ["LOCAL_RANK"] == str(self.rank)
 
 
 class Threads(MultiThreadedTestCase):
@@ -189,3 +209,13 @@ class Rpc(TensorPipeRpcAgentTestFixture, SpawnHelper):
         peer = worker_name((self.rank + 1) % self.world_size)
         result = dist.rpc.rpc_sync(peer, torch.add, args=(torch.ones(2), 1))
         assert result[0] == 2
+
+    @dist_init
+    def test_references(self):
+        initialize_pg(self.file_init_method, self.rank, self.world_size)
+        remote = dist.rpc.remote(worker_name((self.rank + 1) % self.world_size), torch.add, args=(torch.ones(2), 1))
+        self.assertEqual(remote.to_here(), torch.full((2,), 2.0))
+        wait_until_pending_futures_and_users_flushed()
+        dist.barrier()
+        assert get_num_owners_and_forks() == ("1", "1")
+        dist.barrier()
