@@ -105,7 +105,12 @@ class Subtests(DistributedTestBase):
 
     def test_devices_and_backends(self):
         assert os.environ["WORLD_SIZE"] == "2"
-        assert [self.backend(device) for device in ("cuda:0", "hpu", "xpu", "cpu")] == ["nccl", "hccl", "xccl", "gloo"]
+        assert [self.backend(device) for device in ("cuda:0", "hpu", "xpu", "cpu")] == [
+            "nccl",
+            "hccl",
+            "xccl",
+            "gloo",
+        ]
         assert self.rank_to_device("cpu") == {0: [0], 1: [0]}
         assert self.create_pg("cpu").size() == 2
 
@@ -213,7 +218,9 @@ class Rpc(TensorPipeRpcAgentTestFixture, SpawnHelper):
     @dist_init
     def test_references(self):
         initialize_pg(self.file_init_method, self.rank, self.world_size)
-        remote = dist.rpc.remote(worker_name((self.rank + 1) % self.world_size), torch.add, args=(torch.ones(2), 1))
+        remote = dist.rpc.remote(
+            worker_name((self.rank + 1) % self.world_size), torch.add, args=(torch.ones(2), 1)
+        )
         self.assertEqual(remote.to_here(), torch.full((2,), 2.0))
         wait_until_pending_futures_and_users_flushed()
         dist.barrier()
