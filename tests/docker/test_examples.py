@@ -42,6 +42,10 @@ def run(runner: Runner, folder: str, **inputs: str) -> ActionResult:
     return runner.run_action(ROOT / folder, {"pull": "never", **given})
 
 
+def run_merge(runner: Runner, **inputs: str) -> ActionResult:
+    return runner.run_action(ROOT / "merge", inputs)
+
+
 @pytest.mark.parametrize("checkout", ["single"], indirect=True)
 def test_one_runner(runner: Runner, image: str) -> None:
     done = run(runner, "", suite="tests", image=image, results="disttest-results", deadline="300")
@@ -55,13 +59,24 @@ def test_one_runner(runner: Runner, image: str) -> None:
 
 
 @pytest.mark.parametrize("checkout", ["matrix"], indirect=True)
-def test_a_pool_is_planned(runner: Runner, image: str) -> None:
-    done = run(runner, "plan", suite="tests", image=image, pool="small:1:1\nlarge:8:1", revision="abc")
-    assert done.exit_code == 0, done.log
-    entries = json.loads(done.outputs["matrix"])["include"]
+def test_a_pool_plans_runs_its_shards_and_merges(runner: Runner, image: str) -> None:
+    planned = run(runner, "plan", suite="tests", image=image, pool="small:1:1\nlarge:8:1", revision="abc")
+    assert planned.exit_code == 0, planned.log
+    entries = json.loads(planned.outputs["matrix"])["include"]
     assert sum(entry["tests"] for entry in entries) == 2
-    assert json.loads((runner.workspace / "plan.json").read_text())
-    assert done.outputs["plan"] == "./plan.json"
+    assert planned.outputs["plan"] == "./plan.json"
+    for entry in entries:
+        number = str(entry["shard"])
+        shard = run(
+            runner, "", suite="tests", image=image, plan="plan.json", shard=number, revision="abc",
+            results=f"shards/{number}",
+        )  # fmt: skip
+        assert shard.exit_code == 0, shard.log
+        assert shard.outputs["tests"] == str(entry["tests"])
+    merged = run_merge(runner, directories="shards", plan="plan.json", results="merged")
+    assert merged.exit_code == 0, merged.log
+    assert (merged.outputs["tests"], merged.outputs["passed"]) == ("2", "2")
+    assert Path(merged.outputs["junit"]).exists()
 
 
 @pytest.mark.parametrize("checkout", ["arc"], indirect=True)
