@@ -35,7 +35,10 @@ def find(path: str) -> Any:
         except ImportError:
             continue
         for name in parts[length:]:
-            found = getattr(found, name, _NOTHING)
+            try:
+                found = getattr(found, name, _NOTHING)
+            except ImportError:  # torch imports some of its modules when they are first asked for
+                return _NOTHING
             if found is _NOTHING:
                 return _NOTHING
         return found

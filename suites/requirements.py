@@ -5,6 +5,7 @@ The modules of such a suite are not even imported, so that there is one skip wit
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +55,8 @@ def preload(*modules: str) -> Callable[[], None]:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop() -> None:
         for module in modules:
-            importlib.import_module(module)
+            with contextlib.suppress(ImportError):  # the suite itself says what it lacks
+                importlib.import_module(module)
 
     return pytest_runtestloop
 
@@ -67,6 +69,8 @@ def unless_available(missing: Missing) -> Callable[..., pytest.File | None]:
         reason = missing()
         if not reason:
             return None
+        mark = f"{UNAVAILABLE}: stands for all tests of a suite that can not run here"
+        parent.config.addinivalue_line("markers", mark)
         module: _ModuleOfSuite = _ModuleOfSuite.from_parent(parent, path=module_path)
         if id(parent.session) not in said:
             said.add(id(parent.session))
