@@ -289,7 +289,10 @@ def test_wrap_again_after_a_failure(world: World) -> None:
     alone = twin(world, model)
     second = wrap(world, model)
     for batch in batches(world, 2):
-        second(share(world, batch)).mean().backward()
+        with torch.autograd.profiler.profile() as profiler:
+            second(share(world, batch)).mean().backward()
+        names = [event.name for event in profiler.function_events]
+        assert names.count(f"{world.backend}:all_reduce") == 1, "the first wrapper still reduces"
         alone(batch).mean().backward()
         assert_gradients_equal(second, alone)
         descend(second, alone)
