@@ -11,30 +11,36 @@ from disttest.results.journal import FILE_NAME
 
 from .conftest import Ended
 
+# With four slots two worlds run at a time: the quick test and slow ones, then slow ones until the end of days.
 SLOW = """
     import pathlib, time, pytest
     import torch.distributed as dist
 
-    @pytest.mark.world_size(2)
+    pytestmark = [pytest.mark.world_size(2), pytest.mark.fresh_world]
+
     def test_quick(world):
         dist.barrier()
 
-    @pytest.mark.world_size(2)
-    def test_slow(world):
-        pathlib.Path("rank%d.up" % world.rank).touch()
+    @pytest.mark.parametrize("number", range(4))
+    def test_slow(world, number):
+        pathlib.Path(f"slow{number}.rank{world.rank}.up").touch()
         time.sleep(600)
-
-    @pytest.mark.world_size(2)
-    def test_never_starts(world):
-        pass
 """
+SLOTS = ("--slots", "4")
 
 
-def wait_for(*paths, limit_s=60):
+def wait_for_slow_worlds(lab, limit_s=60):
+    """Wait until two worlds of slow tests are up: the quick test has finished then."""
     deadline = time.monotonic() + limit_s
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline, f"never appeared: {paths}"
+    while len(list(lab.folder.glob("slow*.up"))) < 4:
+        assert time.monotonic() < deadline, "the worlds never came up"
         time.sleep(0.01)
+
+
+def slow_results(ended):
+    results = [test.final for test in ended.run.tests if "test_slow[" in test.test.nodeid]
+    started = [result for result in results if "had not started" not in result.message]
+    return started, [result for result in results if result not in started]
 
 
 def finish(lab, process) -> Ended:
@@ -45,8 +51,8 @@ def finish(lab, process) -> Ended:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     signum = getattr(signal, name)
-    process = lab.write(test_slow=SLOW).start("test_slow.py")
-    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+    process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
+    wait_for_slow_worlds(lab)
 
     began = time.monotonic()
     process.send_signal(signum)
@@ -55,11 +61,12 @@ def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     assert time.monotonic() - began < 5
     assert 128 + signum == ended.exit_code
     assert Outcome.PASSED is ended.result("test_quick").outcome
-    assert Outcome.ERROR is ended.result("test_slow").outcome
-    assert "in test_slow" in ended.result("test_slow").ranks[0].stacks
-    never = ended.result("test_never_starts")
-    assert f"did not finish: it had not started when the run was cancelled by {name}" == never.message
-    assert 3 == len(list(ended.junit().iter("testcase")))
+    started, never = slow_results(ended)
+    assert (2, 2) == (len(started), len(never))
+    assert all(Outcome.ERROR is result.outcome for result in started)
+    assert all("in test_slow" in result.ranks[0].stacks for result in started)
+    assert f"did not finish: it had not started when the run was cancelled by {name}" == never[0].message
+    assert 5 == len(list(ended.junit().iter("testcase")))
     assert (ended.results / "summary.md").exists()
 
 
@@ -80,17 +87,17 @@ def test_death_of_pytest_at_import_is_reported(lab, source, how):
 
 
 def test_death_of_the_controller_in_mid_run(lab):
-    process = lab.write(test_slow=SLOW).start("test_slow.py")
-    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+    process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
+    wait_for_slow_worlds(lab)
     controller = int(_children(process.pid)[0])
 
     os.kill(controller, signal.SIGKILL)
     ended = finish(lab, process)
 
     assert 3 == ended.exit_code
-    slow = ended.result("test_slow")
-    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (slow.outcome, slow.cause)
-    assert "the pytest process ended with SIGKILL in the middle of the run" in slow.message
+    for slow in slow_results(ended)[0]:
+        assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (slow.outcome, slow.cause)
+        assert "the pytest process ended with SIGKILL in the middle of the run" in slow.message
 
 
 def test_death_of_a_world_process_is_an_infrastructure_error_and_the_rest_runs(lab):
@@ -120,16 +127,18 @@ def test_death_of_a_world_process_is_an_infrastructure_error_and_the_rest_runs(l
 
 
 def test_deadline_of_the_run(lab):
-    ended = lab.write(test_slow=SLOW).run("test_slow.py", "--deadline", "6")
+    ended = lab.write(test_slow=SLOW).run("test_slow.py", "--deadline", "8", *SLOTS)
 
     assert 124 == ended.exit_code
     assert Outcome.PASSED is ended.result("test_quick").outcome
-    assert "the deadline of the run (6 s) passed" in ended.result("test_slow").message
+    started, _ = slow_results(ended)
+    assert started
+    assert all("the deadline of the run (8 s) passed" in result.message for result in started)
 
 
 def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
-    process = lab.write(test_slow=SLOW).start("test_slow.py")
-    wait_for(lab.folder / "rank0.up", lab.folder / "rank1.up")
+    process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
+    wait_for_slow_worlds(lab)
 
     process.kill()
     process.communicate(timeout=30)

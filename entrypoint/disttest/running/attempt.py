@@ -70,7 +70,7 @@ class Progress:
     def record(self, started_at_s: float) -> RankRecord:
         """This rank's part of the attempt; times are on the monotonic clock."""
         report = self.verdict_report
-        reported = self.done is not None or (self.killed and report is not None and report.outcome.is_bad)
+        reported = self.done is not None or (self.killed and report is not None and _is_final(report))
         message = report.message if report else ""
         failed_at_s = report.ended_at_s if report and report.outcome.is_bad else None
         if self.died:
@@ -114,6 +114,11 @@ class Progress:
         if self.death.signal is not None:
             return f"was killed by {signal_name(self.death.signal)} {when}"
         return f"left with exit code {self.death.code} {when}"
+
+
+def _is_final(report: PhaseEnded) -> bool:
+    """Whether what follows it (tear-down, the formatting of other reports) can not change what the rank came to."""
+    return report.outcome.is_bad or report.outcome is Outcome.XFAILED
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import disttest
 from disttest.host.process import Child, fork_child, spawn_child
 from disttest.model import Frozen, Kind
 from disttest.running.hosting.main import serve_main
@@ -73,12 +74,18 @@ class InterpreterStarter:
         try:
             return spawn_child(
                 argv,
-                extra_env=spec.environment(),
+                extra_env={**spec.environment(), "PYTHONPATH": _import_path()},
                 pass_fds=[channel.fileno()],
                 stdout=log,
             )
         finally:
             os.close(log)
+
+
+def _import_path() -> str:
+    """Where this very package is found, whatever the working directory has become, before what the user has set."""
+    ours = str(Path(disttest.__file__).parents[1])
+    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251
 
 
 def read_order(path: Path) -> InterpreterOrder:
