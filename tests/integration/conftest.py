@@ -17,6 +17,7 @@ from disttest.host.process import adopt_orphans, children_of
 from disttest.model import TestResult
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
+from disttest.running.guard import plugin_arguments
 
 ROGUES = Path(__file__).parents[1] / "rogues"
 
@@ -84,7 +85,14 @@ class Lab:
     def pytest(self, *arguments: str, results: str = "results", **environ: str) -> Ended:
         """Run plain pytest with the plugin."""
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", *_plugin(), f"--disttest-results={results}", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                *plugin_arguments(),
+                f"--disttest-results={results}",
+                *arguments,
+            ],
             cwd=self.folder,
             env=self.environ | environ,
             capture_output=True,
@@ -94,13 +102,6 @@ class Lab:
             check=False,
         )
         return Ended(ended.returncode, ended.stdout + ended.stderr, self.folder / results)
-
-
-def _plugin() -> list[str]:
-    from importlib import metadata
-
-    installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
-    return ["-p", "disttest" if "disttest" in installed else "disttest.plugin"]
 
 
 def shared_memory() -> set[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from disttest.running.guard import plugin_arguments
+
 ROOT = Path(__file__).resolve().parents[2]
 
 WITHOUT = {
@@ -23,7 +25,7 @@ def test_one_skip_for_a_suite_that_can_not_run(tmp_path: Path, missing: str) -> 
     suites, plugin = WITHOUT[missing]
     (tmp_path / "poorer_torch.py").write_text(plugin)
     path = os.pathsep.join([str(ROOT / "entrypoint"), str(tmp_path)])
-    command = [sys.executable, "-m", "pytest", "-p", "disttest.plugin", "-p", "poorer_torch", "-q", "-rs"]
+    command = [sys.executable, "-m", "pytest", *plugin_arguments(), "-p", "poorer_torch", "-q", "-rs"]
     ended = subprocess.run(
         [*command, *suites.split()],
         cwd=ROOT / "suites",

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.threads import import_single_threaded
+from disttest.running.guard import plugin_arguments
 
 import_single_threaded()  # with threads here, ranks could not be forked: they would be interpreters without the fault
 
@@ -51,7 +52,7 @@ def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -
     """In a forked child: run, and send (exit code, first failing test, tests run)."""
     os.chdir(SUITES)
     verdict = _Verdict(fault)
-    arguments = ["-p", "disttest.plugin", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+    arguments = [*plugin_arguments(), "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     arguments += ["--disttest-world-sizes", sizes, "--disttest-timeout", "15", "--disttest-device", "cpu"]
     with (
         Path(os.devnull).open("w") as null,

@@ -49,6 +49,8 @@ def build_gangs(
             pieces = [_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket]
         else:
             longest_s = max(start_s / START_SHARE, total_s / PIECES_PER_SLOT)
+            if slots < 2 * _width(bucket[0], slots):
+                longest_s = math.inf  # one such world at a time: pieces would only start more worlds
             pieces = list(_warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s))
         for piece in pieces:
             gangs.append(_gang(len(gangs), piece, shape, isolation, start_s, failed, exclusive=exclusive))

@@ -75,14 +75,14 @@ class Progress:
         failed_at_s = report.ended_at_s if report and report.outcome.is_bad else None
         if self.died:
             message, failed_at_s = self._obituary(), self.died_at_s
-        elif self.killed and not (report and report.outcome.is_bad):
+        elif self.killed and not (report and _is_final(report)):
             message = "was ended by disttest"
         return RankRecord(
             rank=self.rank,
             end=self._end(),
             outcome=report.outcome if report and reported else None,
             phase=report.phase
-            if report and (report.outcome.is_bad or self.done) and not self.died
+            if report and (_is_final(report) or self.done) and not self.died
             else self.phase,
             message=message,
             details=report.details if report else self.start_log,

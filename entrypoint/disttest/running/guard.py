@@ -53,16 +53,15 @@ class Ending(Frozen):
     """It did not keep the deadline."""
 
 
+def plugin_arguments() -> list[str]:
+    """How pytest is told to load the plugin: by the name it is installed under, else by its module."""
+    installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
+    return ["-p", "disttest" if "disttest" in installed else "disttest.plugin"]
+
+
 def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> list[str]:
     """The command line of the child."""
-    installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "disttest" if "disttest" in installed else "disttest.plugin",
-    ]
+    argv = [sys.executable, "-m", "pytest", *plugin_arguments()]
     if targets.bundled:
         argv += ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
     argv += [
