@@ -32,7 +32,7 @@ from disttest.running.protocol import (
 
 TERM_GRACE_S = 0.1
 """A rank that is ended gets this long between TERM and KILL."""
-EVIDENCE_LIMIT_S = 0.4
+EVIDENCE_LIMIT_S = 0.6
 """How long ranks may take to tell what they were doing, when another rank has failed."""
 HANG_EVIDENCE_LIMIT_S = 2.0
 """The same at a deadline: nobody waits for this verdict any more, and evidence is all there is."""
@@ -135,6 +135,7 @@ class Supervisor:
         told = question(
             [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
             limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
+            with_places=deadline_passed,
         )
         self._drain(seats)  # a rank that finished just now is not a victim
         for progress, testimony in zip(living, told, strict=True):
