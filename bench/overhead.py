@@ -52,9 +52,7 @@ class TestAllReduce(MultiProcessTestCase):
         assert x[0] == {size}
 
 for number in range({tests}):
-    def test(self):
-        self.body()
-    setattr(TestAllReduce, f"test_all_reduce_{{number}}", test)
+    setattr(TestAllReduce, f"test_all_reduce_{{number}}", lambda self: self.body())
 """
 
 CONTINUOUS = """
@@ -79,9 +77,7 @@ class TestAllReduce(MultiProcContinuousTest):
         assert x[0] == {size}
 
 for number in range({tests}):
-    def test(self):
-        self.body()
-    setattr(TestAllReduce, f"test_all_reduce_{{number}}", test)
+    setattr(TestAllReduce, f"test_all_reduce_{{number}}", lambda self: self.body())
 """
 
 TORCHRUN = """
@@ -168,7 +164,7 @@ def per_test(template: str, size: int, tests: int, folder: Path, options: list[s
 def torchrun_seconds(size: int, folder: Path, repeat: int) -> float:
     """Seconds of one test: torchrun starts everything anew each time."""
     (folder / "test_bench.py").write_text(TORCHRUN.format(size=size))
-    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--master-port=0"]
+    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--standalone"]
     argv += ["-m", "pytest", *PLUGIN, "-p", "no:disttest", "test_bench.py"]
     return statistics.median(run(argv, folder)[0] for _ in range(repeat))
 
