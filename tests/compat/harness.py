@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from disttest.running.guard import plugin_arguments
+
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes"
 RECORDED = HERE / "recorded"
@@ -63,16 +65,9 @@ def run_torchs(suite: Suite, folder: Path, *, select: str = "", limit_s: float =
 
 def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3600) -> Verdicts:
     """Run under the plugin; nothing else differs."""
-    arguments = [*_plugin(), f"--disttest-results={folder / 'results'}"]
+    arguments = [*plugin_arguments(), f"--disttest-results={folder / 'results'}"]
     arguments += [f"--disttest-slots={SLOTS}"] if SLOTS else []
     return _run(suite, folder, arguments, select, limit_s)
-
-
-def _plugin() -> list[str]:
-    from importlib import metadata
-
-    installed = {entry.name for entry in metadata.entry_points(group="pytest11")}
-    return [] if "disttest" in installed else ["-p", "disttest.plugin"]
 
 
 def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s: float) -> Verdicts:

@@ -9,13 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from disttest.running.guard import plugin_arguments
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_suite(*arguments: str) -> tuple[int, str]:
     path = os.pathsep.join([str(ROOT / "entrypoint"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *_plugin(), "-q", "-rs", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            *plugin_arguments(),
+            "-q",
+            "-rs",
+            *arguments,
+        ],
         cwd=ROOT / "suites",
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -23,13 +35,6 @@ def run_suite(*arguments: str) -> tuple[int, str]:
         timeout=240,
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def _plugin() -> list[str]:
-    from importlib.metadata import entry_points
-
-    installed = any(entry.name == "disttest" for entry in entry_points(group="pytest11"))
-    return [] if installed else ["-p", "disttest.plugin"]
 
 
 @pytest.mark.parametrize("name", ["ucc", "nosuch"])
