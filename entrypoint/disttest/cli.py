@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 import disttest
+from disttest.commands.cluster import cluster_clean, cluster_options, node_agent, run_cluster, take_cluster
 from disttest.commands.explain import explain
 from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
@@ -65,6 +66,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
 @selection_options
+@cluster_options
 @run_options
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
@@ -73,16 +75,22 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
 
+    cluster = take_cluster(flags)
     selection = take_selection(flags)
     options = resolve_options(flags)
     resolved = resolve_targets(targets)
-    _check_devices(options)
+    if not cluster.launcher:
+        _check_devices(options)
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
     extra = [*selection.pytest_arguments(), *pytest_args]
-    argv = pytest_command(resolved, _given(flags, results), extra)
-    result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+    given = _given(flags, results)
+    if cluster.launcher:
+        result = run_cluster(cluster, targets, given, options, extra, results, selection.timings)
+    else:
+        argv = pytest_command(resolved, given, extra)
+        result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
     _leave(
         finish_run(
             result,
@@ -167,6 +175,8 @@ def _leave(code: int) -> NoReturn:
 
 command.add_command(doctor)
 command.add_command(launch)
+command.add_command(node_agent)
+command.add_command(cluster_clean)
 command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave, run_options))
 command.add_command(merge_command(_write_reports, _leave))

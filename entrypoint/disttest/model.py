@@ -79,9 +79,17 @@ class WorldShape(Frozen):
     backend: str
     device: str = "cpu"
     """Device type of the ranks: ``cpu`` or ``cuda``."""
+    nodes: int = 1
+    """Machines that the ranks are spread over, the same number on each."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each machine."""
+        return self.size // self.nodes
 
     def __str__(self) -> str:
-        return f"{self.size}x{self.backend}"
+        spread = f"@{self.nodes}nodes" if self.nodes > 1 else ""
+        return f"{self.size}x{self.backend}{spread}"
 
 
 class TestCase(Frozen):
@@ -185,6 +193,8 @@ class RankRecord(Frozen):
     """What the test left behind in this rank, by name."""
     durations_s: dict[str, float] = {}
     """Phase -> seconds."""
+    node: str = ""
+    """The machine that it ran on, where a world spans several."""
 
 
 class TestResult(Frozen):

@@ -52,6 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
     )
+    group.addoption("--disttest-only", dest="disttest_only", help=internal)
+    group.addoption("--disttest-host", dest="disttest_host", help=internal)
+    group.addoption("--disttest-share", dest="disttest_share", help="(internal) be a node of a world")
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption(
         "--disttest-guarded",
@@ -149,6 +152,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
     if run.rank_order is not None:
         _be_a_rank(session, run.rank_order, run.errors)
+    if share := session.config.getoption("disttest_share"):
+        from disttest.cluster.share import serve_share
+
+        serve_share(session, run, Path(share))
+        return True
     if (
         not run.runs_tests
         or session.config.option.collectonly

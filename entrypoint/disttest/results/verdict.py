@@ -15,7 +15,7 @@ from disttest.results.explain import explain
 STRICT_XPASS = "[XPASS(strict)]"
 
 # How a rank words it when a peer went away: a consequence, however early it is noticed.
-_SYMPTOM = re.compile(
+SYMPTOM = re.compile(
     r"connection (closed|reset) by (peer|remote)|connection refused|broken pipe|socket (closed|error)"
     r"|remote process exited|connectFullMesh failed|recvValue failed|failed to recv, got 0 bytes",
     re.IGNORECASE,
@@ -116,7 +116,7 @@ def _accused(record: RankRecord) -> bool:
 
 
 def _by_guilt(record: RankRecord) -> tuple[bool, float, int]:
-    symptom = not _died(record) and _SYMPTOM.search(record.message) is not None
+    symptom = not _died(record) and SYMPTOM.search(record.message) is not None
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
     return symptom, after_s, record.rank
 

@@ -146,13 +146,17 @@ class Attempt:
         """Whether every rank is done, dead or ended."""
         return all(progress.is_over for progress in self.ranks)
 
+    def of(self, rank: int) -> Progress:
+        """What a rank has done; ranks are consecutive, and begin at 0 unless the world spans nodes."""
+        return self.ranks[rank - self.ranks[0].rank]
+
     def living(self) -> list[Progress]:
         """The ranks that are still at it."""
         return [progress for progress in self.ranks if not progress.is_over]
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
-        self.ranks[rank].reports.append(report)
+        self.of(rank).reports.append(report)
         if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
             self.note_failure(report.ended_at_s)
 
@@ -193,4 +197,4 @@ class MainAttempt(Attempt):
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""
-        self.ranks[rank].reports.append(report)
+        self.of(rank).reports.append(report)

@@ -31,6 +31,7 @@ MARKS = (
         "without sizes, once for each world size of the run within the limits"
     ),
     "backend(*names): run the test on these backends only",
+    "nodes(n): spread the ranks evenly over that many machines; n=1 keeps them on one, whatever the run asks for",
     "needs_gpus(n): skip the test on a machine with fewer GPUs",
     "fresh_world: give the test processes of its own, before and after",
     "timeout(seconds): time limit of the test",
@@ -44,20 +45,30 @@ class Host(Frozen):
     gpus: int
     device: str
     """``cpu`` or ``cuda``: where ranks compute in this run."""
+    pool: int = 1
+    """Machines like this one that a world may span."""
+    nodes: int = 1
+    """Over how many of them a world is spread that does not say so itself."""
 
     def default_backend(self) -> str:
         """The best backend for the device."""
         return "nccl" if self.device == "cuda" else "gloo"
 
     def default_sizes(self) -> tuple[int, ...]:
-        """World sizes of a run that names none."""
+        """World sizes of a run that names none: those that fit, times the machines that a world is spread over."""
+        sizes: tuple[int, ...] = _CPU_SIZES
         if self.device == "cuda":
-            return tuple(size for size in _GPU_SIZES if size <= self.gpus)
-        return _CPU_SIZES
+            sizes = tuple(size for size in _GPU_SIZES if size <= self.gpus)
+        return tuple(size * self.nodes for size in sizes)
 
     def refusal(self, shape: WorldShape) -> str:
         """Why a world of this shape can not run here; empty when it can."""
-        if shape.backend == "nccl" and shape.size > self.gpus:
+        if shape.nodes > self.pool:
+            found = "this machine is one" if self.pool == 1 else f"this pool has {self.pool}"
+            return f"needs {shape.nodes} nodes for {shape}, {found}: run it with --launcher slurm --nodes N"
+        if shape.backend == "nccl" and shape.ranks_per_node > self.gpus:
+            if shape.nodes > 1:
+                return f"needs {shape.ranks_per_node} GPUs on each node for {shape}, they have {self.gpus}"
             return f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
         return ""
 
@@ -78,6 +89,7 @@ def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: Host) -> t
             size=size,
             backend=backend,
             device="cpu" if backend == "gloo" and host.device == "cpu" else host.device,
+            nodes=_nodes(node, size, host),
         )
         for size in sizes
         for backend in backends
@@ -95,6 +107,19 @@ def _sizes(mark: pytest.Mark, options: RunOptions, host: Host) -> tuple[int, ...
     if declared:
         return tuple(size for size in declared if not options.world_sizes or size in options.world_sizes)
     return tuple(size for size in run_sizes if least <= size <= most)
+
+
+def _nodes(node: Any, size: int, host: Host) -> int:
+    """Over how many machines a world is spread: as its mark says, else as the run does where it comes out even."""
+    mark = node.get_closest_marker("nodes")
+    if mark is None:
+        return host.nodes if size % host.nodes == 0 else 1
+    wanted = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else None
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UsageError("nodes mark takes one whole number from 1")
+    if size % wanted:
+        raise UsageError(f"{size} ranks can not be spread evenly over {wanted} nodes")
+    return wanted
 
 
 def _backends(node: Any, options: RunOptions, host: Host) -> tuple[str, ...]:

@@ -31,10 +31,15 @@ from disttest.running.protocol import (
     WorldClosed,
     WorldOrder,
 )
+from disttest.running.seats import HasFileno
 from disttest.running.world import RankStarter, World
 
 CANCEL_LIMIT_S = 2.5
 """How long worlds may take to end in an orderly way when the run is cancelled."""
+
+
+WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], World]
+"""Makes the world in its own process: by default the whole of it, else the share of one node."""
 
 
 @dataclass(kw_only=True)
@@ -68,6 +73,9 @@ class Listener:
     def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; possibly a second, worse one."""
 
+    def on_word(self, world: Running, message: object) -> None:
+        """A world that spans nodes has something to tell the others."""
+
     def on_ended(self, world: Running, ended: Exit) -> None:
         """A world and all its processes are gone."""
 
@@ -99,7 +107,13 @@ class Crew:
             self._selector.close()
 
     def start(
-        self, gang: Gang, slots: tuple[Slot, ...], order: WorldOrder, start_rank: RankStarter
+        self,
+        gang: Gang,
+        slots: tuple[Slot, ...],
+        order: WorldOrder,
+        start_rank: RankStarter,
+        *,
+        make_world: WorldMaker = World,
     ) -> Running:
         """Fork a world for what is left of a gang."""
         ours, theirs = Channel.pair()
@@ -110,7 +124,7 @@ class Crew:
             for fd in (ours.fileno(), *others):
                 os.close(fd)
             _speak_into(error_log)
-            World(order, theirs, start_rank, self._clock).run()
+            make_world(order, theirs, start_rank, self._clock).run()
 
         child = fork_child(main, new_session=True)
         theirs.close()
@@ -127,6 +141,10 @@ class Crew:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
         self._selector.register(child, selectors.EVENT_READ, lambda: self._bury(world))
         return world
+
+    def watch_also(self, line: HasFileno, on_readable: Callable[[], None]) -> None:
+        """Wait for another descriptor in the same loop."""
+        self._selector.register(line, selectors.EVENT_READ, on_readable)
 
     def wait(self, timeout_s: float) -> None:
         """Handle what happens, for at most that long."""
@@ -172,6 +190,8 @@ class Crew:
                 self._listener.on_judged(world, test, message)
             case WorldClosed():
                 world.closed = message
+            case _:
+                self._listener.on_word(world, message)
 
     def _bury(self, world: Running) -> None:
         with contextlib.suppress(BlockingIOError):

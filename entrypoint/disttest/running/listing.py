@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disttest.model import Frozen, TestCase
 from disttest.planning.targets import Targets
-from disttest.results.events import TestCollected
+from disttest.results.events import CollectionFailed, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.running.guard import pytest_command
 
@@ -20,6 +20,10 @@ class Collection(Frozen):
     exit_code: int
     output: str
     """What pytest printed; worth showing when something could not be collected."""
+    root: str = ""
+    """Directory that node ids and files are relative to."""
+    errors: tuple[tuple[str, str], ...] = ()
+    """Files that could not be collected, and why."""
 
 
 def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path) -> Collection:
@@ -27,11 +31,13 @@ def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str],
     argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
     ended = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     journal = folder / FILE_NAME
-    events = read_events(journal) if journal.exists() else ()
+    events = tuple(read_events(journal)) if journal.exists() else ()
     return Collection(
         tests=tuple(event.test for event in events if isinstance(event, TestCollected)),
         exit_code=ended.returncode,
         output=ended.stdout + ended.stderr,
+        root=next((event.root for event in events if isinstance(event, RunStarted)), ""),
+        errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
     )
 
 

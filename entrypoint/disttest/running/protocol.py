@@ -14,7 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
-from disttest.model import Outcome, RankRecord, TestCase, TestResult, VerdictRule
+from disttest.model import Frozen, Outcome, RankRecord, TestCase, TestResult, VerdictRule
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -91,6 +91,34 @@ class Leave(Message):
     """World to rank: tear down what is still set up, and end."""
 
 
+class WorldUp(Message):
+    """World to controller: its ranks are up, as far as they ever will be. Only worlds that span nodes say so."""
+
+
+class RankFailedFirst(Message):
+    """World to controller: a rank has failed or died; the ranks on other nodes must not wait for it."""
+
+
+class EvidenceReady(Message):
+    """World to controller: the deadline has passed and the ranks here have told what they were doing."""
+
+
+class RunNext(Message):
+    """Controller to world: all nodes are ready, run the next test; only to worlds that span nodes."""
+
+
+class PeerFailed(Message):
+    """Controller to world: a rank on another node has failed."""
+
+
+class EvidenceAgreed(Message):
+    """Controller to world: every node has its evidence, the ranks may be ended."""
+
+
+class Dismiss(Message):
+    """Controller to world: no further test, let the ranks leave."""
+
+
 class TestBegan(Message):
     """World to controller: a test starts now."""
 
@@ -106,6 +134,8 @@ class TestJudged(Message):
 
     result: TestResult
     reports: tuple[str, ...] = ()
+    healthy: bool = True
+    """Whether the world can run another test; said by worlds that span nodes."""
 
 
 class WorldClosed(Message):
@@ -125,7 +155,14 @@ class Cancel(Message):
 
 
 AnyMessage = (
-    RankReady
+    WorldUp
+    | RankFailedFirst
+    | EvidenceReady
+    | RunNext
+    | PeerFailed
+    | EvidenceAgreed
+    | Dismiss
+    | RankReady
     | PhaseBegan
     | PhaseEnded
     | TestDone
@@ -140,6 +177,23 @@ AnyMessage = (
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 _encoder = msgspec.json.Encoder()
+
+
+class NodeShare(Frozen):
+    """Which part of a world that spans nodes is on this one."""
+
+    node: int
+    """Counted from 0; node 0 hosts the rendezvous."""
+    nodes: int
+    first_rank: int
+    ranks: int
+    address: str
+    """Where the ranks of all nodes find the rendezvous."""
+    port: int
+    interface: str
+    """The network interface that reaches the other nodes."""
+    shared_dir: str = ""
+    """A directory that all nodes see; empty when there is none."""
 
 
 class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +215,8 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     log_limit: int
     """Bytes kept of each rank's log of a test."""
     verdict: VerdictRule = VerdictRule.STRICT
+    share: NodeShare | None = None
+    """None: the whole world is on this machine."""
 
 
 def clean_text(text: str) -> str:

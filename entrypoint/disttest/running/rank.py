@@ -20,7 +20,7 @@ from disttest.model import Frozen, Kind, VerdictRule, WorldShape
 from disttest.running import flight, hygiene
 from disttest.running.bridge import Bridge
 from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
-from disttest.running.protocol import Channel, Leave, RankReady, RunTest, TestDone, clean_text
+from disttest.running.protocol import Channel, Leave, NodeShare, RankReady, RunTest, TestDone, clean_text
 from disttest.testing.world import World, provide_world
 
 
@@ -49,21 +49,33 @@ class RankSpec(Frozen):
     grace_s: float = 0.3
     verdict: VerdictRule = VerdictRule.STRICT
     kind: Kind = Kind.RANKS
+    share: NodeShare | None = None
+    """None: the whole world is on this machine."""
+
+    @property
+    def local_rank(self) -> int:
+        """Rank among those of this machine."""
+        return self.rank - (self.share.first_rank if self.share else 0)
+
+    @property
+    def master_address(self) -> str:
+        """Where the rendezvous is."""
+        return self.share.address if self.share else "127.0.0.1"
 
     def environment(self) -> dict[str, str]:
-        """torchrun's contract, and nothing but loopback for worlds on the CPU."""
-        size = str(self.shape.size)
+        """torchrun's contract, and nothing but loopback for worlds on the CPU of one machine."""
+        size, share = str(self.shape.size), self.share
         return {
             "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": str(share.ranks) if share else size,
+            "GROUP_RANK": str(share.node) if share else "0",
+            "GROUP_WORLD_SIZE": str(share.nodes) if share else "1",
             "ROLE_RANK": str(self.rank),
             "ROLE_WORLD_SIZE": size,
             "ROLE_NAME": "default",
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
             "TORCHELASTIC_USE_AGENT_STORE": str(bool(self.master_port)),
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -75,8 +87,10 @@ class RankSpec(Frozen):
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
-        # All ranks are on this machine: gloo and TensorPipe need no name resolution and no real network.
-        defaults = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **flight.ENVIRONMENT}
+        # Ranks that are all on this machine need no real network; those that are not need the one that connects
+        # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
+        interface = self.share.interface if self.share else "lo"
+        defaults = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **flight.ENVIRONMENT}
         for name, value in defaults.items():
             variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
@@ -99,7 +113,10 @@ class _Session:
         self.facts_at_call = hygiene.read_facts()
 
     def scratch(self) -> Path:
-        """The directory that the ranks of the running test share."""
+        """The directory that the ranks of the running test share; the test is skipped where there is none."""
+        share = self.spec.share
+        if share is not None and not share.shared_dir:
+            pytest.skip("needs a directory that all nodes share: name one with --shared-dir")
         return Path(self.running().scratch)
 
     def running(self) -> RunTest:
@@ -115,10 +132,10 @@ class _Session:
         return World(
             rank=self.spec.rank,
             size=shape.size,
-            local_rank=self.spec.rank,
+            local_rank=self.spec.local_rank,
             backend=shape.backend,
             device_type=shape.device,
-            tmp_path=self.scratch(),
+            scratch=self.scratch,
         )
 
     def join_group(self, order: RunTest) -> None:
@@ -131,10 +148,10 @@ class _Session:
         shape = self.spec.shape
         device_id = None
         if shape.device != "cpu":
-            device_id = torch.device(shape.device, self.spec.rank % torch.accelerator.device_count())
+            device_id = torch.device(shape.device, self.spec.local_rank % torch.accelerator.device_count())
             torch.accelerator.set_device_index(device_id.index)
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", self.spec.master_port, is_master=False
+            self.spec.master_address, self.spec.master_port, is_master=False
         )
         dist.init_process_group(
             shape.backend,

@@ -74,6 +74,8 @@ class Supervisor:
         self._log_limit = log_limit
         self._grace_s = grace_s
         self._selector = selectors.DefaultSelector()
+        self.on_evidence: Callable[[], None] = lambda: None
+        """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
 
     def close(self) -> None:
         """Give back every descriptor; the ranks must be gone."""
@@ -81,6 +83,10 @@ class Supervisor:
         for seat in self.seats:
             seat.channel.close()
             seat.child.close()
+
+    def seat(self, rank: int) -> Seat:
+        """The seat of a rank; ranks are consecutive, and begin at 0 unless the world spans nodes."""
+        return self.seats[rank - self.seats[0].rank]
 
     # --- what is watched
 
@@ -130,13 +136,15 @@ class Supervisor:
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""
         living = attempt.living()
-        seats = [self.seats[progress.rank] for progress in living]
+        seats = [self.seat(progress.rank) for progress in living]
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
         told = question(
             [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
             limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
             with_places=deadline_passed,
         )
+        if deadline_passed:
+            self.on_evidence()
         self._drain(seats)  # a rank that finished just now is not a victim
         for progress, testimony in zip(living, told, strict=True):
             if progress.is_over:
@@ -146,7 +154,7 @@ class Supervisor:
             progress.killed = True
             progress.hung = deadline_passed
         victims = [progress for progress in living if progress.killed]
-        end_all([self.seats[progress.rank].child for progress in victims], term_grace_s=TERM_GRACE_S)
+        end_all([self.seat(progress.rank).child for progress in victims], term_grace_s=TERM_GRACE_S)
 
     def close_logs(self, attempt: Attempt) -> None:
         """Add the stacks that were taken to the logs, and cut those that are too long."""
@@ -159,7 +167,7 @@ class Supervisor:
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
         """Write a death into the attempt, unless it was our doing or is explained already."""
-        progress = attempt.ranks[seat.rank]
+        progress = attempt.of(seat.rank)
         if progress.killed or progress.lost:
             return
         progress.death = seat.child.poll()
@@ -178,7 +186,7 @@ class Supervisor:
     def _drain(self, seats: Sequence[Seat]) -> None:
         waiting = {seat.rank for seat in seats}
         for key, _ in self._selector.select(0):
-            if any(key.fileobj is self.seats[rank].channel for rank in waiting):
+            if any(key.fileobj is self.seat(rank).channel for rank in waiting):
                 key.data()
 
     # --- what arrives
@@ -198,7 +206,7 @@ class Supervisor:
                 self._give_up(seat, "it closed its control channel")
 
     def _is_leaving(self, seat: Seat) -> bool:
-        done = self.attempt.ranks[seat.rank].done if self.attempt else None
+        done = self.attempt.of(seat.rank).done if self.attempt else None
         return done is not None and done.exit_code is not None
 
     def _on_message(self, seat: Seat, message: AnyMessage) -> None:
@@ -207,7 +215,7 @@ class Supervisor:
             return
         if self.attempt is None:
             return
-        progress = self.attempt.ranks[seat.rank]
+        progress = self.attempt.of(seat.rank)
         match message:
             case PhaseBegan(phase=phase):
                 progress.phase = phase
@@ -222,7 +230,7 @@ class Supervisor:
         seat.gone = True
         self.ignore(seat.channel)
         if self.attempt is not None:
-            progress = self.attempt.ranks[seat.rank]
+            progress = self.attempt.of(seat.rank)
             progress.lost = progress.lost or why
             progress.died_at_s = time.monotonic()
             self.attempt.note_failure(progress.died_at_s)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from disttest.errors import ExitCode, UsageError
@@ -42,7 +43,7 @@ class RunSession:
         self.machine = detect_machine()
         gpus = len(self.machine.usable_gpus)
         device = self.options.device if self.options.device != "auto" else "cuda" if gpus else "cpu"
-        self.host = collect.Host(gpus=gpus, device=device)
+        self.host = _foreign_host(config) or collect.Host(gpus=gpus, device=device)
         self.slots = self.machine.slots(device, self.options.slots or None)
         self.rank_order = _rank_order(config)
         self.pairs: list[tuple[pytest.Item, TestCase]] = []
@@ -52,6 +53,7 @@ class RunSession:
         self.reason = ""
         self._guarded = bool(config.getoption("disttest_guarded"))
         self._plan = _plan_of(config)
+        self._only = _only_of(config)
         self._shard: int = config.getoption("disttest_shard")
         self._plan_notes: tuple[tuple[str, str], ...] = ()
 
@@ -73,11 +75,15 @@ class RunSession:
 
     def keep_planned(self, items: list[pytest.Item]) -> None:
         """Keep the tests of this shard, if the run has a plan."""
+        if self._only is not None and self.rank_order is None:
+            self._keep(items, self._only)
         if self._plan is None or self.rank_order is not None:
             return
         selection = select(self._plan, self._shard, [self._describe(item) for item in items])
         self._plan_notes = selection.notes()
-        mine = set(selection.run)
+        self._keep(items, frozenset(selection.run))
+
+    def _keep(self, items: list[pytest.Item], mine: frozenset[str]) -> None:
         self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
         items[:] = [item for item in items if item.nodeid in mine]
 
@@ -161,6 +167,18 @@ def _options_of(config: pytest.Config) -> RunOptions:
 def _rank_order(config: pytest.Config) -> InterpreterOrder | None:
     path = config.getoption("disttest_rank")
     return read_order(Path(path)) if path else None
+
+
+def _foreign_host(config: pytest.Config) -> collect.Host | None:
+    """The machine to collect for, where that is not this one: a node of a cluster."""
+    text = config.getoption("disttest_host")
+    return msgspec.json.decode(text, type=collect.Host) if text else None
+
+
+def _only_of(config: pytest.Config) -> frozenset[str] | None:
+    """The tests that a job was given of all that its targets have."""
+    path = config.getoption("disttest_only")
+    return frozenset(msgspec.json.decode(Path(path).read_bytes(), type=tuple[str, ...])) if path else None
 
 
 def _plan_of(config: pytest.Config) -> Plan | None:

@@ -86,10 +86,8 @@ class World:
     # --- starting
 
     def _start_ranks(self) -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        shape = self._order.tests[0].world
-        assert shape is not None
-        for rank in range(shape.size if self._kind is Kind.RANKS else 1):
+        listener = self._listen()
+        for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
         self._host_store(listener)
         deadline = time.monotonic() + START_LIMIT_S
@@ -98,7 +96,20 @@ class World:
                 break
             self._ranks.wait(_TICK_S)
 
-    def _start_one(self, rank: int, listener: socket.socket) -> Seat:
+    def _listen(self) -> socket.socket | None:
+        """The socket of the rendezvous; None where another node hosts it."""
+        return socket.create_server(("127.0.0.1", 0), backlog=512)
+
+    def _own_ranks(self) -> range:
+        """The ranks that this process starts."""
+        shape = self._order.tests[0].world
+        assert shape is not None
+        return range(shape.size if self._kind is Kind.RANKS else 1)
+
+    def _master_port(self, listener: socket.socket | None) -> int:
+        return listener.getsockname()[1] if listener is not None and _has_store() else 0
+
+    def _start_one(self, rank: int, listener: socket.socket | None) -> Seat:
         order = self._order
         shape = order.tests[0].world
         assert shape is not None
@@ -108,7 +119,7 @@ class World:
             shape=shape,
             world_id=order.world_id,
             world_pid=os.getpid(),
-            master_port=listener.getsockname()[1] if _has_store() else 0,
+            master_port=self._master_port(listener),
             devices=order.devices,
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
@@ -121,9 +132,11 @@ class World:
             grace_s=order.grace_s,
             verdict=order.verdict,
             kind=self._kind,
+            share=order.share,
         )
         ours, theirs = Channel.pair()
-        not_its_own = [ours.fileno(), self._controller.fileno(), listener.fileno()]
+        not_its_own = [ours.fileno(), self._controller.fileno()]
+        not_its_own += [listener.fileno()] if listener is not None else []
         not_its_own += [seat.channel.fileno() for seat in self._ranks.seats]
         child = self._start_rank(spec, theirs, not_its_own)
         theirs.close()
@@ -135,20 +148,22 @@ class World:
             log=spec.log,
         )
 
-    def _host_store(self, listener: socket.socket) -> None:
+    def _host_store(self, listener: socket.socket | None) -> None:
         """Serve the rendezvous on the socket that listened before the first rank was started.
 
         Nobody picks a port and hopes, and no client knocks before somebody listens (a client that does
         backs off for seconds). The server is a thread of C++, started after the last fork.
         """
+        if listener is None:
+            return
         if not _has_store():
             listener.close()
             return
         import torch.distributed as dist
 
-        port = listener.getsockname()[1]
+        host, port = listener.getsockname()[:2]
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._keep.append(store)
 
@@ -157,7 +172,7 @@ class World:
     def _run_tests(self) -> None:
         order = self._order
         for index, test in enumerate(order.tests):
-            if self._reason or self._abandoned:
+            if not self._may_run(index) or self._reason or self._abandoned:
                 return
             following = order.tests[index + 1].nodeid if index + 1 < len(order.tests) else None
             attempt = self._begin(test, order.attempts[index], index, following)
@@ -166,17 +181,29 @@ class World:
                 return
             self._ranks.wait(0)
 
+    def _may_run(self, index: int) -> bool:
+        """Whether the next test is to run; waits for the other nodes where there are any."""
+        del index
+        return True
+
+    def _new_attempt(self, **given: Any) -> Attempt:
+        return (Attempt if self._kind is Kind.RANKS else MainAttempt)(**given)
+
+    def _scratch(self, generation: int) -> Path:
+        """The directory that the ranks of a test share."""
+        return Path(self._order.scratch_dir) / f"shared-{generation}"
+
     def _begin(self, test: TestCase, number: int, generation: int, following: str | None) -> Attempt:
         relative = f"logs/{test.slug}/attempt-{number}"
         folder = Path(self._order.results_dir) / relative
         folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(self._order.scratch_dir) / f"shared-{generation}"
+        scratch = self._scratch(generation)
         scratch.mkdir(parents=True, exist_ok=True)
         ranks = [
             Progress(rank=seat.rank, pid=seat.child.pid, log=f"{relative}/{self._log_name(seat.rank)}")
             for seat in self._ranks.seats
         ]
-        attempt = (Attempt if self._kind is Kind.RANKS else MainAttempt)(
+        attempt = self._new_attempt(
             test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
         )
         self._controller.send(TestBegan(nodeid=test.nodeid))
@@ -199,9 +226,14 @@ class World:
     def _conclude(self, attempt: Attempt) -> bool:
         """Judge and report; whether the world may run another test."""
         self._ranks.close_logs(attempt)
-        result = self._judge(attempt)
-        self._controller.send(TestJudged(result=result, reports=_speaking_reports(attempt, result)))
+        self._report(attempt, in_full=True)
         return self._is_healthy(attempt)
+
+    def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
+        """Send the verdict up, with the pytest reports that stand for it when it is the first."""
+        result = self._judge(attempt)
+        reports = _speaking_reports(attempt, result) if in_full else ()
+        self._controller.send(TestJudged(result=result, reports=reports))
 
     def _judge(self, attempt: Attempt) -> TestResult:
         circumstances: dict[str, Any] = {
@@ -246,8 +278,11 @@ class World:
             self._abandoned = True
             self._cancel("the controller is gone")
         for message in messages:
-            if isinstance(message, Cancel):
-                self._cancel(message.reason)
+            self._on_order(message)
+
+    def _on_order(self, message: object) -> None:
+        if isinstance(message, Cancel):
+            self._cancel(message.reason)
 
     def _cancel(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -295,14 +330,12 @@ class World:
         late = [
             seat
             for seat in self._ranks.seats
-            if seat.rank not in self._stuck
-            and not attempt.ranks[seat.rank].killed
-            and _ended_badly(seat.child)
+            if seat.rank not in self._stuck and not attempt.of(seat.rank).killed and _ended_badly(seat.child)
         ]
         for seat in late:
             self._ranks.bury(seat, attempt)
         if late:
-            self._controller.send(TestJudged(result=self._judge(attempt)))
+            self._report(attempt)
 
 
 def _ended_badly(child: Child) -> bool:

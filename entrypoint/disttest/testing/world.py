@@ -27,8 +27,13 @@ class World:
     """Backend of the default process group: ``gloo``, ``nccl``, …"""
     device_type: str = field(repr=False)
     """``cpu`` or ``cuda``."""
-    tmp_path: Path = field(repr=False)
-    """A directory that all ranks of this test share."""
+    scratch: Callable[[], Path] = field(repr=False)
+    """How :attr:`tmp_path` is found."""
+
+    @property
+    def tmp_path(self) -> Path:
+        """A directory that all ranks of this test share; where nodes share none, the test is skipped."""
+        return self.scratch()
 
     @functools.cached_property
     def device(self) -> torch.device:

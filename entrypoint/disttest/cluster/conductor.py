@@ -1,0 +1,282 @@
+"""The client's side of one job: hears its nodes, tells them what to do, judges, and knows when to give up.
+
+No process and no clock of its own: messages and the time in, orders out. :func:`conduct` connects it to a run.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from disttest.cluster.book import Book
+from disttest.cluster.fingerprint import disagreement
+from disttest.cluster.job import JobSpec
+from disttest.cluster.launcher import (
+    Changed,
+    Ended,
+    EngineEnd,
+    EngineState,
+    Output,
+    Run,
+    RunDescription,
+)
+from disttest.cluster.wire import (
+    FromNode,
+    LineReader,
+    LogText,
+    NodeDone,
+    NodeReady,
+    Refused,
+    StillHere,
+    TakeJob,
+    Told,
+    Versions,
+    encode_order,
+    is_ours,
+)
+from disttest.errors import ProtocolError
+from disttest.model import Frozen
+from disttest.running.protocol import Message
+
+STILL_HERE_S = 10.0
+"""How often nodes hear that the client lives."""
+GOODBYE_S = 15.0
+"""From the last word of the last node to the engine's end of the job; the verdict does not wait for it any longer."""
+_OUTPUT_KEPT = 30
+
+
+class Limits(Frozen):
+    """How patient the client is, in seconds."""
+
+    queue_s: float = 3600.0
+    """In the engine's queue."""
+    start_s: float = 300.0
+    """From the first word of a node until all have collected; the same until a world is up."""
+    silence_s: float = 30.0
+    """A node that says nothing for so long is lost."""
+    overrun_s: float = 20.0
+    """Beyond a test's own limit, for evidence and for the end of its ranks."""
+
+
+class Expected(Frozen):
+    """What nodes are compared with."""
+
+    versions: Versions
+    digest: str
+
+
+class Conductor(ABC):
+    """What the two kinds of jobs have in common."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        book: Book,
+        expected: Expected,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job = job
+        self.failure: EngineEnd | None = None
+        """Why the job is given up; None while it is not."""
+        self.refusal = ""
+        """Why its nodes must not run it; empty while they may."""
+        self._book = book
+        self._expected = expected
+        self._limits = limits
+        self._clock = clock
+        self._ready: dict[int, NodeReady] = {}
+        self._offsets_s: dict[int, float] = {}
+        self._heard_s: dict[int, float] = {}
+        self._done: set[int] = set()
+        self._done_s: float | None = None
+        self._queued_s = clock()
+        self._running_s: float | None = None
+        self._said_s = clock()
+        self._engine = RunDescription(engine="", engine_id="", name=job.name, state=EngineState.QUEUED)
+        self._output: list[str] = []
+
+    # --- for `conduct`
+
+    def hear(self, node: int, message: FromNode) -> Sequence[Message]:
+        """A node said something; what it is answered."""
+        now_s = self._clock()
+        self._heard_s[node] = now_s
+        self._running_s = self._running_s or now_s
+        match message:
+            case NodeReady():
+                return self._on_ready(node, message)
+            case Refused(host=host, message=text):
+                self.refuse(f"node {host}: {text}")
+            case LogText(path=path, text=text):
+                self._book.log(path, text)
+            case Told(message=text):
+                self._book.noted(text)
+            case NodeDone(reason=reason):
+                self._on_done(node, reason)
+            case _:
+                return () if self.failure else self.on_message(node, message)
+        return ()
+
+    def tick(self) -> Sequence[Message]:
+        """Time has passed; what to say, apart from an answer."""
+        now_s = self._clock()
+        if self.failure is None and len(self._done) < self.job.shape.nodes:
+            self._check_limits(now_s)
+        if self._running_s and now_s - self._said_s >= STILL_HERE_S:
+            self._said_s = now_s
+            return (StillHere(),)
+        return ()
+
+    def fail(self, state: EngineState, reason: str, advice: str = "") -> None:
+        """Give the job up; the first reason counts."""
+        self.failure = self.failure or EngineEnd(state=state, reason=reason, advice=advice)
+
+    def refuse(self, reason: str) -> None:
+        """These nodes must not run this job."""
+        self.refusal = self.refusal or reason
+        self.fail(EngineState.REJECTED, reason)
+
+    def note(self, seen: RunDescription) -> None:
+        """The engine said something new."""
+        if seen.state is EngineState.QUEUED and seen.reason and seen.reason != self._engine.reason:
+            self._book.told(f"{self.job.name} waits: {seen.reason}")
+        self._engine = seen
+
+    def keep_output(self, line: bytes) -> None:
+        """A line that no agent wrote; worth showing where an agent never came up."""
+        self._output = [*self._output, line.decode("utf-8", "replace")][-_OUTPUT_KEPT:]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every node has said its last word, and the engine has had time to see it."""
+        return self._done_s is not None and self._clock() - self._done_s > GOODBYE_S
+
+    def close(self, end: EngineEnd) -> None:
+        """The job has ended: judge what has no verdict yet."""
+        final = self.failure or end
+        if self._output and not self._ready and not self.refusal:
+            final = msgspec.structs.replace(final, advice=f"{final.advice}\n" + "\n".join(self._output))
+        self.settle(final)
+
+    # --- for the two kinds
+
+    @abstractmethod
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """A message of this kind of job."""
+
+    @abstractmethod
+    def on_all_ready(self) -> Sequence[Message]:
+        """All nodes have collected, and agree."""
+
+    @abstractmethod
+    def settle(self, end: EngineEnd) -> None:
+        """Give every test that has none a verdict."""
+
+    def check_progress(self, now_s: float) -> None:  # noqa: B027  # a lease has no more
+        """More limits."""
+
+    # --- what both share
+
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes; empty until all are known."""
+        known = tuple(ready.host for _, ready in sorted(self._ready.items()))
+        return known if len(known) == self.job.shape.nodes else ()
+
+    def _on_ready(self, node: int, ready: NodeReady) -> Sequence[Message]:
+        self._ready[node] = ready
+        self._offsets_s[node] = self._book.now() - ready.at_s
+        if len(self._ready) < self.job.shape.nodes:
+            return ()
+        if why := disagreement(self._expected.versions, self._expected.digest, self._ready):
+            self.refuse(why)
+            return ()
+        return self.on_all_ready()
+
+    def _on_done(self, node: int, reason: str) -> None:
+        self._done.add(node)
+        if reason:
+            name = self._ready[node].host if node in self._ready else f"number {node}"
+            self.fail(EngineState.NODE_LOST, f"node {name}: {reason}")
+        if len(self._done) == self.job.shape.nodes:
+            self._done_s = self._clock()
+
+    def _check_limits(self, now_s: float) -> None:
+        limits = self._limits
+        if self._running_s is None:
+            if now_s - self._queued_s > limits.queue_s:
+                why = f" ({self._engine.reason})" if self._engine.reason else ""
+                self.fail(
+                    EngineState.QUEUED,
+                    f"still waiting after {limits.queue_s:g} s{why}",
+                    "Nothing is wrong with the tests: give --queue-limit more, or ask for less",
+                )
+            return
+        for node, heard_s in self._heard_s.items():
+            if node not in self._done and now_s - heard_s > limits.silence_s:
+                self.fail(
+                    EngineState.NODE_LOST,
+                    f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
+                    "It is down, or cut off from the client: sinfo -R and its system log say more",
+                )
+        if len(self._ready) < self.job.shape.nodes and now_s - self._running_s > limits.start_s:
+            late = ", ".join(str(node) for node in range(self.job.shape.nodes) if node not in self._ready)
+            self.fail(
+                EngineState.NODE_LOST, f"after {limits.start_s:g} s node {late} had not collected the tests"
+            )
+        self.check_progress(now_s)
+
+    def _name(self, node: int) -> str:
+        return self._ready[node].host if node in self._ready else f"number {node}"
+
+
+def conduct(run: Run, conductor: Conductor, stop: Callable[[], str]) -> None:
+    """Bring a job to its end.
+
+    Args:
+        run: the job, started.
+        conductor: decides.
+        stop: why the whole run must end now; empty while it must not.
+    """
+    reader = LineReader()
+    run.send(encode_order(TakeJob(job=conductor.job)))
+    for event in run.events():
+        orders: list[Message] = []
+        match event:
+            case Output(line=line):
+                orders += _take(line, reader, conductor)
+            case Changed(description=description):
+                conductor.note(description)
+            case Ended(end=end):
+                conductor.close(end)
+                return
+        orders += conductor.tick()
+        if why := stop():
+            conductor.fail(EngineState.CANCELLED, why)
+        _act(run, conductor, orders)
+
+
+def _take(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Message]:
+    if not is_ours(line):
+        conductor.keep_output(line)
+        return []
+    orders: list[Message] = []
+    try:
+        for node, message in reader.feed(line):
+            orders += conductor.hear(node, message)
+    except ProtocolError as error:
+        conductor.fail(EngineState.NODE_LOST, str(error))
+    return orders
+
+
+def _act(run: Run, conductor: Conductor, orders: Sequence[Message]) -> None:
+    if conductor.failure is not None:
+        run.cancel(str(conductor.failure))
+        return
+    for order in orders:
+        run.send(encode_order(order))
+    if conductor.is_over:
+        run.cancel("every node is done")

@@ -1,0 +1,124 @@
+"""An engine without processes: says what a script says. For tests of what uses a launcher, here and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from disttest.cluster.job import JobSpec
+from disttest.cluster.launcher import (
+    Capacity,
+    Changed,
+    Ended,
+    EngineEnd,
+    EngineState,
+    Idle,
+    Output,
+    RunDescription,
+    RunEvent,
+)
+from disttest.cluster.wire import (
+    CancelJob,
+    FinishJob,
+    LineWriter,
+    NodeDone,
+    ToNode,
+    decode_order,
+)
+from disttest.running.protocol import Message
+
+Answer = Callable[[int, ToNode], Sequence[Message]]
+"""What a node says to an order: its number and the order in, messages out."""
+
+
+def obedient(_node: int, order: ToNode) -> Sequence[Message]:
+    """A node that does nothing, and ends when it is told to."""
+    return (NodeDone(),) if isinstance(order, FinishJob | CancelJob) else ()
+
+
+class FakeRun:
+    """A job that lives in this process only."""
+
+    def __init__(self, job: JobSpec, answer: Answer, end: EngineEnd | None) -> None:
+        self._job = job
+        self._answer = answer
+        self._writers = [LineWriter(node) for node in range(job.shape.nodes)]
+        self._lines: list[bytes] = []
+        self._done: set[int] = set()
+        self._end = end
+        self._cancelled = ""
+
+    def events(self) -> Iterator[RunEvent]:
+        """Yield what the nodes answer, until all are done or the script says that the engine ended the job."""
+        yield Changed(description=self.describe())
+        while True:
+            while self._lines:
+                yield Output(line=self._lines.pop(0))
+            if self._cancelled:
+                yield Ended(end=EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled))
+                return
+            if self._end is not None:
+                yield Ended(end=self._end)
+                return
+            if len(self._done) == len(self._writers):
+                yield Ended(end=EngineEnd(state=EngineState.COMPLETED, exit_code=0))
+                return
+            yield Idle()
+
+    def send(self, line: bytes) -> None:
+        """Hand an order to every node that is not done."""
+        order = decode_order(line)
+        for node, writer in enumerate(self._writers):
+            for message in self._answer(node, order) if node not in self._done else ():
+                self._lines += writer.lines(msgspec.json.encode(message)).splitlines()
+                if isinstance(message, NodeDone):
+                    self._done.add(node)
+
+    def cancel(self, reason: str) -> None:
+        """Tell the nodes, and end."""
+        if not self._cancelled:
+            self.send(msgspec.json.encode(CancelJob(reason=reason)))
+            self._cancelled = reason
+
+    def describe(self) -> RunDescription:
+        """What is known of it."""
+        return RunDescription(
+            engine="fake",
+            engine_id="1",
+            name=self._job.name,
+            state=EngineState.RUNNING,
+            nodes=tuple(f"fake{node}" for node in range(self._job.shape.nodes)),
+        )
+
+
+class FakeLauncher:
+    """Starts jobs whose nodes answer as told; ``end`` is the engine's word, None: when the nodes are done."""
+
+    name = "fake"
+
+    def __init__(
+        self, answer: Answer = obedient, *, end: EngineEnd | None = None, capacity: Capacity | None = None
+    ) -> None:
+        self._answer = answer
+        self._end = end
+        self._capacity = capacity or Capacity(nodes=2, gpus_per_node=0, cpus_per_node=4, engine="fake")
+        self.started: list[JobSpec] = []
+        self.left: list[str] = []
+
+    def capacity(self) -> Capacity:
+        """What it was made with."""
+        return self._capacity
+
+    def start(self, job: JobSpec) -> FakeRun:
+        """Start a job."""
+        self.started.append(job)
+        return FakeRun(job, self._answer, self._end)
+
+    def leftovers(self) -> Sequence[str]:
+        """What a test has left."""
+        return tuple(self.left)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Forget them."""
+        self.left = [name for name in self.left if name not in names]

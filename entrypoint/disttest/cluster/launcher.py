@@ -1,0 +1,146 @@
+"""The protocol between disttest and an engine that schedules: start a job, hear its nodes, end it.
+
+An engine is asked for little: so many agents on so many nodes, lines from them to here, lines from here to all of
+them, an end. What the end means is never taken from an exit code: see :mod:`disttest.cluster.verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from disttest.cluster.job import JobSpec
+from disttest.model import Frozen
+
+TICK_S = 0.25
+"""How often :meth:`Run.events` yields when nothing happens."""
+
+
+class EngineState(StrEnum):
+    """What an engine says of a job."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    """Its processes ended by themselves; whether well is not the engine's to say."""
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time limit"
+    NODE_LOST = "node lost"
+    PREEMPTED = "preempted"
+    OUT_OF_MEMORY = "out of memory"
+    REJECTED = "rejected"
+    """It will never run as it was asked for."""
+    HELD = "held"
+    """It will not run until somebody releases it."""
+    UNREACHABLE = "unreachable"
+    """The engine does not answer."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self not in (EngineState.QUEUED, EngineState.RUNNING)
+
+
+class EngineEnd(Frozen):
+    """How a job ended, in the engine's words."""
+
+    state: EngineState
+    reason: str = ""
+    """The engine's own words, or ours where it has none."""
+    advice: str = ""
+    """What to do about it."""
+    exit_code: int | None = None
+    """Stored for the record, never trusted."""
+
+    def __str__(self) -> str:
+        text = f"{self.state}: {self.reason}" if self.reason else str(self.state)
+        if self.state is EngineState.RUNNING:  # the engine has ended nothing: the reason is all there is
+            text = self.reason
+        return f"{text}. {self.advice}" if self.advice else text
+
+
+class Capacity(Frozen):
+    """What an engine has to give, as far as one job may ask for it."""
+
+    nodes: int
+    gpus_per_node: int
+    cpus_per_node: int
+    engine: str
+    """Name and version."""
+
+
+class RunDescription(Frozen):
+    """A job that was started, for people."""
+
+    engine: str
+    engine_id: str
+    """The engine's number of the job; empty while it has none."""
+    name: str
+    state: EngineState
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it waits, where it does."""
+
+
+class Changed(Frozen):
+    """The engine says something new about the job."""
+
+    description: RunDescription
+
+
+class Output(Frozen):
+    """A line that an agent (or the engine) wrote, without its end."""
+
+    line: bytes
+
+
+class Idle(Frozen):
+    """Nothing happened for a while."""
+
+
+class Ended(Frozen):
+    """The last event."""
+
+    end: EngineEnd
+
+
+RunEvent = Changed | Output | Idle | Ended
+
+
+class Run(Protocol):
+    """A job that was started."""
+
+    def events(self) -> Iterator[RunEvent]:
+        """Yield what happens, :class:`Idle` when nothing does, and :class:`Ended` exactly once, last."""
+
+    def send(self, line: bytes) -> None:
+        """Send a line to all agents; one that has ended does not get it, which is no error."""
+
+    def cancel(self, reason: str) -> None:
+        """Have it end: agents are told first, and end by themselves. Returns at once; the end is an event."""
+
+    def describe(self) -> RunDescription:
+        """What is known of it, without asking the engine."""
+
+
+class Launcher(Protocol):
+    """An engine."""
+
+    name: str
+
+    def capacity(self) -> Capacity:
+        """What it has.
+
+        Raises:
+            EngineError: it is not installed, not reachable, or refuses; the message has its own words.
+        """
+
+    def start(self, job: JobSpec) -> Run:
+        """Start a job, or queue it. A refusal is the job's end, not an exception."""
+
+    def leftovers(self) -> Sequence[str]:
+        """Names of jobs whose client is dead."""
+
+    def remove(self, names: Sequence[str]) -> None:
+        """End jobs by name; those that are gone are fine."""

@@ -1,0 +1,126 @@
+"""The work of an agent that holds a lease: a whole local run, whose journal and logs travel as they are written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from disttest.cluster.fingerprint import digest_tests, versions_here
+from disttest.cluster.job import JobSpec
+from disttest.cluster.place import Place
+from disttest.cluster.streams import log_texts
+from disttest.cluster.wire import JournalLine, NodeReady
+from disttest.host.process import spawn_child
+from disttest.model import TestCase
+from disttest.planning.options import OPTIONS
+from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestCollected, TestFinished
+from disttest.results.journal import FILE_NAME, run_clock
+from disttest.running.protocol import Message
+
+_TAIL = 4096
+_HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
+"""Events that come before the first test runs."""
+
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+class LeaseWork:
+    """``disttest run`` on this node, for the tests of the job."""
+
+    def __init__(self, job: JobSpec, place: Place, folder: Path) -> None:
+        self._job = job
+        self._place = place
+        self._results = folder / "results"
+        self._output = folder / "run.log"
+        self._clock = run_clock()
+        self._offset = 0
+        self._rest = b""
+        self._root = Path.cwd()
+        self._collected: list[TestCase] = []
+        self._ready = False
+        only = folder / "tests.json"
+        only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
+        log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.child = spawn_child(self._argv(only, folder), stdout=log, new_session=True)
+        os.close(log)
+
+    def _argv(self, only: Path, folder: Path) -> list[str]:
+        job = self._job
+        flags = {"slots": str(job.shape.ranks_per_node), **job.flags, "results": str(self._results)}
+        given = [f"--{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)]
+        inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        return [
+            sys.executable,
+            "-m",
+            "disttest",
+            "run",
+            *given,
+            *job.targets,
+            "--",
+            *job.pytest_arguments,
+            *inner,
+        ]
+
+    def descriptors(self) -> list[int]:
+        """None: a journal is a file, and is looked at every tick."""
+        return []
+
+    def lines(self) -> Iterator[bytes]:
+        """What the journal has new, and the logs of the tests that it says are finished."""
+        for text in self._new_lines():
+            event = _decoder.decode(text)
+            for message in self._messages(event, text):
+                yield msgspec.json.encode(message)
+
+    def _messages(self, event: AnyEvent, text: bytes) -> Iterator[Message]:
+        if isinstance(event, RunStarted):
+            self._root = Path(event.root)
+        if isinstance(event, TestCollected):
+            self._collected.append(event.test)
+        if not self._ready and not isinstance(event, _HEAD):
+            self._ready = True
+            yield self._introduction()
+        yield JournalLine(event=msgspec.Raw(text))
+        if isinstance(event, TestFinished):
+            yield from log_texts(self._results, event.result.ranks)
+
+    def _introduction(self) -> NodeReady:
+        return NodeReady(
+            host=self._place.host,
+            at_s=self._clock(),
+            versions=versions_here(),
+            digest=digest_tests(self._collected, self._root),
+            gpus=self._place.gpus,
+        )
+
+    def _new_lines(self) -> list[bytes]:
+        journal = self._results / FILE_NAME
+        if not journal.exists():
+            return []
+        with journal.open("rb") as file:
+            file.seek(self._offset)
+            chunk = file.read()
+        self._offset += len(chunk)
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        return [line for line in whole if line]
+
+    def obey(self, line: bytes) -> None:
+        """A lease takes no orders but the end."""
+
+    def cancel(self, reason: str) -> None:
+        """Have the run end: it writes its journal to the end."""
+        del reason
+        self.child.signal(signal.SIGTERM)
+
+    def obituary(self) -> str:
+        """What it printed, if it ended without a word in its journal."""
+        ended = self.child.poll()
+        if ended is None or self._ready:
+            return ""
+        tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
+        return f"the run on node {self._place.host} ended with {ended}:\n{tail}"

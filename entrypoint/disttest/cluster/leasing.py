@@ -1,0 +1,114 @@
+"""Conducts a lease: takes over what its local run writes into its journal, and holds it against the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from disttest.cluster.book import Book
+from disttest.cluster.conductor import Conductor, Expected, Limits
+from disttest.cluster.job import JobSpec
+from disttest.cluster.launcher import EngineEnd
+from disttest.cluster.verdict import check_lease_result, refuse
+from disttest.cluster.wire import FromNode, JournalLine
+from disttest.model import TestCase, TestResult
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    TestFinished,
+    TestStarted,
+    WorldEnded,
+    WorldStarted,
+)
+from disttest.running.protocol import Message
+
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+class LeaseConductor(Conductor):
+    """One node that works by itself."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        book: Book,
+        expected: Expected,
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(job, book, expected, limits, clock)
+        self._tests: dict[str, TestCase] = {test.nodeid: test for test in job.tests}
+        self._finished: set[str] = set()
+        self._running: str = ""
+        self._reason = ""
+
+    def on_all_ready(self) -> Sequence[Message]:
+        """It works already."""
+        return ()
+
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """An event of its journal."""
+        if isinstance(message, JournalLine):
+            self._take(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
+        return ()
+
+    def _take(self, event: AnyEvent, offset_s: float, host: str) -> None:
+        prefix = f"{self.job.job_id}."
+        at_s = event.at_s + offset_s
+        match event:
+            case TestFinished(result=result):
+                self._finish(result, offset_s)
+            case TestStarted():
+                self._running = event.nodeid
+                self._book.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=_prefixed(prefix, event.world_id))
+                )
+            case WorldStarted():
+                slots = tuple(f"{host}/{slot}" for slot in event.slots)
+                self._book.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id, slots=slots)
+                )
+            case WorldEnded():
+                self._book.event(msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id))
+            case Noted(message=message):
+                self._book.noted(f"node {host}: {message}")
+            case CollectionFailed():
+                self._book.event(event)
+            case RunFinished(reason=reason):
+                self._reason = reason
+            case _:
+                pass
+
+    def _finish(self, result: TestResult, offset_s: float) -> None:
+        test = self._tests.get(result.nodeid)
+        if test is None:
+            self._book.noted(f"{result.nodeid}: a node reported a test that its job does not have")
+            return
+        self._finished.add(result.nodeid)
+        result = check_lease_result(test, result)
+        self._book.test_finished(
+            msgspec.structs.replace(
+                result,
+                started_at_s=result.started_at_s + offset_s,
+                world_id=_prefixed(f"{self.job.job_id}.", result.world_id),
+            )
+        )
+
+    def settle(self, end: EngineEnd) -> None:
+        """What has no result is an error that carries the engine's reason."""
+        for nodeid, test in self._tests.items():
+            if self.refusal:
+                # Whatever it has reported was of other sources than ours.
+                self._book.test_finished(refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
+            elif nodeid not in self._finished:
+                what = "was running" if nodeid == self._running else "had not started"
+                why = f"{end}; {self._reason}" if self._reason else str(end)
+                message = f"did not finish: it {what} when its job ended: {why}"
+                self._book.test_finished(refuse(test, message, at_s=self._book.now()))
+
+
+def _prefixed(prefix: str, world_id: str) -> str:
+    return prefix + world_id if world_id else ""

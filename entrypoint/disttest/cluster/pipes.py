@@ -1,0 +1,181 @@
+"""Processes that speak in lines: started with three pipes each, heard and fed in one loop, without a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, NamedTuple
+
+LONGEST_LINE = 64 * 1024
+"""A line without an end is cut here; agents write far shorter ones."""
+_CHUNK = 1 << 16
+_DRAIN_S = 1.0
+"""After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
+
+
+class Command(NamedTuple):
+    """A program to start."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str | None = None
+
+
+class Line(NamedTuple):
+    """What one process wrote."""
+
+    process: int
+    error: bool
+    """Whether on its standard error."""
+    text: bytes
+
+
+class _Pipe:
+    """One output of one process, cut into lines."""
+
+    def __init__(self, process: int, file: IO[bytes], *, error: bool) -> None:
+        self.file = file
+        self._process = process
+        self._error = error
+        self._rest = b""
+        os.set_blocking(file.fileno(), False)
+
+    def read(self) -> tuple[list[Line], bool]:
+        """The lines that are complete, and whether it is at its end."""
+        try:
+            chunk = os.read(self.file.fileno(), _CHUNK)
+        except BlockingIOError:
+            return [], False
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if self._rest and (not chunk or len(self._rest) > LONGEST_LINE):
+            whole, self._rest = [*whole, self._rest], b""
+        return [Line(self._process, self._error, text) for text in whole], not chunk
+
+
+class PipedProcesses:
+    """A number of processes that get the same input."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._outboxes: list[bytearray] = []
+        try:
+            for command in commands:
+                self._start(command)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, command: Command) -> None:
+        process = subprocess.Popen(
+            list(command.argv),
+            env=dict(command.environment),
+            cwd=command.directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the client, which tells the agents in its own way
+        )
+        number = len(self._processes)
+        self._processes.append(process)
+        self._outboxes.append(bytearray())
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        for file, error in ((process.stdout, False), (process.stderr, True)):
+            self._selector.register(file, selectors.EVENT_READ, _Pipe(number, file, error=error))
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, in order."""
+        return [process.pid for process in self._processes]
+
+    def send(self, data: bytes) -> None:
+        """Queue input for all; it is written while :meth:`lines` waits."""
+        for number in range(len(self._processes)):
+            self._outboxes[number] += data
+            self._flush(number)
+
+    def lines(self, tick_s: float) -> Iterator[Line | None]:
+        """Yield what they write, None every ``tick_s``; ends when all of them have, and their pipes are empty."""
+        ended_s: float | None = None
+        while self._open_outputs():
+            if all(process.poll() is not None for process in self._processes):
+                ended_s = ended_s or time.monotonic()
+                if time.monotonic() - ended_s > _DRAIN_S:
+                    break
+            ready = self._selector.select(tick_s)
+            if not ready:
+                yield None
+            for key, _ in ready:
+                yield from self._on_ready(key)
+        for process in self._processes:
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(tick_s)
+                yield None
+        self._close()
+
+    def codes(self) -> list[int | None]:
+        """Exit codes in the convention of ``subprocess``; None for one that lives."""
+        return [process.poll() for process in self._processes]
+
+    def signal(self, signum: int) -> None:
+        """Signal those that live."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signum)
+
+    def kill(self) -> None:
+        """End them at once."""
+        self.signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+        self._close()
+
+    def _open_outputs(self) -> bool:
+        return any(isinstance(key.data, _Pipe) for key in self._selector.get_map().values())
+
+    def _on_ready(self, key: selectors.SelectorKey) -> Iterator[Line]:
+        if isinstance(key.data, int):
+            self._flush(key.data)
+            return
+        lines, at_end = key.data.read()
+        yield from lines
+        if at_end:
+            self._selector.unregister(key.fileobj)
+
+    def _flush(self, number: int) -> None:
+        """Write what the pipe takes; what it does not take waits until it does."""
+        stdin, outbox = self._processes[number].stdin, self._outboxes[number]
+        if stdin is None or stdin.closed:
+            return
+        try:
+            while outbox:
+                del outbox[: os.write(stdin.fileno(), outbox[:_CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended; that is an event of its own
+            outbox.clear()
+        self._watch_input(stdin, number, wanted=bool(outbox))
+
+    def _watch_input(self, stdin: IO[bytes], number: int, *, wanted: bool) -> None:
+        watched = stdin.fileno() in self._selector.get_map()
+        if wanted and not watched:
+            self._selector.register(stdin, selectors.EVENT_WRITE, number)
+        elif watched and not wanted:
+            self._selector.unregister(stdin)
+
+    def _close(self) -> None:
+        self._selector.close()
+        for process in self._processes:
+            for file in (process.stdin, process.stdout, process.stderr):
+                if file is not None:
+                    with contextlib.suppress(OSError):
+                        file.close()

@@ -1,0 +1,133 @@
+"""Which node of its job an agent is on, and what it was granted there: from the engine's variables, by a table."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+from disttest.errors import UsageError
+from disttest.model import Frozen
+
+
+class _Row(Frozen):
+    """Where one engine says what; variables by the first that is set."""
+
+    engine: str
+    node: tuple[str, ...]
+    nodes: tuple[str, ...]
+    host: tuple[str, ...]
+    address: tuple[str, ...] = ()
+    """This node's own address, as the other nodes see it."""
+    peer: tuple[str, ...] = ()
+    """An address on the network that connects the nodes; this node's own is the one that faces it."""
+
+
+# The local engine first: its agents may run inside an allocation of another one.
+_TABLE = (
+    _Row(
+        engine="local",
+        node=("DISTTEST_NODE",),
+        nodes=("DISTTEST_NODES",),
+        host=("DISTTEST_NODE_NAME",),
+        address=("DISTTEST_NODE_ADDRESS",),
+    ),
+    _Row(
+        engine="slurm",
+        node=("SLURM_NODEID",),
+        nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        host=("SLURMD_NODENAME",),
+        peer=("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
+    ),
+)
+
+_NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
+_SIOCGIFADDR = 0x8915
+
+
+class Place(Frozen):
+    """An agent's place in its job."""
+
+    engine: str
+    node: int
+    nodes: int
+    host: str
+    gpus: tuple[str, ...]
+    """What ``CUDA_VISIBLE_DEVICES`` grants."""
+    address: str
+    """Of this node, on the network that connects the nodes."""
+    interface: str
+    """The network interface with that address."""
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Find it.
+
+    Raises:
+        UsageError: no engine has left its variables here, or they make no sense.
+    """
+    for row in _TABLE:
+        if _first(environ, row.node) is not None:
+            return _read(row, environ)
+    names = ", ".join(row.node[0] for row in _TABLE)
+    raise UsageError(
+        f"no engine has started this agent: none of {names} is set. It is started by disttest run."
+    )
+
+
+def _read(row: _Row, environ: Mapping[str, str]) -> Place:
+    node, nodes = _number(environ, row.node), _number(environ, row.nodes)
+    if not 0 <= node < nodes:
+        raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    address = _first(environ, row.address) or facing(_first(environ, row.peer) or "")
+    return Place(
+        engine=row.engine,
+        node=node,
+        nodes=nodes,
+        host=_first(environ, row.host) or socket.gethostname(),
+        gpus=() if visible in _NO_GPUS else tuple(visible.split(",")),
+        address=address,
+        interface=interface_of(address),
+    )
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+    text = _first(environ, names)
+    if text is None or not text.isdigit():
+        raise UsageError(
+            f"{' or '.join(names)} is {text!r}, which is no number: the engine's variables are incomplete"
+        )
+    return int(text)
+
+
+def facing(peer: str) -> str:
+    """The address of this machine from which ``peer`` is reached; loopback if it can not be told. Sends nothing."""
+    if not peer:
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an IPv4 address; loopback if none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", os.fsencode(name)[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"

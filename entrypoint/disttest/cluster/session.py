@@ -1,0 +1,290 @@
+"""A run on a cluster: collected here, divided into jobs, conducted side by side, folded into one result."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+import disttest
+from disttest.cluster.book import Book
+from disttest.cluster.conductor import Conductor, Expected, Limits, conduct
+from disttest.cluster.division import Division, divide
+from disttest.cluster.fingerprint import digest_tests, versions_here
+from disttest.cluster.job import JobKind, JobShape, JobSpec
+from disttest.cluster.launcher import Capacity, EngineEnd, EngineState, Launcher
+from disttest.cluster.leasing import LeaseConductor
+from disttest.cluster.names import new_run_id
+from disttest.cluster.spanning import SpanningConductor
+from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.host.devices import detect_machine
+from disttest.host.process import signal_name
+from disttest.model import Cause, Frozen
+from disttest.planning.options import RunOptions
+from disttest.planning.targets import resolve_targets
+from disttest.planning.timings import Timings
+from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
+from disttest.results.fold import RunResult, fold
+from disttest.results.journal import FILE_NAME, Journal, read_events
+from disttest.running.collect import Host
+from disttest.running.listing import Collection, collect_tests
+
+_CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TICK_S = 0.2
+
+
+class ClusterRequest(Frozen):
+    """What a run on a cluster was asked for, beyond the options of every run."""
+
+    targets: tuple[str, ...]
+    flags: dict[str, str]
+    """Options of the run, by field name, as they were given."""
+    pytest_arguments: tuple[str, ...] = ()
+    nodes: int = 1
+    """Over how many nodes a world is spread that does not say so itself."""
+    jobs: int = 16
+    """Jobs that are with the engine at once, at most."""
+    gpus_per_node: int = 0
+    job_limit_s: float = 0.0
+    limits: Limits = Limits()
+    environment: tuple[str, ...] = ()
+    image: str = ""
+    directory: str = ""
+    shared_dir: str = ""
+    ports: tuple[int, int] = (0, 0)
+
+
+def run_on_cluster(
+    request: ClusterRequest,
+    options: RunOptions,
+    launcher: Launcher,
+    results: Path,
+    *,
+    timings: Timings,
+    tell: Callable[[str], None],
+) -> RunResult:
+    """Run to the end; nothing of it is left with the engine when this returns.
+
+    Raises:
+        EngineError: the engine is not there, or refuses.
+        NotEnoughDevices: a world is to span more nodes than there are.
+        UsageError: a target or an option makes no sense.
+    """
+    run_id = new_run_id()
+    capacity = launcher.capacity()
+    check_nodes(request.nodes, capacity)
+    journal = Journal(results / FILE_NAME)
+    book = Book(journal, results, tell)
+    for name in remove_leftovers(launcher):
+        book.noted(f"{name}: left by a client that is dead, cancelled")
+    host = host_of(capacity, options, request.nodes)
+    collection = collect_for(host, request)
+    root = Path(collection.root or Path.cwd())
+    _begin(book, collection, run_id)
+    tests = collection.tests
+    template = _template(request, options, run_id, host)
+    division = Division(
+        jobs=request.jobs,
+        gpus_per_node=request.gpus_per_node,
+        limit_s=request.job_limit_s,
+        deadline_s=options.deadline,
+    )
+    jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
+    expected = {
+        job.job_id: Expected(versions=versions_here(), digest=digest_tests(job.tests, root)) for job in jobs
+    }
+    with _Stop(options.deadline) as stop:
+        _conduct_all(jobs, expected, request, launcher, book, stop)
+    _end(book, results, stop)
+    journal.close()
+    return fold(read_events(results / FILE_NAME))
+
+
+def check_nodes(nodes: int, capacity: Capacity) -> None:
+    """Refuse worlds that span more nodes than there are.
+
+    Raises:
+        NotEnoughDevices: so it is.
+    """
+    if nodes > capacity.nodes:
+        raise NotEnoughDevices(
+            f"--nodes {nodes}, and the pool has {capacity.nodes} nodes that work ({capacity.engine}): ask for fewer, "
+            "or for another partition"
+        )
+
+
+def remove_leftovers(launcher: Launcher) -> Sequence[str]:
+    """End what dead clients of this machine have left; returns the names."""
+    left = launcher.leftovers()
+    if left:
+        launcher.remove(left)
+    return left
+
+
+def host_of(capacity: Capacity, options: RunOptions, nodes: int) -> Host:
+    """The machine that tests are collected for: a node, not this one."""
+    device = options.device if options.device != "auto" else "cuda" if capacity.gpus_per_node else "cpu"
+    return Host(gpus=capacity.gpus_per_node, device=device, pool=capacity.nodes, nodes=nodes)
+
+
+def collect_for(host: Host, request: ClusterRequest) -> Collection:
+    """Collect here what the nodes will run.
+
+    Raises:
+        UsageError: pytest could not be started as asked.
+    """
+    with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
+        flags = {**request.flags, "results": folder}
+        extra = [*request.pytest_arguments, f"--disttest-host={msgspec.json.encode(host).decode()}"]
+        collection = collect_tests(resolve_targets(request.targets), flags, extra, Path(folder))
+    if collection.exit_code == ExitCode.USAGE:
+        raise UsageError(f"the tests could not be collected:\n{collection.output}")
+    return collection
+
+
+def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: Host) -> JobSpec:
+    flags = {**request.flags}
+    flags.pop("results", None)
+    if options.device == "auto":
+        flags["device"] = host.device
+    return JobSpec(
+        job_id="",
+        run_id=run_id,
+        kind=JobKind.LEASE,
+        shape=JobShape(nodes=1, ranks_per_node=1),
+        tests=(),
+        targets=request.targets,
+        limit_s=0.0,
+        flags=flags,
+        pytest_arguments=request.pytest_arguments,
+        environment=request.environment,
+        image=request.image,
+        directory=request.directory or str(Path.cwd()),
+        shared_dir=request.shared_dir,
+        collected_for=msgspec.json.encode(host).decode(),
+        ports=request.ports,
+    )
+
+
+def _begin(book: Book, collection: Collection, run_id: str) -> None:
+    book.event(
+        RunStarted(
+            at_s=book.now(),
+            run_id=run_id,
+            argv=tuple(sys.argv[1:]),
+            root=collection.root or str(Path.cwd()),
+            hardware=detect_machine().hardware(),
+            slots=0,
+            disttest=disttest.__version__,
+        )
+    )
+    for nodeid, message in collection.errors:
+        book.event(CollectionFailed(at_s=book.now(), nodeid=nodeid, message=message))
+    for test in collection.tests:
+        book.event(TestCollected(at_s=book.now(), test=test))
+
+
+def _conduct_all(
+    jobs: Sequence[JobSpec],
+    expected: dict[str, Expected],
+    request: ClusterRequest,
+    launcher: Launcher,
+    book: Book,
+    stop: _Stop,
+) -> None:
+    """Conduct the jobs, each in a thread: this process forks nothing but commands of the engine."""
+    if not jobs:
+        return
+    for job in jobs:
+        book.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
+    with ThreadPoolExecutor(max_workers=max(1, request.jobs), thread_name_prefix="job") as pool:
+        running = [
+            pool.submit(_conduct_one, job, expected[job.job_id], request.limits, launcher, book, stop)
+            for job in jobs
+        ]
+        while any(not each.done() for each in running):
+            stop.wait(_TICK_S)
+    for each in running:
+        each.result()
+
+
+def _conduct_one(
+    job: JobSpec, expected: Expected, limits: Limits, launcher: Launcher, book: Book, stop: _Stop
+) -> None:
+    kind: type[SpanningConductor | LeaseConductor] = (
+        SpanningConductor if job.kind is JobKind.WORLD else LeaseConductor
+    )
+    conductor: Conductor = kind(job, book, expected, limits, time.monotonic)
+    if why := stop():
+        conductor.close(EngineEnd(state=EngineState.CANCELLED, reason=why))
+        return
+    try:
+        run = launcher.start(job)
+    except DisttestError as error:
+        conductor.refuse(str(error))
+        conductor.close(EngineEnd(state=EngineState.REJECTED, reason=str(error)))
+        return
+    conduct(run, conductor, stop)
+
+
+def _end(book: Book, results: Path, stop: _Stop) -> None:
+    code, reason = _code(fold(read_events(results / FILE_NAME)), stop)
+    book.event(RunFinished(at_s=book.now(), exit_code=code, reason=reason))
+
+
+def _code(run: RunResult, stop: _Stop) -> tuple[int, str]:
+    if stop.signal is not None:
+        return 128 + stop.signal, stop()
+    if stop():
+        return ExitCode.DEADLINE, stop()
+    if run.collection_errors:
+        return ExitCode.INTERRUPTED, ""
+    if not run.tests:
+        return ExitCode.NOTHING_COLLECTED, ""
+    if not run.bad:
+        return ExitCode.PASSED, ""
+    infrastructure = all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad)
+    return ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.FAILED, ""
+
+
+class _Stop:
+    """Why the run must end now: a signal, or its deadline."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.signal: int | None = None
+        self._deadline_s = time.monotonic() + deadline_s if deadline_s else None
+        self._limit_s = deadline_s
+        self._event = threading.Event()
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        for signum in _CANCELLING:
+            self._before[signum] = signal.signal(signum, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            with contextlib.suppress(TypeError, ValueError):
+                signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def __call__(self) -> str:
+        if self.signal is not None:
+            return f"the run was cancelled by {signal_name(self.signal)}"
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            return f"the deadline of the run ({self._limit_s:g} s) passed"
+        return ""
+
+    def wait(self, limit_s: float) -> None:
+        self._event.wait(limit_s)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.signal = self.signal or number

@@ -1,0 +1,144 @@
+"""The part of a world that is on one node: its ranks, in step with those of the other nodes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from select import select
+from typing import Any
+
+from disttest.model import Outcome, TestResult
+from disttest.running.attempt import Attempt
+from disttest.running.protocol import (
+    Channel,
+    Dismiss,
+    EvidenceAgreed,
+    EvidenceReady,
+    NodeShare,
+    PeerFailed,
+    RankFailedFirst,
+    RunNext,
+    TestJudged,
+    WorldOrder,
+    WorldUp,
+)
+from disttest.running.seats import HANG_EVIDENCE_LIMIT_S
+from disttest.running.world import RankStarter, World
+
+AGREE_LIMIT_S = HANG_EVIDENCE_LIMIT_S + 2.0
+"""How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
+_TICK_S = 0.2
+
+
+class _SharedAttempt(Attempt):
+    """An attempt whose first failure is told to the other nodes."""
+
+    on_failure: Callable[[], None]
+
+    def note_failure(self, at_s: float) -> None:
+        """Remember the first failure, and pass it on if it happened here."""
+        first = self.failed_s is None
+        super().note_failure(at_s)
+        if first:
+            self.on_failure()
+
+    def note_peer_failure(self, at_s: float) -> None:
+        """A rank of another node has failed: the grace of the ranks here begins."""
+        super().note_failure(at_s)
+
+
+class ShareWorld(World):
+    """The supervisor of one node's ranks."""
+
+    def __init__(
+        self,
+        order: WorldOrder,
+        controller: Channel,
+        start_rank: RankStarter,
+        clock: Callable[[], float],
+        *,
+        listener: socket.socket | None,
+    ) -> None:
+        super().__init__(order, controller, start_rank, clock)
+        assert order.share is not None
+        self._share: NodeShare = order.share
+        self._rendezvous = listener
+        self._turns = 0
+        self._dismissed = False
+        self._agreed = False
+        self._ranks.on_evidence = self._wait_for_evidence
+
+    def _listen(self) -> socket.socket | None:
+        return self._rendezvous
+
+    def _own_ranks(self) -> range:
+        return range(self._share.first_rank, self._share.first_rank + self._share.ranks)
+
+    def _master_port(self, listener: socket.socket | None) -> int:
+        del listener
+        return self._share.port
+
+    def _start_ranks(self) -> None:
+        super()._start_ranks()
+        self._controller.send(WorldUp())
+
+    def _may_run(self, index: int) -> bool:
+        while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
+            self._ranks.wait(_TICK_S)
+        self._agreed = False
+        return self._turns > index
+
+    def _scratch(self, generation: int) -> Path:
+        shared = self._share.shared_dir
+        return Path(shared, f"shared-{generation}") if shared else super()._scratch(generation)
+
+    def _new_attempt(self, **given: Any) -> Attempt:
+        attempt = _SharedAttempt(**given)
+        attempt.on_failure = self._tell_failure
+        return attempt
+
+    def _tell_failure(self) -> None:
+        self._controller.send(RankFailedFirst())
+
+    def _on_order(self, message: object) -> None:
+        attempt = self._ranks.attempt
+        match message:
+            case RunNext():
+                self._turns += 1
+            case Dismiss():
+                self._dismissed = True
+            case EvidenceAgreed():
+                self._agreed = True
+            case PeerFailed() if isinstance(attempt, _SharedAttempt):
+                attempt.note_peer_failure(time.monotonic())
+            case _:
+                super()._on_order(message)
+
+    def _wait_for_evidence(self) -> None:
+        """Keep the ranks as they are until every node has asked its own: the end of one rank changes the others."""
+        self._controller.send(EvidenceReady())
+        deadline = time.monotonic() + AGREE_LIMIT_S
+        while not (self._agreed or self._reason or self._abandoned) and time.monotonic() < deadline:
+            self._wait_for_controller(deadline - time.monotonic())
+
+    def _wait_for_controller(self, limit_s: float) -> None:
+        if select([self._controller], [], [], max(0.0, limit_s))[0]:
+            self._on_controller()
+
+    def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
+        """Send the records up; who is to blame is judged where all of them are."""
+        del in_full
+        records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
+        result = TestResult(
+            nodeid=attempt.test.nodeid,
+            outcome=Outcome.ERROR,
+            attempt=attempt.number,
+            started_at_s=attempt.started_at_s,
+            duration_s=time.monotonic() - attempt.started_s,
+            message=attempt.cancelled,
+            ranks=records,
+            world_id=self._order.world_id,
+        )
+        self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))

@@ -1,0 +1,396 @@
+"""Slurm: one ``srun`` for each job, which queues, starts an agent on each node, and carries lines both ways.
+
+``srun`` and not ``sbatch``: its standard input and output reach every node without a shared file system, also
+while the controller is away, and an interactive allocation is never requeued. Every call is an argument list.
+"""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from disttest.cluster import slurm_words as words
+from disttest.cluster.agent_command import agent_command, travelling
+from disttest.cluster.job import NAME_PREFIX, JobSpec
+from disttest.cluster.launcher import (
+    TICK_S,
+    Capacity,
+    Changed,
+    Ended,
+    EngineEnd,
+    EngineState,
+    Idle,
+    Output,
+    RunDescription,
+    RunEvent,
+)
+from disttest.cluster.names import dead_names
+from disttest.cluster.pipes import Command, Line, PipedProcesses
+from disttest.cluster.wire import CancelJob, encode_order, is_ours
+from disttest.errors import EngineError
+from disttest.model import Frozen
+
+ASK_LIMIT_S = 10.0
+"""How long a question to the controller may take; it is one of many that keep it busy."""
+CANCEL_LIMIT_S = 8.0
+"""How long agents may take to end by themselves, before Slurm is told to end them."""
+KILL_LIMIT_S = 20.0
+"""From there on: how long srun may take."""
+FIRST_POLL_S = 1.0
+LONGEST_POLL_S = 30.0
+_COMPLAINTS_KEPT = 50
+_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
+class SlurmOptions(Frozen):
+    """How jobs are asked for."""
+
+    partition: str = ""
+    account: str = ""
+    extra: tuple[str, ...] = ()
+    """More arguments for srun, such as ``--qos=ci`` or ``--mem=64G``."""
+    container: str = ""
+    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
+    mounts: tuple[str, ...] = ()
+    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
+
+
+class SlurmRun:
+    """A job that was handed to Slurm."""
+
+    def __init__(self, job: JobSpec, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._job = job
+        self._ask = _Questions(environ)
+        self._processes = PipedProcesses([Command(argv, environ)])
+        self._seen = RunDescription(engine="slurm", engine_id="", name=job.name, state=EngineState.QUEUED)
+        self._complaints: list[str] = []
+        self._started = False
+        self._poll_s = FIRST_POLL_S
+        self._next_poll_s = time.monotonic() + FIRST_POLL_S
+        self._cancelled = ""
+        self._cancelled_s = 0.0
+        self._scancelled = False
+        self._verdict: EngineEnd | None = None
+
+    def events(self) -> Iterator[RunEvent]:
+        """Yield what happens."""
+        yield Changed(description=self._seen)
+        for line in self._processes.lines(TICK_S):
+            before = self._seen
+            self._keep_limits()
+            if line is not None:
+                yield from self._take(line)
+            else:
+                yield Idle()
+            if not self._started and time.monotonic() >= self._next_poll_s:
+                self._poll()
+            if self._seen != before:
+                yield Changed(description=self._seen)
+        yield Ended(end=self._end())
+
+    def send(self, line: bytes) -> None:
+        """Send a line to all agents."""
+        self._processes.send(line)
+
+    def cancel(self, reason: str) -> None:
+        """Tell the agents, or the queue if there are none yet."""
+        if self._cancelled:
+            return
+        self._cancelled, self._cancelled_s = reason, time.monotonic()
+        self.send(encode_order(CancelJob(reason=reason)))
+        if not self._started:
+            self._scancel()
+
+    def describe(self) -> RunDescription:
+        """What is known of it."""
+        return self._seen
+
+    def _take(self, line: Line) -> Iterator[RunEvent]:
+        if line.error:
+            text = line.text.decode("utf-8", "replace")
+            self._complaints = [*self._complaints, text][-_COMPLAINTS_KEPT:]
+            return
+        if is_ours(line.text) and not self._started:
+            self._started = True
+            self._seen = _replace(self._seen, state=EngineState.RUNNING, reason="")
+        yield Output(line=line.text)
+
+    def _poll(self) -> None:
+        """Ask the queue, ever less often: a thousand waiting jobs must not keep the controller busy."""
+        self._poll_s = min(LONGEST_POLL_S, self._poll_s * 1.5)
+        line = self._ask.queue_line(self._job.name)
+        self._next_poll_s = time.monotonic() + self._poll_s
+        if line is None:
+            # Not in the queue, and srun lives: it has not been accepted yet (a full queue makes srun wait).
+            waiting = next((text for text in map(words.clean, reversed(self._complaints)) if text), "")
+            self._seen = _replace(self._seen, reason=waiting or self._seen.reason)
+            return
+        self._seen = _replace(
+            self._seen,
+            engine_id=line.job_id,
+            state=line.state if not line.state.is_over else self._seen.state,
+            reason=line.reason if line.state is EngineState.QUEUED else "",
+            nodes=(line.nodes,) if line.nodes else (),
+        )
+        self._verdict = words.stuck(line)
+        if self._verdict is not None:
+            self.cancel(str(self._verdict))
+
+    def _keep_limits(self) -> None:
+        if not self._cancelled_s:
+            return
+        waited_s = time.monotonic() - self._cancelled_s
+        if waited_s > CANCEL_LIMIT_S and not self._scancelled:
+            self._scancel()
+        if self._scancelled and waited_s > KILL_LIMIT_S:
+            self._processes.signal(signal.SIGKILL)
+
+    def _scancel(self) -> None:
+        self._scancelled = True
+        self._ask.cancel([self._job.name])
+        # While it waits for an allocation, srun takes a signal as the end; afterwards it hands it on to the agents.
+        self._processes.signal(signal.SIGTERM)
+
+    def _end(self) -> EngineEnd:
+        (code,) = self._processes.codes()
+        if self._verdict is not None:
+            return _replace_end(self._verdict, code)
+        if self._cancelled:
+            return EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled, exit_code=code)
+        seen = self._ask.final_line(self._job.name)
+        return words.end_of(seen, self._complaints, code, started=self._started)
+
+
+class _Questions:
+    """Short calls of Slurm's commands; a controller that does not answer is no answer, never an exception."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def queue_line(self, name: str, *, finished: bool = False) -> words.QueueLine | None:
+        states = ["--states=all"] if finished else []
+        said = self.ask(["squeue", "-h", *states, f"--name={name}", "-o", words.SQUEUE_FORMAT])
+        lines = words.parse_queue(said.stdout) if said is not None and said.returncode == 0 else ()
+        return lines[-1] if lines else None
+
+    def final_line(self, name: str) -> words.QueueLine | None:
+        """The job after its end; the controller may need a moment to notice."""
+        deadline = time.monotonic() + 3.0
+        while True:
+            line = self.queue_line(name, finished=True)
+            if line is None or line.state.is_over or time.monotonic() > deadline:
+                return line
+            time.sleep(0.1)
+
+    def cancel(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.ask(["scancel", "--quiet", f"--user={getpass.getuser()}", f"--name={name}"])
+
+    def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+        try:
+            return subprocess.run(
+                list(argv),
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ASK_LIMIT_S,
+                check=False,
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            return None
+
+
+class SlurmLauncher:
+    """Slurm, by its own commands on this machine."""
+
+    name = "slurm"
+
+    def __init__(
+        self, environ: Mapping[str, str], options: SlurmOptions | None = None, *, command: Sequence[str] = ()
+    ) -> None:
+        # A client that runs inside an allocation asks for jobs of its own, not for steps in that allocation.
+        self._environ = {
+            name: value
+            for name, value in environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_", "SRUN_")) or name in _KEPT_VARIABLES
+        }
+        self._options = options or SlurmOptions()
+        self._command = tuple(command)
+        self._ask = _Questions(self._environ)
+
+    def capacity(self) -> Capacity:
+        """What its nodes have.
+
+        Raises:
+            EngineError: Slurm is not installed or not reachable, too old, or the partition does not exist.
+        """
+        engine = self._say(["srun", "--version"]).strip()
+        words.parse_version(engine)
+        partition = self._options.partition
+        if partition:
+            self._say(["scontrol", "show", "partition", partition])
+        where = [f"--partition={partition}"] if partition else []
+        return words.parse_capacity(self._say(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), engine)
+
+    def start(self, job: JobSpec) -> SlurmRun:
+        """Hand a job to Slurm.
+
+        Raises:
+            EngineError: srun is not installed.
+        """
+        passed = travelling(job, self._environ)
+        argv = srun_arguments(job, self._options, sorted(passed), self._command)
+        try:
+            return SlurmRun(job, argv, {**self._environ, **passed})
+        except OSError as error:
+            raise _not_installed("srun", error) from error
+
+    def leftovers(self) -> Sequence[str]:
+        """Names of our user's jobs whose client ran on this machine and is dead."""
+        return dead_names(self.every_name())
+
+    def remove(self, names: Sequence[str]) -> None:
+        """End jobs by name."""
+        self._ask.cancel(names)
+
+    def every_name(self) -> Sequence[str]:
+        """Names of all jobs of disttest that our user has with Slurm."""
+        said = self._ask.ask(["squeue", "-h", f"--user={getpass.getuser()}", "-o", "%j"])
+        lines = said.stdout.splitlines() if said is not None and said.returncode == 0 else []
+        return [name for name in map(str.strip, lines) if name.startswith(NAME_PREFIX)]
+
+    def _say(self, argv: Sequence[str]) -> str:
+        """Ask, and raise what comes back instead of an answer."""
+        try:
+            said = subprocess.run(
+                list(argv),
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * ASK_LIMIT_S,
+                check=False,
+            )
+        except OSError as error:
+            raise _not_installed(argv[0], error) from error
+        except subprocess.TimeoutExpired:
+            raise EngineError(
+                f"Slurm does not answer: {shlex.join(argv)} took more than {2 * ASK_LIMIT_S:g} s. "
+                "scontrol ping says whether its controller lives"
+            ) from None
+        if said.returncode:
+            complaint = (
+                "; ".join(filter(None, map(words.clean, said.stderr.splitlines()))) or said.stdout.strip()
+            )
+            raise EngineError(f"Slurm says: {complaint} ({shlex.join(argv)})")
+        return said.stdout
+
+
+def srun_arguments(
+    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str] = ()
+) -> list[str]:
+    """The command line of a job. ``--no-requeue`` is sbatch's: what srun allocates is never requeued."""
+    shape = job.shape
+    argv = [
+        "srun",
+        f"--job-name={job.name}",
+        f"--nodes={shape.nodes}",
+        f"--ntasks={shape.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={shape.ranks_per_node}",
+        f"--time={max(1, math.ceil(job.limit_s / 60))}",
+        "--input=all",
+        "--kill-on-bad-exit=0",
+        # Agents of the other nodes are to tell what they know when one node is lost.
+        "--no-kill",
+        f"--export={','.join(variables)}",
+    ]
+    if shape.gpus_per_node:
+        argv.append(f"--gres=gpu:{shape.gpus_per_node}")
+    if options.partition:
+        argv.append(f"--partition={options.partition}")
+    if options.account:
+        argv.append(f"--account={options.account}")
+    if job.directory and not job.image:
+        argv.append(f"--chdir={job.directory}")
+    return [*argv, *options.extra, *_agent(job, options, variables, command)]
+
+
+def _agent(
+    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """The agent's command line: plain, by pyxis (srun's own options), or as the command of ``docker run``."""
+    if not job.image:
+        return list(command or agent_command())
+    agent = list(command) or ["disttest", "node-agent"]
+    directory = job.directory or os.getcwd()  # noqa: PTH109  # as a string, as it is
+    if options.container == "pyxis":
+        mounts = ",".join(_mount(mount) for mount in (directory, *options.mounts))
+        return [
+            f"--container-image={job.image}",
+            f"--container-mounts={mounts}",
+            f"--container-workdir={directory}",
+            "--no-container-mount-home",
+            *agent,
+        ]
+    volumes = [f"--volume={_mount(mount)}" for mount in (directory, *options.mounts)]
+    inside = [
+        name
+        for name in variables
+        if name not in ("PATH", "PYTHONPATH", "HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    ]
+    given = [*inside, "CUDA_VISIBLE_DEVICES", *_SLURM_VARIABLES]
+    return [
+        "docker",
+        "run",
+        "--rm",
+        "--interactive",
+        "--init",
+        "--network=host",
+        "--shm-size=8g",
+        "--ulimit=memlock=-1",
+        *(["--gpus=all"] if job.shape.gpus_per_node else []),
+        f"--label=io.disttest.job={job.name}",
+        *volumes,
+        f"--workdir={directory}",
+        *(f"--env={name}" for name in given),
+        job.image,
+        *(agent[1:] if not command else agent),
+    ]
+
+
+_SLURM_VARIABLES = (
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURMD_NODENAME",
+    "SLURM_LAUNCH_NODE_IPADDR",
+)
+
+
+def _mount(text: str) -> str:
+    return text if ":" in text else f"{text}:{text}"
+
+
+def _not_installed(command: str, error: OSError) -> EngineError:
+    return EngineError(
+        f"{command} can not be run here ({error.strerror}): --launcher slurm needs Slurm's client commands "
+        "on the machine that submits (Debian: slurm-client)"
+    )
+
+
+def _replace(seen: RunDescription, **changes: object) -> RunDescription:
+    return RunDescription(**{**{name: getattr(seen, name) for name in seen.__struct_fields__}, **changes})
+
+
+def _replace_end(end: EngineEnd, code: int | None) -> EngineEnd:
+    return EngineEnd(state=end.state, reason=end.reason, advice=end.advice, exit_code=code)

@@ -1,0 +1,251 @@
+"""What Slurm says, and what that means: its output in ``-o`` formats, its states, reasons and complaints. Pure.
+
+Formats are ours to choose and have not changed in a decade; ``--json`` differs between releases, and what
+``sacct`` knows needs accounting, which small clusters do not have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from disttest.cluster.launcher import Capacity, EngineEnd, EngineState
+from disttest.errors import EngineError
+from disttest.model import Frozen
+
+OLDEST = (20, 11)
+"""The oldest release whose ``srun`` has all that is asked of it."""
+
+SQUEUE_FORMAT = "%i|%T|%r|%N"
+SINFO_FORMAT = "%D|%G|%c|%t"
+
+_STATES = {
+    "PENDING": EngineState.QUEUED,
+    "CONFIGURING": EngineState.QUEUED,
+    "REQUEUED": EngineState.QUEUED,
+    "RUNNING": EngineState.RUNNING,
+    "COMPLETING": EngineState.RUNNING,
+    "SUSPENDED": EngineState.RUNNING,
+    "COMPLETED": EngineState.COMPLETED,
+    "FAILED": EngineState.COMPLETED,  # an exit code, which decides nothing
+    "CANCELLED": EngineState.CANCELLED,
+    "REVOKED": EngineState.CANCELLED,
+    "TIMEOUT": EngineState.TIME_LIMIT,
+    "DEADLINE": EngineState.TIME_LIMIT,
+    "NODE_FAIL": EngineState.NODE_LOST,
+    "BOOT_FAIL": EngineState.NODE_LOST,
+    "PREEMPTED": EngineState.PREEMPTED,
+    "OUT_OF_MEMORY": EngineState.OUT_OF_MEMORY,
+}
+
+_NEVER = {
+    "PartitionNodeLimit": "the partition does not let one job have so many nodes: ask for fewer (--nodes)",
+    "PartitionTimeLimit": "the partition's longest time is shorter: give a smaller --job-limit",
+    "BadConstraints": "no node can ever satisfy the request: ask for fewer GPUs or ranks on each node",
+    "AccountNotAllowed": "the partition is not for this account: name another one with --account or --partition",
+    "InvalidAccount": "name an account that exists with --account (sacctmgr show associations)",
+    "InvalidQOS": "the account has no such quality of service",
+    "QOSNotAllowed": "the partition is not for this quality of service",
+    "AssocMaxNodePerJobLimit": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
+    "QOSMaxNodePerJobLimit": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
+    "QOSMaxGRESPerJob": "the account may not have so many GPUs in one job",
+    "DependencyNeverSatisfied": "it waits for a job that has failed",
+}
+"""Reasons for which a job waits for ever."""
+
+_HELD = {
+    "JobHeldUser": "somebody holds it: scontrol release it, or find out who",
+    "JobHeldAdmin": "an administrator holds it: ask them",
+    "launch failed requeued held": "its nodes could not start it: ask an administrator",
+    "PartitionDown": "the partition takes no jobs now: name another one with --partition",
+    "PartitionInactive": "the partition takes no jobs now: name another one with --partition",
+}
+
+_WORDS: tuple[tuple[str, EngineState, str], ...] = (
+    (
+        r"DUE TO TIME LIMIT",
+        EngineState.TIME_LIMIT,
+        "Give it longer with --job-limit, or its tests shorter time limits",
+    ),
+    (
+        r"DUE TO PREEMPTION|PREEMPTED",
+        EngineState.PREEMPTED,
+        "Another job had a right to its nodes: run it again",
+    ),
+    (
+        r"NODE FAIL|[Nn]ode failure|Socket timed out|Unable to confirm allocation|Zero Bytes were transmitted|DUE TO NODE",
+        EngineState.NODE_LOST,
+        "A node is broken or out of reach (sinfo -R): run it again without that node",
+    ),
+    (
+        r"oom[-_ ]kill|[Oo]ut [Oo]f [Mm]emory",
+        EngineState.OUT_OF_MEMORY,
+        "Give the job more memory (--engine-args='--mem=…')",
+    ),
+    (
+        r"Invalid partition|invalid partition",
+        EngineState.REJECTED,
+        "Name a partition that exists with --partition (sinfo -o %P)",
+    ),
+    (
+        r"Invalid account",
+        EngineState.REJECTED,
+        "Name an account that exists with --account (sacctmgr show associations)",
+    ),
+    (
+        r"node configuration is not available|More processors requested|Invalid generic resource|Node count spec",
+        EngineState.REJECTED,
+        "No node has so many GPUs or processors, or there are not so many nodes: see sinfo -N -o '%N %G %c'",
+    ),
+    (r"[Tt]ime limit", EngineState.REJECTED, "Give a smaller --job-limit"),
+    (
+        r"Unable to contact slurm controller|configuration source|Unable to connect|fetch_config",
+        EngineState.UNREACHABLE,
+        "Slurm's controller does not answer: scontrol ping says more",
+    ),
+    (
+        r"[Ii]nvalid user|munge|[Aa]uthentication|Protocol auth",
+        EngineState.UNREACHABLE,
+        "See munge -n | unmunge",
+    ),
+    (r"Force Terminated|CANCELLED|[Cc]ancel", EngineState.CANCELLED, ""),
+    (r"Unable to allocate|Unable to create step", EngineState.REJECTED, "Slurm refuses the job as it stands"),
+)
+
+
+class QueueLine(Frozen):
+    """A job as ``squeue`` shows it."""
+
+    job_id: str
+    state: EngineState
+    reason: str
+    nodes: str
+
+
+def parse_queue(text: str) -> tuple[QueueLine, ...]:
+    """Read ``squeue -h -o`` in our format; what can not be read is left out."""
+    lines = []
+    for line in text.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) == 4 and parts[1] in _STATES:
+            reason = "" if parts[2] in ("None", "(null)") else parts[2]
+            lines.append(QueueLine(job_id=parts[0], state=_STATES[parts[1]], reason=reason, nodes=parts[3]))
+    return tuple(lines)
+
+
+def stuck(line: QueueLine) -> EngineEnd | None:
+    """Why a queued job will not start, if it is one of the reasons that do not pass; None: wait."""
+    if line.state is not EngineState.QUEUED:
+        return None
+    for table, state in ((_NEVER, EngineState.REJECTED), (_HELD, EngineState.HELD)):
+        advice = next((text for reason, text in table.items() if line.reason.startswith(reason)), None)
+        if advice is not None:
+            return EngineEnd(
+                state=state, reason=f"Slurm keeps it waiting ({line.reason})", advice=_sentence(advice)
+            )
+    return None
+
+
+def end_of(
+    seen: QueueLine | None, complaints: Iterable[str], exit_code: int | None, *, started: bool
+) -> EngineEnd:
+    """How a job ended: the queue's last word where it has one, else what ``srun`` complained of.
+
+    Args:
+        seen: the job in the queue, after its end; None when Slurm did not say.
+        complaints: what srun wrote to its standard error.
+        exit_code: of srun.
+        started: whether an agent was ever heard.
+    """
+    words = [clean(line) for line in complaints if clean(line)]
+    state, advice, reason = _by_words(words)
+    if seen is not None and seen.state.is_over and seen.state is not EngineState.COMPLETED:
+        kept = state if seen.state is EngineState.CANCELLED and state is not None else seen.state
+        detail = reason or seen.reason
+        return EngineEnd(state=kept, reason=detail, advice=advice or _advice_for(kept), exit_code=exit_code)
+    if state is not None and (exit_code or not started):
+        return EngineEnd(state=state, reason=reason, advice=advice, exit_code=exit_code)
+    if seen is None and exit_code:
+        return EngineEnd(
+            state=EngineState.UNREACHABLE if not started else EngineState.COMPLETED,
+            reason=words[-1] if words else f"srun ended with {exit_code}",
+            exit_code=exit_code,
+        )
+    return EngineEnd(state=EngineState.COMPLETED, reason=words[-1] if words else "", exit_code=exit_code)
+
+
+def _by_words(words: list[str]) -> tuple[EngineState | None, str, str]:
+    for pattern, state, advice in _WORDS:
+        said = next((word for word in words if re.search(pattern, word)), None)
+        if said is not None:
+            return state, advice, said
+    return None, "", ""
+
+
+def _advice_for(state: EngineState) -> str:
+    return next((advice for _, known, advice in _WORDS if known is state), "")
+
+
+def clean(line: str) -> str:
+    """A complaint without the program's name, and without what only repeats that a step ended."""
+    text = re.sub(
+        r"^(srun|slurmstepd|scancel|sinfo|scontrol|squeue): (error: |fatal: |Warning: )?", "", line.strip()
+    )
+    noise = r"^(Job step aborted|job \d+ (queued|has been allocated)|launch/slurm: _step|Terminating StepId)"
+    return "" if re.match(noise, text) else text
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """``(22, 5)`` from ``slurm-wlm 22.05.8``.
+
+    Raises:
+        EngineError: that is no version, or too old.
+    """
+    match = re.search(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise EngineError(f"srun --version says {text.strip()!r}, which is no version of Slurm")
+    version = int(match[1]), int(match[2])
+    if version < OLDEST:
+        raise EngineError(
+            f"this is {text.strip()}; disttest needs Slurm {OLDEST[0]}.{OLDEST[1]:02} or newer on the machine that submits"
+        )
+    return version
+
+
+def parse_capacity(text: str, engine: str) -> Capacity:
+    """Read ``sinfo -h -o`` in our format: the largest set of equal nodes that work, most GPUs first.
+
+    Raises:
+        EngineError: there is none.
+    """
+    counts: dict[tuple[int, int], int] = {}
+    for line in text.splitlines():
+        parts = line.strip().split("|")
+        if len(parts) != 4 or not parts[0].isdigit() or not _works(parts[3]):
+            continue
+        kind = _gpus(parts[1]), int(re.sub(r"\D.*", "", parts[2]) or 1)
+        counts[kind] = counts.get(kind, 0) + int(parts[0])
+    if not counts:
+        raise EngineError("Slurm has no node there that works: sinfo -R says why")
+    gpus = max(gpus for gpus, _ in counts)
+    same = {kind: count for kind, count in counts.items() if kind[0] == gpus}
+    return Capacity(
+        nodes=sum(same.values()),
+        gpus_per_node=gpus,
+        cpus_per_node=min(cpus for _, cpus in same),
+        engine=engine,
+    )
+
+
+def _works(state: str) -> bool:
+    bad = ("down", "drain", "drng", "fail", "maint", "unk", "boot", "power", "pow_dn", "inval")
+    return not state.startswith(bad) and not state.endswith(("*", "$"))
+
+
+def _gpus(gres: str) -> int:
+    """GPUs in a node's generic resources: ``gpu:2``, ``gpu:a100:8(S:0-1)``, ``craynetwork:4,gpu:4``."""
+    return sum(int(match[1]) for match in re.finditer(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,255 @@
+"""Conducts the worlds of a job that spans nodes: all nodes in step, one verdict from the records of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from disttest.cluster.book import Book
+from disttest.cluster.conductor import Conductor, Expected, Limits
+from disttest.cluster.job import JobSpec
+from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.verdict import ShareRecord, judge_shares, refuse
+from disttest.cluster.wire import (
+    CloseWorld,
+    EndShare,
+    EvidenceComplete,
+    EvidenceTaken,
+    FinishJob,
+    FromNode,
+    JoinWorld,
+    Listening,
+    OpenWorld,
+    RankFailed,
+    RunShare,
+    ShareDone,
+    ShareEnded,
+    ShareUp,
+)
+from disttest.model import RankRecord, TestResult
+from disttest.running.protocol import Message
+
+
+class SpanningConductor(Conductor):
+    """A world at a time, a test at a time: each step when every node has taken the one before."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        book: Book,
+        expected: Expected,
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(job, book, expected, limits, clock)
+        self._worlds = [list(tests) for tests in job.worlds]
+        self._number = 0
+        self._world_s: float | None = None
+        """When the current world was opened; None while there is none."""
+        self._up: set[int] = set()
+        self._gone: set[int] = set()
+        self._test: int | None = None
+        self._test_s = 0.0
+        self._told_failure = False
+        self._evidence: set[int] = set()
+        self._shares: dict[int, dict[int, ShareRecord]] = {}
+        self._healthy = True
+        self._lost: EngineEnd | None = None
+        """Why a node's ranks left no record of the running test, where its supervisor died."""
+        self._judged: dict[int, TestResult] = {}
+
+    def on_all_ready(self) -> Sequence[Message]:
+        """Begin."""
+        return self._open_next()
+
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """One step."""
+        match message:
+            case Listening(address=address, port=port):
+                return self._join(address, port)
+            case ShareUp():
+                self._up.add(node)
+                return self._run_next() if self._all(self._up) and self._test is None else ()
+            case RankFailed(test=test):
+                return self._on_failure(test)
+            case EvidenceTaken(test=test):
+                return self._on_evidence(node, test)
+            case ShareDone():
+                return self._on_share(node, message)
+            case ShareEnded():
+                return self._on_ended(node, message)
+        return ()
+
+    # --- worlds
+
+    def _open_next(self) -> Sequence[Message]:
+        while self._worlds and not self._worlds[0]:
+            self._worlds.pop(0)
+        if not self._worlds:
+            return (FinishJob(),)
+        self._number += 1
+        self._world_s = self._clock()
+        self._up, self._gone, self._healthy, self._test = set(), set(), True, None
+        return (OpenWorld(world=self._number),)
+
+    def _join(self, address: str, port: int) -> Sequence[Message]:
+        tests = tuple(self._worlds[0])
+        shape = self.job.tests[tests[0]].world
+        assert shape is not None
+        slots = tuple(
+            f"{host}/{shape.device}:{slot}" for host in self.hosts() for slot in range(shape.ranks_per_node)
+        )
+        self._book.world_started(self._world_id, shape, slots)
+        return (JoinWorld(world=self._number, tests=tests, address=address, port=port),)
+
+    @property
+    def _world_id(self) -> str:
+        return f"{self.job.job_id}.w{self._number}"
+
+    def _on_ended(self, node: int, message: ShareEnded) -> Sequence[Message]:
+        self._gone.add(node)
+        for note in message.notes:
+            self._book.noted(f"world {self._world_id} on node {self._name(node)}: {note}")
+        if message.failure:
+            self._book.noted(message.failure)
+            return self._lose_share(node, message.failure)
+        if not self._all(self._gone):
+            return ()
+        self._world_s = None
+        self._book.world_ended(self._world_id)
+        return self._open_next()
+
+    def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
+        """The supervisor of a node's ranks died: its ranks leave no record, the others are told to stop."""
+        self._healthy = False
+        self._lost = EngineEnd(state=EngineState.RUNNING, reason=failure)
+        orders: list[Message] = []
+        if self._test is not None and self._test not in self._judged:
+            orders += self._on_failure(self._test)
+            nodeid = self.job.tests[self._test].nodeid
+            lost = ShareRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
+            self._shares.setdefault(self._test, {})[node] = lost
+            orders += self._judge_if_complete(self._test)
+        elif not self._all(self._up) and self._worlds[0]:
+            # It never came to a test. The next one is blamed, so that no job starts worlds for ever.
+            number = self._worlds[0].pop(0)
+            self._judge(number, refuse(self.job.tests[number], failure, at_s=self._book.now()))
+            orders.append(CloseWorld(world=self._number))
+        if self._all(self._gone):
+            self._world_s = None
+            self._book.world_ended(self._world_id, failure)
+            orders += self._open_next()
+        return orders
+
+    # --- tests
+
+    def _run_next(self) -> Sequence[Message]:
+        if not self._worlds[0] or not self._healthy:
+            self._test = None
+            return (CloseWorld(world=self._number),)
+        self._test = self._worlds[0].pop(0)
+        self._test_s = self._clock()
+        self._told_failure = False
+        self._lost = None
+        self._evidence = set()
+        self._book.test_started(self.job.tests[self._test], self._world_id)
+        return (RunShare(test=self._test),)
+
+    def _on_failure(self, test: int) -> Sequence[Message]:
+        if test != self._test or self._told_failure:
+            return ()
+        self._told_failure = True
+        return (EndShare(test=test),)
+
+    def _on_evidence(self, node: int, test: int) -> Sequence[Message]:
+        if test == self._test:
+            self._evidence.add(node)
+        return self._agree(test)
+
+    def _agree(self, test: int) -> Sequence[Message]:
+        """When every node has its evidence, the ranks may be ended; a node that is done keeps nobody waiting."""
+        if test != self._test or not self._evidence:
+            return ()
+        finished = set(self._shares.get(test, {}))
+        return (EvidenceComplete(test=test),) if self._all(self._evidence | finished | self._gone) else ()
+
+    def _on_share(self, node: int, message: ShareDone) -> Sequence[Message]:
+        test = self.job.tests[message.test]
+        offset_s = self._offsets_s.get(node, 0.0)
+        record = ShareRecord(
+            nodeid=test.nodeid,
+            node=node,
+            host=self._name(node),
+            ranks=tuple(_on_our_clock(rank, offset_s) for rank in message.ranks),
+            started_at_s=message.started_at_s + offset_s,
+            duration_s=message.duration_s,
+        )
+        self._shares.setdefault(message.test, {})[node] = record
+        self._healthy = self._healthy and message.healthy
+        if message.test in self._judged:  # a rank died after its test was judged
+            self._judge(message.test, self._verdict(message.test, None))
+            return ()
+        return [*self._agree(message.test), *self._judge_if_complete(message.test)]
+
+    def _judge_if_complete(self, test: int) -> Sequence[Message]:
+        if not self._all(set(self._shares.get(test, {}))) or test in self._judged:
+            return ()
+        self._judge(test, self._verdict(test, self._lost))
+        return self._run_next()
+
+    def _verdict(self, number: int, end: EngineEnd | None) -> TestResult:
+        return judge_shares(
+            self.job.tests[number],
+            tuple(self._shares.get(number, {}).values()),
+            end,
+            job_id=self._world_id,
+            hosts=self.hosts(),
+        )
+
+    def _judge(self, number: int, result: TestResult) -> None:
+        if not result.started_at_s:
+            result = msgspec.structs.replace(result, started_at_s=self._book.now())
+        self._judged[number] = result
+        self._book.test_finished(result)
+
+    # --- the end
+
+    def check_progress(self, now_s: float) -> None:
+        """A test that is over on no node long after its limit: somebody does not answer, and still says it lives."""
+        limits = self._limits
+        if self._test is not None and self._test not in self._judged:
+            limit_s = self.job.tests[self._test].timeout_s + limits.overrun_s
+            if now_s - self._test_s > limit_s:
+                late = [
+                    node
+                    for node in range(self.job.shape.nodes)
+                    if node not in self._shares.get(self._test, {})
+                ]
+                names = ", ".join(self._name(node) for node in late)
+                self.fail(EngineState.NODE_LOST, f"node {names} did not end the test within {limit_s:g} s")
+        elif self._world_s is not None and not self._all(self._up) and now_s - self._world_s > limits.start_s:
+            self.fail(EngineState.NODE_LOST, f"the ranks were not up on all nodes after {limits.start_s:g} s")
+
+    def settle(self, end: EngineEnd) -> None:
+        """Every test that has no verdict gets one: from the records that are there, and the engine's word."""
+        if self._world_s is not None and self._number:
+            self._book.world_ended(self._world_id, str(end))
+        for number, test in enumerate(self.job.tests):
+            if number in self._judged:
+                continue
+            if self.refusal:
+                self._judge(number, refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
+            elif number not in self._shares and number != self._test:
+                message = f"did not start: its job ended before: {end}"
+                self._judge(number, refuse(test, message, at_s=self._book.now()))
+            else:
+                self._judge(number, self._verdict(number, end))
+
+    def _all(self, nodes: set[int]) -> bool:
+        return len(nodes) == self.job.shape.nodes
+
+
+def _on_our_clock(record: RankRecord, offset_s: float) -> RankRecord:
+    collectives = tuple(msgspec.structs.replace(c, at_s=c.at_s + offset_s) for c in record.collectives)
+    return msgspec.structs.replace(record, collectives=collectives)

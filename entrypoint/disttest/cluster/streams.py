@@ -1,0 +1,40 @@
+"""What leaves a node besides verdicts: the logs of its ranks, capped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from disttest.cluster.wire import LogText
+from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.running.protocol import clean_text
+
+LIMIT = 512 * 1024
+"""Bytes of one rank's log of one test that travel, of ranks that failed or were ended: head and tail."""
+GREEN_LIMIT = 32 * 1024
+"""The same of a rank that passed or skipped."""
+
+
+def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
+    """The logs of these ranks; a log that is empty or missing is left out."""
+    for record in ranks:
+        path = results / record.log
+        if record.log and path.is_file():
+            green = record.end is RankEnd.REPORTED and record.outcome in (Outcome.PASSED, Outcome.SKIPPED)
+            text = read_capped(path, GREEN_LIMIT if green else LIMIT)
+            if text:
+                yield LogText(path=record.log, text=text)
+
+
+def read_capped(path: Path, limit: int) -> str:
+    """A file as text; of one that is too long the head and the tail, with a mark between."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= limit:
+            return clean_text(file.read().decode("utf-8", "replace"))
+        head = file.read(limit // 2)
+        file.seek(-(limit // 2), 2)
+        tail = file.read()
+    cut = size - 2 * (limit // 2)
+    mark = f"\n\n[disttest: {cut} bytes stayed on the node]\n\n"
+    return clean_text(head.decode("utf-8", "replace") + mark + tail.decode("utf-8", "replace"))

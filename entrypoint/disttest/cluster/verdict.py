@@ -1,0 +1,225 @@
+"""From the records of all nodes, and the engine's word on how the job ended, to one verdict for each test. Pure.
+
+A test passes only if every rank that it owes has a green record. A rank without a record is an error of the
+infrastructure, which carries the engine's reason. The engine's exit code decides nothing: ``srun`` returned 0 in
+three of eight trials in which a node was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from disttest.cluster.job import JobSpec
+from disttest.cluster.launcher import EngineEnd
+from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.results.verdict import SYMPTOM, judge
+
+_MOST_NODES_NAMED = 8
+_DEATHS = (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
+
+
+class ShareRecord(Frozen):
+    """What one node's ranks did in a test."""
+
+    nodeid: str
+    node: int
+    host: str
+    ranks: tuple[RankRecord, ...]
+    started_at_s: float = 0.0
+    """On the client's clock."""
+    duration_s: float = 0.0
+
+
+def verdict(
+    job: JobSpec, records: Iterable[ShareRecord], end: EngineEnd | None, *, hosts: Sequence[str] = ()
+) -> tuple[TestResult, ...]:
+    """Judge every test of a job.
+
+    Args:
+        job: what was to run.
+        records: what came from the nodes, in any order; a later one of a node and test replaces an earlier one.
+        end: how the job ended; None while it has not, which leaves a rank without a record unexplained.
+        hosts: names of the nodes, in order, as far as they are known.
+    """
+    by_test: dict[str, dict[int, ShareRecord]] = {test.nodeid: {} for test in job.tests}
+    for record in records:
+        by_test.setdefault(record.nodeid, {})[record.node] = record
+    return tuple(
+        judge_shares(test, tuple(by_test[test.nodeid].values()), end, job_id=job.job_id, hosts=hosts)
+        for test in job.tests
+    )
+
+
+def judge_shares(
+    test: TestCase,
+    shares: Sequence[ShareRecord],
+    end: EngineEnd | None,
+    *,
+    job_id: str = "",
+    hosts: Sequence[str] = (),
+    attempt: int = 1,
+) -> TestResult:
+    """Judge one test that spans nodes."""
+    assert test.world is not None
+    by_rank = {
+        record.rank: msgspec.structs.replace(record, node=share.host)
+        for share in shares
+        for record in share.ranks
+    }
+    present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
+    missing = [rank for rank in range(test.world.size) if rank not in by_rank]
+    started_at_s = min((share.started_at_s for share in shares), default=0.0)
+    duration_s = max((share.duration_s for share in shares), default=0.0)
+    if missing:
+        return _without(
+            test,
+            present,
+            missing,
+            end,
+            started_at_s=started_at_s,
+            duration_s=duration_s,
+            hosts=hosts,
+            attempt=attempt,
+        )
+    result = judge(
+        test,
+        _settle_hang(present, test.timeout_s),
+        attempt=attempt,
+        started_at_s=started_at_s,
+        duration_s=duration_s,
+        world_id=job_id,
+    )
+    return _name_nodes(result)
+
+
+def refuse(test: TestCase, message: str, *, at_s: float = 0.0) -> TestResult:
+    """A test that a machine, and not its own doing, kept from running."""
+    return TestResult(
+        nodeid=test.nodeid,
+        outcome=Outcome.ERROR,
+        cause=Cause.INFRASTRUCTURE,
+        started_at_s=at_s,
+        message=message,
+    )
+
+
+def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
+    """A lease's own verdict, held against its records: green needs a green record of every rank."""
+    if (
+        test.world is None
+        or result.outcome.is_bad
+        or result.outcome is Outcome.SKIPPED
+        or not _wants_ranks(test)
+    ):
+        return result
+    green = {r.rank for r in result.ranks if r.end is RankEnd.REPORTED and r.outcome and not r.outcome.is_bad}
+    missing = sorted(set(range(test.world.size)) - green)
+    if not missing or result.outcome is not Outcome.PASSED:
+        return result
+    message = f"reported as passed, but {_ranks(missing)} of {test.world.size} left no green record"
+    return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)
+
+
+def _wants_ranks(test: TestCase) -> bool:
+    return test.kind == "ranks"
+
+
+def _without(
+    test: TestCase,
+    present: Sequence[RankRecord],
+    missing: Sequence[int],
+    end: EngineEnd | None,
+    *,
+    started_at_s: float,
+    duration_s: float,
+    hosts: Sequence[str],
+    attempt: int,
+) -> TestResult:
+    """Some ranks left no record: the machine's fault, whatever the others say."""
+    size = test.world.size if test.world else 0
+    why = str(end) if end is not None else "their node went silent"
+    message = f"{_ranks(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
+    if len(missing) == size:
+        message = f"no rank left a record: {why}"
+    red = sorted((r for r in present if _is_red(r)), key=_by_time)
+    culprit = red[0] if red else None
+    notes = (f"rank {culprit.rank} on {culprit.node}: {culprit.message}",) if culprit else ()
+    return TestResult(
+        nodeid=test.nodeid,
+        outcome=Outcome.ERROR,
+        cause=Cause.INFRASTRUCTURE,
+        attempt=attempt,
+        started_at_s=started_at_s,
+        duration_s=duration_s,
+        message=message,
+        details=culprit.details if culprit else "",
+        culprit=culprit.rank if culprit and not _is_symptom(culprit) else None,
+        victims=tuple(
+            r.rank for r in present if r is not culprit and (r.end is RankEnd.KILLED or _is_red(r))
+        ),
+        notes=notes,
+        ranks=tuple(present),
+    )
+
+
+def _is_red(record: RankRecord) -> bool:
+    return record.end in _DEATHS or (record.outcome is not None and record.outcome.is_bad)
+
+
+def _is_symptom(record: RankRecord) -> bool:
+    return record.end not in _DEATHS and SYMPTOM.search(record.message) is not None
+
+
+def _by_time(record: RankRecord) -> tuple[bool, float, int]:
+    after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
+    return _is_symptom(record), after_s, record.rank
+
+
+def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankRecord]:
+    """At a deadline nodes end their ranks within milliseconds of each other, not at once.
+
+    A rank that notices the end of its peers on another node, after the deadline, is a victim of the hang like those
+    peers, and not the culprit.
+    """
+    if not any(rank.hung for rank in ranks):
+        return list(ranks)
+    return [
+        msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, hung=True, failed_after_s=None)
+        if _is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s
+        else rank
+        for rank in ranks
+    ]
+
+
+def _name_nodes(result: TestResult) -> TestResult:
+    """Say on which node the ranks of the finding are."""
+    if not result.outcome.is_bad:
+        return result
+    by_host: dict[str, list[int]] = {}
+    for record in result.ranks:
+        by_host.setdefault(record.node, []).append(record.rank)
+    if result.culprit is not None:
+        where = f"rank {result.culprit} is on node {result.ranks[result.culprit].node}"
+    else:
+        hosts = list(by_host.items())[:_MOST_NODES_NAMED]
+        where = "; ".join(f"node {host}: {_ranks(ranks)}" for host, ranks in hosts)
+        where += "; …" if len(by_host) > len(hosts) else ""
+    return msgspec.structs.replace(result, message=f"{result.message} [{where}]")
+
+
+def _where(test: TestCase, ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """`` on node n2``, where the names of the nodes are known."""
+    if not hosts or test.world is None:
+        return ""
+    names = sorted({hosts[rank // test.world.ranks_per_node] for rank in ranks})
+    return f" on node {', '.join(names[:_MOST_NODES_NAMED])}{', …' if len(names) > _MOST_NODES_NAMED else ''}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-3``, ``ranks 0,2``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    whole = list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+    return f"ranks {ranks[0]}-{ranks[-1]}" if whole else f"ranks {','.join(map(str, ranks))}"

@@ -1,0 +1,237 @@
+"""``disttest run --launcher …``, ``disttest node-agent`` and ``disttest cluster-clean``: the doors to clusters."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from disttest.errors import DisttestError, UsageError
+from disttest.model import Frozen
+from disttest.planning.options import RunOptions, environment
+
+if TYPE_CHECKING:
+    from disttest.cluster.launcher import Launcher
+
+LAUNCHERS = ("local", "slurm")
+
+_OPTIONS = (
+    click.option(
+        "--launcher",
+        type=click.Choice(LAUNCHERS),
+        envvar="DISTTEST_LAUNCHER",
+        help="Run on an engine that schedules, instead of on this machine.",
+    ),
+    click.option(
+        "--nodes", type=click.IntRange(1), default=1, metavar="N", help="Spread each world over N nodes."
+    ),
+    click.option("--partition", default="", metavar="NAME", help="Slurm's partition."),
+    click.option("--account", default="", metavar="NAME", help="Slurm's account."),
+    click.option(
+        "--engine-args", default="", metavar="ARGS", help="More arguments for srun, quoted as in a shell."
+    ),
+    click.option(
+        "--jobs", type=click.IntRange(1), default=16, metavar="N", help="Jobs with the engine at once."
+    ),
+    click.option(
+        "--gpus-per-node", type=click.IntRange(0), default=0, metavar="N", help="GPUs that a job holds."
+    ),
+    click.option("--job-limit", type=float, default=0.0, metavar="SECONDS", help="Wall time of a job."),
+    click.option(
+        "--queue-limit", type=float, default=3600.0, metavar="SECONDS", help="Time in the engine's queue."
+    ),
+    click.option(
+        "--silence-limit",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="A node silent for so long is lost.",
+    ),
+    click.option("--image", default="", metavar="IMAGE", help="Container image for the nodes."),
+    click.option(
+        "--container",
+        type=click.Choice(["pyxis", "docker"]),
+        default="pyxis",
+        help="How nodes run the image.",
+    ),
+    click.option(
+        "--mount", multiple=True, metavar="PATH[:PATH]", help="What a node's container sees of the node."
+    ),
+    click.option(
+        "--pass-env", multiple=True, metavar="NAME", help="One more variable that travels to the nodes."
+    ),
+    click.option(
+        "--node-dir", default="", metavar="DIR", help="Working directory on the nodes (default: as here)."
+    ),
+    click.option("--shared-dir", default="", metavar="DIR", help="A directory that all nodes see."),
+    click.option("--ports", default="", metavar="FIRST-LAST", help="Ports that the rendezvous may use."),
+    click.option("--node-command", default="", metavar="COMMAND", help="How nodes call disttest node-agent."),
+)
+
+
+class ClusterChoice(Frozen):
+    """The options, checked; ``launcher`` is empty for a run on this machine."""
+
+    launcher: str
+    given: dict[str, Any]
+
+
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_NAMES = (
+    "nodes",
+    "partition",
+    "account",
+    "engine_args",
+    "jobs",
+    "gpus_per_node",
+    "job_limit",
+    "queue_limit",
+    "silence_limit",
+    "image",
+    "container",
+    "mount",
+    "pass_env",
+    "node_dir",
+    "shared_dir",
+    "ports",
+    "node_command",
+)
+
+
+def take_cluster(given: dict[str, Any]) -> ClusterChoice:
+    """Take the options out of what click gave.
+
+    Raises:
+        UsageError: one makes no sense, or none but --launcher would have an effect.
+    """
+    launcher = given.pop("launcher") or ""
+    taken = {name: given.pop(name) for name in _NAMES}
+    if not launcher and taken["nodes"] > 1:
+        raise UsageError(
+            f"--nodes {taken['nodes']} needs an engine: give --launcher {' or '.join(LAUNCHERS)}"
+        )
+    parse_ports(taken["ports"])
+    return ClusterChoice(launcher=launcher, given=taken)
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """``29500-29510``; empty: any port.
+
+    Raises:
+        UsageError: that is no range of ports.
+    """
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last < 65536:
+        raise UsageError(f"--ports {text!r} is no range of ports such as 29500-29510")
+    return first, last
+
+
+def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
+    """The engine by its name.
+
+    Raises:
+        UsageError: ``--engine-args`` can not be read.
+    """
+    command = shlex.split(given["node_command"])
+    if name == "local":
+        from disttest.cluster.local import LocalLauncher
+
+        return LocalLauncher(environment(), nodes=max(2, given["nodes"]), command=command)
+    from disttest.cluster.slurm import SlurmLauncher, SlurmOptions
+
+    try:
+        extra = tuple(shlex.split(given["engine_args"]))
+    except ValueError as error:
+        raise UsageError(f"--engine-args: {error}") from None
+    options = SlurmOptions(
+        partition=given["partition"],
+        account=given["account"],
+        extra=extra,
+        container=given["container"] if given["image"] else "",
+        mounts=tuple(given["mount"]),
+    )
+    return SlurmLauncher(environment(), options, command=command)
+
+
+def run_cluster(
+    choice: ClusterChoice,
+    targets: Sequence[str],
+    flags: dict[str, str],
+    options: RunOptions,
+    pytest_arguments: Sequence[str],
+    results: Path,
+    timings: Sequence[Path],
+) -> Any:
+    """Run on the chosen engine; returns the folded result."""
+    from disttest.cluster.conductor import Limits
+    from disttest.cluster.session import ClusterRequest, run_on_cluster
+    from disttest.results.durations import read_timings
+
+    given = choice.given
+    known, warnings = read_timings(list(timings), now_s=time.time(), hardware="")  # noqa: TID251
+    for warning in warnings:
+        click.echo(f"disttest: warning: {warning}", err=True)
+    request = ClusterRequest(
+        targets=tuple(targets),
+        flags=flags,
+        pytest_arguments=tuple(pytest_arguments),
+        nodes=given["nodes"],
+        jobs=given["jobs"],
+        gpus_per_node=given["gpus_per_node"],
+        job_limit_s=given["job_limit"],
+        limits=Limits(queue_s=given["queue_limit"], silence_s=given["silence_limit"]),
+        environment=tuple(given["pass_env"]),
+        image=given["image"],
+        directory=given["node_dir"],
+        shared_dir=given["shared_dir"],
+        ports=parse_ports(given["ports"]),
+    )
+    launcher = make_launcher(choice.launcher, given)
+    return run_on_cluster(request, options, launcher, results, timings=known, tell=click.echo)
+
+
+@click.command(name="node-agent", hidden=True)
+def node_agent() -> None:
+    """Be the agent of one node of a job (started by an engine, never by hand)."""
+    from disttest.cluster.agent import Agent, own_output
+    from disttest.cluster.place import find_place
+
+    own_output()
+    Agent(find_place(environment())).run()
+
+
+@click.command(name="cluster-clean")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), default="slurm", envvar="DISTTEST_LAUNCHER")
+@click.option("--all", "every", is_flag=True, help="Those of living clients, and of other machines, too.")
+def cluster_clean(*, launcher: str, every: bool) -> None:
+    """End the jobs that a killed run of this machine has left with an engine."""
+    from disttest.cluster.session import remove_leftovers
+    from disttest.cluster.slurm import SlurmLauncher
+
+    if launcher != "slurm":
+        return
+    engine = SlurmLauncher(environment())
+    try:
+        names = engine.every_name() if every else ()
+    except DisttestError as error:
+        raise UsageError(str(error)) from error
+    if every:
+        engine.remove(names)
+    else:
+        names = remove_leftovers(engine)
+    for name in names:
+        click.echo(f"cancelled {name}")

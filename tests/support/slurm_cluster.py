@@ -1,0 +1,344 @@
+"""A real Slurm cluster on this machine: one controller and several nodes, each with a network of its own.
+
+A node is what a container is: its own process, network, host-name and mount namespaces, with its own address on
+a bridge. The file system is shared, so that the nodes have this checkout and its environment without an image.
+GPUs are character devices that do nothing; Slurm counts and grants them, and sets ``CUDA_VISIBLE_DEVICES``.
+
+Everything lives in a network namespace of the cluster's own (the *login* node), where the controller and the clients
+run: the machine's network is not touched. Needs root and Debian's slurm packages; a start takes about two seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+LOGIN = "10.77.0.1"
+_COMMANDS = ("slurmctld", "slurmd", "munged", "srun", "ip", "nsenter", "unshare")
+
+
+@dataclass(kw_only=True)
+class Node:
+    """A node: its name, its address, and the init process of its namespaces."""
+
+    name: str
+    address: str
+    init: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that is number 1 inside."""
+        assert self.init is not None
+        children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
+        return int(children[0])
+
+
+@dataclass(kw_only=True)
+class SlurmCluster:
+    """A running cluster."""
+
+    folder: Path
+    nodes: tuple[Node, ...]
+    login: subprocess.Popen[bytes]
+    gpus_per_node: int
+    cpus_per_node: int
+    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    # --- for clients
+
+    def environment(self) -> dict[str, str]:
+        """What a client's environment has more than ours."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def command(self, *argv: str) -> list[str]:
+        """The same command on the login node."""
+        return ["nsenter", f"--net=/proc/{self.login.pid}/ns/net", "--", *argv]
+
+    def on_login(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login node."""
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            self.command(*argv),
+            env={**os.environ, **self.environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            **options,
+        )
+
+    def on_node(self, node: Node, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run a command inside a node."""
+        enter = ["nsenter", f"--target={node.pid}", "--net", "--pid", "--uts", "--mount", "--"]
+        return subprocess.run([*enter, *argv], capture_output=True, text=True, check=False, timeout=60)
+
+    def jobs(self) -> list[str]:
+        """Jobs that are not over: ``ID NAME STATE``."""
+        return self.on_login("squeue", "-h", "-o", "%i %j %T").stdout.splitlines()
+
+    def processes(self, node: Node) -> list[str]:
+        """Command lines of what runs inside a node, Slurm's own daemons excluded."""
+        lines = self.on_node(node, "ps", "-eo", "pid=,args=").stdout.splitlines()
+        ours = ("sleep infinity", "slurmd", "slurmstepd", "ps -eo", "[slurm")
+        return [line for line in lines if not any(word in line for word in ours)]
+
+    def wait_until_free(self, limit_s: float = 15.0) -> None:
+        """Return when no job holds anything and no process of a job is left.
+
+        Raises:
+            AssertionError: something is.
+        """
+        deadline = time.monotonic() + limit_s
+        while True:
+            left = [
+                *self.jobs(),
+                *(line for node in self.nodes if node.init for line in self.processes(node)),
+            ]
+            if not left:
+                return
+            assert time.monotonic() < deadline, f"still allocated or alive after {limit_s} s: {left}"
+            time.sleep(0.1)
+
+    # --- faults
+
+    def kill_node(self, node: Node) -> None:
+        """Power off: every process at once, and no last packet."""
+        self._link(node, up=False)
+        os.kill(node.pid, signal.SIGKILL)
+        assert node.init is not None
+        node.init.wait(10)
+        node.init = None
+
+    def start_node(self, node: Node) -> None:
+        """Power on (again)."""
+        node.init = self._boot(node)
+        self._start_slurmd(node)
+        self.on_login("scontrol", "update", f"nodename={node.name}", "state=down", "reason=rebooted")
+        self.on_login("scontrol", "update", f"nodename={node.name}", "state=resume")
+        self.wait_for_nodes()
+
+    @contextlib.contextmanager
+    def cut_off(self, one: Node, other: Node) -> Iterator[None]:
+        """While this lasts, two nodes can not reach each other; both still reach the login node."""
+        routes = [(one, other.address), (other, one.address)]
+        for node, address in routes:
+            done = self.on_node(node, "ip", "route", "add", "blackhole", address)
+            assert done.returncode == 0, done.stderr
+        try:
+            yield
+        finally:
+            for node, address in routes:
+                self.on_node(node, "ip", "route", "del", "blackhole", address)
+
+    def kill_controller(self) -> None:
+        """End slurmctld, without a last word."""
+        self._daemons["slurmctld"].kill()
+        self._daemons.pop("slurmctld").wait(10)
+
+    def start_controller(self) -> None:
+        """Start slurmctld; it goes on with the state of an earlier one."""
+        self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
+        self.wait_for_nodes()
+
+    # --- starting and ending
+
+    def start(self) -> None:
+        """Bring everything up."""
+        self._in_login("ip", "link", "set", "lo", "up")
+        self._in_login("ip", "link", "add", "br0", "type", "bridge")
+        self._in_login("ip", "addr", "add", f"{LOGIN}/24", "dev", "br0")
+        self._in_login("ip", "link", "set", "br0", "up")
+        self._start_munged()
+        self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
+        for node in self.nodes:
+            node.init = self._boot(node)
+            self._start_slurmd(node)
+        self.wait_for_nodes()
+
+    def stop(self) -> None:
+        """End everything; what the cluster had on the network goes with its namespace."""
+        for node in self.nodes:
+            if node.init is not None:
+                os.kill(node.pid, signal.SIGKILL)
+                node.init.wait(10)
+        for daemon in (*self._daemons.values(), self.login):
+            daemon.kill()
+            daemon.wait(10)
+
+    def wait_for_nodes(self) -> None:
+        """Return when every node is idle."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            seen = self.on_login("sinfo", "-h", "-N", "-o", "%N %t")
+            states = dict(line.split() for line in seen.stdout.splitlines())
+            if len(states) == len(self.nodes) and set(states.values()) == {"idle"}:
+                return
+            assert time.monotonic() < deadline, f"{seen.stdout}{seen.stderr}{self.logs()}"
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs."""
+        parts = []
+        for path in sorted(self.folder.glob("*.log")):
+            parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}")
+        return "\n".join(parts)
+
+    def _in_login(self, *argv: str) -> None:
+        subprocess.run(self.command(*argv), check=True, timeout=30)
+
+    def _boot(self, node: Node) -> subprocess.Popen[bytes]:
+        argv = ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "--net", "--kill-child"]
+        script = f"hostname {node.name} && ip link set lo up && exec sleep infinity"
+        init = subprocess.Popen(self.command(*argv, "sh", "-c", script), start_new_session=True)
+        node.init = init
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while "sleep" not in self._name_of(node):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        link = f"v-{node.name}"
+        self._in_login(
+            "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid)
+        )
+        self._in_login("ip", "link", "set", link, "master", "br0", "up")
+        for words in (["addr", "add", f"{node.address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
+            done = self.on_node(node, "ip", *words)
+            assert done.returncode == 0, done.stderr
+        return init
+
+    @staticmethod
+    def _name_of(node: Node) -> str:
+        try:
+            return Path(f"/proc/{node.pid}/comm").read_text()
+        except (IndexError, OSError):
+            return ""
+
+    def _link(self, node: Node, *, up: bool) -> None:
+        self._in_login("ip", "link", "set", f"v-{node.name}", "up" if up else "down")
+
+    def _start_munged(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o400)
+        argv = ["munged", "--foreground", "--force", f"--key-file={key}"]
+        argv += [f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid"]
+        argv += [f"--seed-file={self.folder}/munge.seed", f"--log-file={self.folder}/munged.log"]
+        self._daemons["munged"] = self._spawn("munged", argv)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (self.folder / "munge.socket").exists():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.02)
+
+    def _start_slurmd(self, node: Node) -> None:
+        inside = ["nsenter", f"--target={node.pid}", "--net", "--pid", "--uts", "--mount", "--"]
+        # A child of the node's init: it goes when the node goes.
+        self._daemons[f"slurmd-{node.name}"] = self._spawn(f"slurmd-{node.name}", [*inside, "slurmd", "-D"])
+
+    def _spawn(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.out.log").open("ab") as log:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**_with_sbin(os.environ), **self.environment()},
+            )
+
+
+def _with_sbin(environ: Mapping[str, str]) -> dict[str, str]:
+    return {**environ, "PATH": f"{environ['PATH']}:/usr/sbin:/sbin"}
+
+
+@contextlib.contextmanager
+def slurm_cluster(*, nodes: int = 2, gpus: int = 2, cpus: int = 8) -> Iterator[SlurmCluster]:
+    """Start a cluster, end it at the end."""
+    for command in _COMMANDS:
+        if shutil.which(command, path=_with_sbin(os.environ)["PATH"]) is None:
+            raise RuntimeError(f"{command} is missing: run .ci/setup, or skip with `make test SKIP=cluster`")
+    with tempfile.TemporaryDirectory(prefix="dt-slurm-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        login = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], start_new_session=True)
+        _wait_for_namespace(login)
+        cluster = SlurmCluster(
+            folder=folder,
+            nodes=tuple(Node(name=f"n{k}", address=f"10.77.0.{10 + k}") for k in range(1, nodes + 1)),
+            login=login,
+            gpus_per_node=gpus,
+            cpus_per_node=cpus,
+        )
+        _configure(cluster)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def _wait_for_namespace(login: subprocess.Popen[bytes]) -> None:
+    ours = os.readlink("/proc/self/ns/net")
+    while os.readlink(f"/proc/{login.pid}/ns/net") == ours:
+        assert login.poll() is None
+        time.sleep(0.005)
+
+
+def _configure(cluster: SlurmCluster) -> None:
+    folder = cluster.folder
+    for index in range(cluster.gpus_per_node):
+        # The major and minor number of /dev/null: it is there, it can be opened, and it does nothing.
+        os.mknod(folder / f"nvidia{index}", 0o666 | 0o020000, os.makedev(1, 3))
+    (folder / "state").mkdir()
+    (folder / "slurm.conf").write_text(_slurm_conf(cluster))
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-{cluster.gpus_per_node - 1}]\n")
+    prolog = folder / "task-prolog"
+    prolog.write_text(f"#!/bin/sh\ncat {folder}/environment.$(hostname) 2>/dev/null\nexit 0\n")
+    prolog.chmod(0o755)
+
+
+def _slurm_conf(cluster: SlurmCluster) -> str:
+    folder = cluster.folder
+    shared = f"CPUs={cluster.cpus_per_node} RealMemory=1000 Gres=gpu:{cluster.gpus_per_node} State=UNKNOWN"
+    nodes = "\n".join(f"NodeName={n.name} NodeAddr={n.address} {shared}" for n in cluster.nodes)
+    names = ",".join(node.name for node in cluster.nodes)
+    return (
+        textwrap.dedent(f"""\
+        ClusterName=disttest
+        SlurmctldHost={os.uname().nodename}({LOGIN})
+        SlurmUser=root
+        AuthType=auth/munge
+        AuthInfo=socket={folder}/munge.socket
+        CredType=cred/munge
+        StateSaveLocation={folder}/state
+        SlurmdSpoolDir={folder}/spool-%n
+        SlurmctldPidFile={folder}/slurmctld.pid
+        SlurmdPidFile={folder}/slurmd-%n.pid
+        SlurmctldLogFile={folder}/slurmctld.log
+        SlurmdLogFile={folder}/slurmd-%n.log
+        SlurmctldParameters=enable_configless
+        MpiDefault=none
+        ProctrackType=proctrack/linuxproc
+        TaskPlugin=task/none
+        JobAcctGatherType=jobacct_gather/none
+        SelectType=select/cons_tres
+        SelectTypeParameters=CR_CPU
+        SlurmdParameters=config_overrides
+        GresTypes=gpu
+        ReturnToService=2
+        SchedulerParameters=sched_interval=1,sched_min_interval=1000,batch_sched_delay=0
+        SlurmdTimeout=300
+        KillWait=3
+        MaxJobCount=200
+        TaskProlog={folder}/task-prolog
+        """)
+        + f"{nodes}\nPartitionName=test Nodes={names} Default=YES MaxTime=60 State=UP OverSubscribe=NO\n"
+    )
