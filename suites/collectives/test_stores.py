@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -27,10 +28,10 @@ def _open(world: World, kind: str, folder: Path) -> dist.Store:
     if kind == "file":
         return dist.FileStore(str(folder / "store"), world.size)
     if world.is_first:
-        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        server = dist.TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
         exchange(world, server.port)
         return server
-    return dist.TCPStore("127.0.0.1", exchange(world, None)[0], is_master=False)
+    return dist.TCPStore(os.environ["MASTER_ADDR"], exchange(world, None)[0], is_master=False)
 
 
 @pytest.fixture(params=KINDS)

@@ -19,15 +19,20 @@ pytestmark = pytest.mark.world_size()
 def test_rendezvous(world: World) -> None:
     """Every rank knows its number and the size, and is a process of its own."""
     assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size)
-    seen = exchange(world, (world.rank, os.getpid()))
-    assert [rank for rank, _ in seen] == list(range(world.size))
-    assert len({pid for _, pid in seen}) == world.size
+    seen = exchange(world, (world.rank, os.environ["GROUP_RANK"], os.getpid()))
+    assert [rank for rank, _, _ in seen] == list(range(world.size))
+    assert len({(node, pid) for _, node, pid in seen}) == world.size
 
 
 def test_environment(world: World) -> None:
-    """The environment says what torchrun would say."""
-    assert int(os.environ["RANK"]) == int(os.environ["LOCAL_RANK"]) == world.rank
-    assert int(os.environ["WORLD_SIZE"]) == int(os.environ["LOCAL_WORLD_SIZE"]) == world.size
+    """The environment says what torchrun would say, on one node and on several."""
+    rank, local_rank, node = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK"))
+    size, local_size, nodes = (
+        int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+    )
+    assert rank == node * local_size + local_rank == world.rank
+    assert size == nodes * local_size == world.size
+    assert local_rank == world.local_rank
 
 
 def test_device_computes(world: World) -> None:

@@ -21,6 +21,8 @@ from disttest.planning.timings import Timings
 START_S = 120.0
 """What a job's limit allows for its start: interpreters, collection, torch from a slow file system."""
 LEAST_LIMIT_S = 600.0
+LEAST_LEASE_S = 60.0
+"""A lease has work for at least so long: each costs an allocation, an import of torch and a collection."""
 
 
 class Division(Frozen):
@@ -68,7 +70,7 @@ def divide(
             shape=draft.shape,
             tests=draft.tests,
             worlds=draft.worlds,
-            limit_s=_limit_s(draft.tests, timings, division),
+            limit_s=_limit_s(draft.tests, timings, capacity, division),
         )
         for number, draft in enumerate(drafts, 1)
     )
@@ -128,7 +130,9 @@ def _leases(
     per_node = capacity.gpus_per_node if device != "cpu" else capacity.cpus_per_node
     widest = max(world_size(test) for test in tests)
     slots = max(widest, 1) if device == "cpu" else max(1, min(max(widest, 1), max(per_node, 1)))
-    count = max(1, min(division.jobs, capacity.nodes * max(1, per_node // slots), len(tests)))
+    work_s = sum(timings.expect(test) * min(1.0, world_size(test) / slots) for test in tests)
+    worthwhile = max(1, int(work_s / LEAST_LEASE_S))
+    count = max(1, min(division.jobs, capacity.nodes * max(1, per_node // slots), len(tests), worthwhile))
     plan = plan_equal_shards(tests, timings, shards=min(count, 256), slots=max(slots, widest))
     for shard in plan.shards:
         if shard.tests:
@@ -140,10 +144,16 @@ def _gpus(division: Division, ranks: int, device: str) -> int:
     return division.gpus_per_node or (ranks if device != "cpu" else 0)
 
 
-def _limit_s(tests: Sequence[TestCase], timings: Timings, division: Division) -> float:
-    """Ten times what the tests are expected to take, and one of them up to its own limit; never beyond the run's."""
+def _limit_s(tests: Sequence[TestCase], timings: Timings, capacity: Capacity, division: Division) -> float:
+    """Three times what the tests are expected to take, and one of them up to its own limit.
+
+    Never beyond the run's deadline, nor beyond what the engine lets any job have.
+    """
     if division.limit_s:
         return division.limit_s
-    expected_s = sum(min(test.timeout_s, 10 * max(1.0, timings.expect(test))) for test in tests)
+    expected_s = sum(min(test.timeout_s, 3 * max(0.5, timings.expect(test))) for test in tests)
     limit_s = max(LEAST_LIMIT_S, START_S + expected_s + max(test.timeout_s for test in tests))
-    return min(limit_s, division.deadline_s + START_S) if division.deadline_s else limit_s
+    limits = [limit_s]
+    limits += [division.deadline_s + START_S] if division.deadline_s else []
+    limits += [capacity.longest_job_s] if capacity.longest_job_s else []
+    return min(limits)

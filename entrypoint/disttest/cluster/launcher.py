@@ -68,6 +68,8 @@ class Capacity(Frozen):
     cpus_per_node: int
     engine: str
     """Name and version."""
+    longest_job_s: float = 0.0
+    """Wall time that a job may have; 0: no limit is known."""
 
 
 class RunDescription(Frozen):

@@ -6,6 +6,7 @@ Formats are ours to choose and have not changed in a decade; ``--json`` differs 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ OLDEST = (20, 11)
 """The oldest release whose ``srun`` has all that is asked of it."""
 
 SQUEUE_FORMAT = "%i|%T|%r|%N"
-SINFO_FORMAT = "%D|%G|%c|%t"
+SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
 
 _STATES = {
     "PENDING": EngineState.QUEUED,
@@ -212,28 +213,46 @@ def parse_version(text: str) -> tuple[int, int]:
     return version
 
 
+def parse_time(text: str) -> float:
+    """Seconds of Slurm's ``[days-][[hours:]minutes:]seconds``; infinity for no limit."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    seconds = 0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + int(part)
+    return float(int(days or 0) * 86_400 + seconds)
+
+
 def parse_capacity(text: str, engine: str) -> Capacity:
-    """Read ``sinfo -h -o`` in our format: the largest set of equal nodes that work, most GPUs first.
+    """Read ``sinfo -h -o`` in our format: the nodes that work and have most GPUs, of the default partition if any.
 
     Raises:
         EngineError: there is none.
     """
+    lines = text.splitlines()
+    # Without --partition a job goes to the default one, which sinfo marks; with it sinfo has told of that one only.
+    lines = [line for line in lines if line.rstrip().endswith("*")] or lines
     counts: dict[tuple[int, int], int] = {}
-    for line in text.splitlines():
+    longest_s: list[float] = []
+    for line in lines:
         parts = line.strip().split("|")
-        if len(parts) != 4 or not parts[0].isdigit() or not _works(parts[3]):
+        if len(parts) != 6 or not parts[0].isdigit() or not _works(parts[3]):
             continue
+        longest_s.append(parse_time(parts[4]))
         kind = _gpus(parts[1]), int(re.sub(r"\D.*", "", parts[2]) or 1)
         counts[kind] = counts.get(kind, 0) + int(parts[0])
     if not counts:
         raise EngineError("Slurm has no node there that works: sinfo -R says why")
     gpus = max(gpus for gpus, _ in counts)
     same = {kind: count for kind, count in counts.items() if kind[0] == gpus}
+    limit_s = min(longest_s)
     return Capacity(
         nodes=sum(same.values()),
         gpus_per_node=gpus,
         cpus_per_node=min(cpus for _, cpus in same),
         engine=engine,
+        longest_job_s=0.0 if math.isinf(limit_s) else limit_s,
     )
 
 

@@ -1,0 +1,54 @@
+"""An agent that does nothing but what a test of launchers needs: ``echo``, ``hold SECONDS``, ``exit CODE``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import msgspec
+
+from disttest.cluster.place import find_place
+from disttest.cluster.wire import (
+    CancelJob,
+    FinishJob,
+    LineWriter,
+    NodeDone,
+    NodeReady,
+    TakeJob,
+    Told,
+    Versions,
+    decode_order,
+)
+
+
+def main() -> int:
+    mode, *values = sys.argv[1:]
+    place = find_place(os.environ)
+    writer = LineWriter(place.node)
+
+    def say(message: object) -> None:
+        os.write(1, writer.lines(msgspec.json.encode(message)))
+
+    for line in sys.stdin.buffer:
+        order = decode_order(line)
+        if isinstance(order, TakeJob):
+            versions = Versions(disttest="0", python="0", torch="0")
+            say(NodeReady(host=place.host, at_s=time.monotonic(), versions=versions, digest="", gpus=place.gpus))
+            if mode == "exit":
+                return int(values[0])
+            if mode == "hold":
+                time.sleep(float(values[0]))
+                say(Told(message=str(time.monotonic())))
+                say(NodeDone())
+                return 0
+        elif isinstance(order, FinishJob | CancelJob):
+            say(NodeDone(reason=getattr(order, "reason", "")))
+            return 0
+        else:
+            say(Told(message=line.decode()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
