@@ -34,7 +34,11 @@ def main() -> int:
         order = decode_order(line)
         if isinstance(order, TakeJob):
             versions = Versions(disttest="0", python="0", torch="0")
-            say(NodeReady(host=place.host, at_s=time.monotonic(), versions=versions, digest="", gpus=place.gpus))
+            say(
+                NodeReady(
+                    host=place.host, at_s=time.monotonic(), versions=versions, digest="", gpus=place.gpus
+                )
+            )
             if mode == "exit":
                 return int(values[0])
             if mode == "hold":

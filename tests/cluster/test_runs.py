@@ -1,0 +1,414 @@
+"""Runs on a real Slurm cluster, and what can go wrong in one: the verdict is right, and nothing stays allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disttest.model import Cause, Outcome, RankEnd
+
+from .conftest import ClusterLab, ClusterRun
+
+SPAN = ("--nodes", "2", "--world-sizes", "4")
+
+FAULTS = """
+    import os, signal, subprocess, sys, time
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size()
+
+    def test_first(world):
+        assert dist.get_world_size() == 4
+
+    def test_raises_on_the_other_node(world):
+        if world.rank == 2:
+            raise ValueError("boom")
+        dist.barrier()
+
+    def test_crashes(world):
+        if world.rank == 3:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        dist.barrier()
+
+    @pytest.mark.timeout(3)
+    def test_hangs(world):
+        if world.rank == 2:
+            while True:
+                time.sleep(0.1)
+        dist.all_reduce(torch.ones(2))
+
+    def test_floods(world):
+        line = b"x" * 1023 + b"\\n"
+        for _ in range(25 * 1024):
+            os.write(1, line)
+
+    def test_leaves_a_process_in_a_session_of_its_own(world):
+        subprocess.Popen(["sleep", "86399"], start_new_session=True)
+
+    def test_needs_a_shared_folder(world, world_tmp_path):
+        raise AssertionError("never runs")
+
+    @pytest.mark.nodes(1)
+    @pytest.mark.world_size(2)
+    def test_on_one_node(world):
+        assert os.environ["GROUP_WORLD_SIZE"] == "1"
+
+    def test_last(world):
+        x = torch.full((2,), float(world.rank))
+        dist.all_reduce(x)
+        assert x[0] == 6
+        assert os.environ["GROUP_RANK"] == str(world.rank // 2)
+        assert os.environ["LOCAL_RANK"] == str(world.rank % 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def faults(shared_cluster, tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    """One run with all faults that end one test and not the run."""
+    lab = ClusterLab(shared_cluster, tmp_path_factory.mktemp("faults")).write(test_faults=FAULTS)
+    return lab.on_slurm("test_faults.py", *SPAN, "--world-sizes", "2,4").wait()
+
+
+class TestFaultsOfOneTest:
+    def test_the_run_goes_on_after_each(self, faults: ClusterRun) -> None:
+        assert faults.exit_code == 1, faults.output
+        for name in ("test_first[4", "test_last[4", "test_floods[4", "test_on_one_node"):
+            assert faults.result(name).outcome is Outcome.PASSED, faults.output
+        assert len(faults.result("test_last[4").ranks) == 4
+        assert {r.node for r in faults.result("test_last[4").ranks} == {"n1", "n2"}
+
+    def test_an_exception_names_rank_and_node(self, faults: ClusterRun) -> None:
+        result = faults.result("test_raises_on_the_other_node[4")
+        assert (result.outcome, result.culprit, result.cause) == (Outcome.FAILED, 2, Cause.TEST)
+        assert result.message == "rank 2 of 4 failed: ValueError: boom [rank 2 is on node n2]"
+        assert "boom" in result.details
+        assert result.duration_s < 20
+
+    def test_a_crash_names_rank_and_node_and_ends_the_others(self, faults: ClusterRun) -> None:
+        result = faults.result("test_crashes[4")
+        assert (result.outcome, result.culprit) == (Outcome.ERROR, 3)
+        assert "rank 3 of 4 was killed by SIGSEGV" in result.message
+        assert "node n2" in result.message
+        assert set(result.victims) <= {0, 1, 2}
+        assert result.ranks[3].end is RankEnd.SIGNALLED
+
+    def test_a_hang_names_who_never_came_and_where_it_was(self, faults: ClusterRun) -> None:
+        result = faults.result("test_hangs[4")
+        assert result.outcome is Outcome.FAILED
+        assert result.message.startswith("rank 2 never joined all_reduce"), result.message
+        assert "ranks 0,1,3 wait at test_faults.py:" in result.message
+        assert "rank 2 is on node n2" in result.message
+        assert all(record.hung and record.stacks for record in result.ranks)
+        assert 3 <= result.duration_s < 10
+
+    def test_a_flood_is_capped_on_its_way(self, faults: ClusterRun) -> None:
+        result = faults.result("test_floods[4")
+        sizes = [(faults.results / record.log).stat().st_size for record in result.ranks]
+        assert all(1024 < size < 64 * 1024 for size in sizes)
+        assert "stayed on the node" in (faults.results / result.ranks[0].log).read_text()
+
+    def test_a_child_in_a_session_of_its_own_is_killed_and_noted(
+        self, faults: ClusterRun, shared_cluster
+    ) -> None:
+        assert faults.result("test_leaves_a_process_in_a_session_of_its_own[4").outcome is Outcome.PASSED
+        shared_cluster.wait_until_free()
+        assert any("sleep 86399" in note for note in faults.run.notes), faults.run.notes
+
+    def test_without_a_shared_folder_a_test_that_needs_one_is_skipped(self, faults: ClusterRun) -> None:
+        result = faults.result("test_needs_a_shared_folder[4")
+        assert result.outcome is Outcome.SKIPPED
+        assert "--shared-dir" in result.message
+
+    def test_reports_are_the_usual_ones(self, faults: ClusterRun) -> None:
+        names = {path.name for path in faults.results.iterdir()}
+        assert {"junit.xml", "summary.md", "results.json", "report.html", "events.jsonl"} <= names
+        worlds = {slot for world in faults.run.worlds for slot in world.slots}
+        assert {"n1/cpu:0", "n1/cpu:1", "n2/cpu:0", "n2/cpu:1"} <= worlds
+
+
+def test_the_suites_pass_over_two_nodes_whose_clocks_differ_by_an_hour(lab: ClusterLab) -> None:
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    assert library is not None, "libfaketime is missing: run .ci/setup, or skip with `make test SKIP=cluster`"
+    skew = lab.cluster.folder / "environment.n2"
+    wanted = {"LD_PRELOAD": library, "FAKETIME": "+1h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    skew.write_text("".join(f"export {name}={value}\n" for name, value in wanted.items()))
+    before = time.time()
+    try:
+        run = lab.on_slurm(
+            "smoke",
+            "collectives",
+            "ddp",
+            *SPAN,
+            "--",
+            "-k",
+            "smoke or test_reductions or (test_equivalence and sgd)",
+        ).wait(200)
+    finally:
+        skew.unlink()
+    assert run.exit_code == 0, run.output
+    passed = [t for t in run.run.tests if t.final.outcome is Outcome.PASSED]
+    suites = {t.test.suite for t in passed}
+    assert suites == {"smoke", "collectives", "ddp"}, run.output
+    spanning = [t for t in passed if t.test.world and t.test.world.nodes == 2]
+    assert len(spanning) > 20
+    for each in passed:
+        assert before <= each.final.started_at_s <= time.time(), each.test.nodeid
+
+
+WAITS = """
+    import os, time
+    from pathlib import Path
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size(4)
+
+    def test_before(world):
+        dist.barrier()
+
+    @pytest.mark.timeout(60)
+    def test_waits(world):
+        dist.barrier()
+        if world.rank == 0:
+            Path("here").write_text("here")
+        for _ in range(600):
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.1)
+
+    def test_after(world):
+        pass
+"""
+
+
+def test_a_node_that_is_killed_in_a_collective(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS)
+    node = lab.cluster.nodes[1]
+    run = lab.on_slurm("test_waits.py", *SPAN, "--silence-limit", "8")
+    run.await_file(lab.folder / "here")
+    lab.cluster.kill_node(node)
+    try:
+        run.wait()
+    finally:
+        lab.cluster.start_node(node)
+    assert run.exit_code == 7, run.output
+    assert run.result("test_before[4").outcome is Outcome.PASSED
+    result = run.result("test_waits[4")
+    assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+    assert re.search(r"ranks 2-3 of 4 on node n2 left no record: node lost: ", result.message), result.message
+    assert {record.rank for record in result.ranks} <= {0, 1}
+    assert run.result("test_after[4").cause is Cause.INFRASTRUCTURE
+
+
+def test_nodes_that_are_cut_off_from_each_other(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS.replace("timeout(60)", "timeout(6)"))
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    with lab.cluster.cut_off(*lab.cluster.nodes):
+        run.wait()
+    result = run.result("test_waits[4")
+    assert result.outcome is Outcome.FAILED, run.output
+    assert "all_reduce" in result.message
+    assert "timed out after 6 s" in result.message
+    assert "n1" in result.message
+    assert len(result.ranks) == 4
+
+
+def test_the_controller_is_killed_while_a_job_runs(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS.replace("range(600)", "range(20)"))
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    lab.cluster.kill_controller()
+    try:
+        run.wait()
+    finally:
+        lab.cluster.start_controller()
+    assert [t.final.outcome for t in run.run.tests] == [Outcome.PASSED] * 3, run.output
+    assert run.exit_code == 0
+
+
+def test_a_client_that_is_killed_leaves_nothing(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS)
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    os.kill(_client(run), signal.SIGKILL)
+    lab.cluster.wait_until_free(30)
+
+
+def test_leftovers_of_a_client_that_died_with_its_srun(lab: ClusterLab) -> None:
+    """Its job waits in the queue; the next command of this machine finds it by name, and no living client's."""
+    with _busy(lab):
+        lab.write(test_waits=WAITS)
+        doomed = lab.on_slurm("test_waits.py", *SPAN)
+        _until(lambda: any(f"-{_client(doomed)}-" in job for job in lab.cluster.jobs()))
+        for process in [psutil.Process(_client(doomed)), *psutil.Process(_client(doomed)).children()]:
+            process.kill()
+        doomed.wait()
+        living = lab.on_slurm("test_waits.py", *SPAN, "--results", "living")
+        _until(lambda: any(f"-{_client(living)}-" in job for job in lab.cluster.jobs()))
+        names = " ".join(lab.cluster.jobs())
+        assert "other" in names
+        assert f"-{doomed.process.pid}-" not in names
+        assert f"-{living.process.pid}-" in names
+        living.process.terminate()
+        living.wait()
+    assert living.exit_code == 128 + signal.SIGTERM
+
+
+def test_a_cancelled_run_writes_its_reports(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS)
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    os.kill(_client(run), signal.SIGTERM)
+    run.wait()
+    assert run.exit_code == 128 + signal.SIGTERM, run.output
+    assert run.result("test_before[4").outcome is Outcome.PASSED
+    result = run.result("test_waits[4")
+    assert result.outcome is Outcome.ERROR
+    assert "cancelled" in result.message, result.message
+    assert (run.results / "junit.xml").exists()
+
+
+def test_the_time_limit_of_a_job(lab: ClusterLab) -> None:
+    """Slurm ends a job at its limit, which it keeps in minutes: it is told to shorten the limit to now."""
+    lab.write(test_waits=WAITS)
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    done = lab.cluster.on_login(
+        "scontrol", "update", f"jobid={lab.cluster.jobs()[0].split()[0]}", "timelimit=0:01"
+    )
+    assert done.returncode == 0, done.stderr
+    run.wait(150)
+    assert run.exit_code == 7, run.output
+    result = run.result("test_waits[4")
+    assert result.cause is Cause.INFRASTRUCTURE
+    assert re.search("time limit|SIGTERM", result.message), result.message
+
+
+def test_a_queue_that_is_full(lab: ClusterLab) -> None:
+    with _busy(lab):
+        lab.write(test_waits=WAITS)
+        run = lab.on_slurm("test_waits.py", *SPAN, "--queue-limit", "4").wait()
+    assert run.exit_code == 7, run.output
+    message = run.result("test_waits[4").message
+    assert "still waiting after 4 s (Resources)" in message, message
+    assert "--queue-limit" in message
+
+
+@contextlib.contextmanager
+def _busy(lab: ClusterLab) -> Iterator[None]:
+    blocker = subprocess.Popen(
+        lab.cluster.command("srun", "-J", "other", "-N2", "--exclusive", "sleep", "60"),
+        env={**os.environ, **lab.cluster.environment()},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _until(lambda: any("other RUNNING" in job for job in lab.cluster.jobs()))
+        yield
+    finally:
+        blocker.terminate()
+        blocker.wait(20)
+
+
+class TestRefused:
+    def test_more_nodes_than_there_are(self, lab: ClusterLab) -> None:
+        lab.write(test_waits=WAITS)
+        run = lab.on_slurm("test_waits.py", "--nodes", "3").wait()
+        assert run.exit_code == 6
+        assert "--nodes 3, and the pool has 2 nodes that work" in run.output
+
+    def test_a_job_too_big(self, lab: ClusterLab) -> None:
+        lab.write(test_waits=WAITS)
+        run = lab.on_slurm("test_waits.py", *SPAN, "--gpus-per-node", "9").wait()
+        assert run.exit_code == 7, run.output
+        assert "Requested node configuration is not available" in run.result("test_waits[4").message
+
+    def test_a_partition_that_does_not_exist(self, lab: ClusterLab) -> None:
+        lab.write(test_waits=WAITS)
+        run = lab.on_slurm("test_waits.py", *SPAN, "--partition", "nope").wait()
+        assert run.exit_code == 8
+        assert "Partition nope not found" in run.output
+
+    def test_slurm_is_not_installed(self, lab: ClusterLab) -> None:
+        lab.write(test_waits=WAITS)
+        run = lab.on_slurm("test_waits.py", PATH="/nonexistent").wait()
+        assert run.exit_code == 8
+        assert "srun can not be run here" in run.output
+
+    def test_other_sources_on_a_node(self, lab: ClusterLab) -> None:
+        """The second node has another helper beside the tests: the same ids, another digest."""
+        lab.write(test_waits=WAITS, helper="VALUE = 1")
+        other = lab.folder.parent / "other"
+        other.mkdir()
+        (other / "helper.py").write_text("VALUE = 2\n")
+        node = lab.cluster.nodes[1]
+        target = str(lab.folder / "helper.py")
+        assert lab.cluster.on_node(node, "mount", "--bind", str(other / "helper.py"), target).returncode == 0
+        try:
+            run = lab.on_slurm("test_waits.py", *SPAN).wait()
+        finally:
+            lab.cluster.on_node(node, "umount", target)
+        assert run.exit_code == 7, run.output
+        message = run.result("test_waits[4").message
+        assert "the tests on node n2 are not those on the client" in message
+
+    def test_another_version_on_a_node(self, lab: ClusterLab) -> None:
+        import disttest
+
+        lab.write(test_waits=WAITS)
+        other = lab.folder.parent / "version"
+        other.mkdir()
+        real = Path(disttest.__file__)
+        (other / "__init__.py").write_text(real.read_text().replace(disttest.__version__, "9.9.9"))
+        node = lab.cluster.nodes[1]
+        assert (
+            lab.cluster.on_node(node, "mount", "--bind", str(other / "__init__.py"), str(real)).returncode
+            == 0
+        )
+        try:
+            run = lab.on_slurm("test_waits.py", *SPAN).wait()
+        finally:
+            lab.cluster.on_node(node, "umount", str(real))
+        assert run.exit_code == 7, run.output
+        assert f"disttest 9.9.9 on node n2, {disttest.__version__} on the client" in run.output
+
+    def test_ranks_without_gpus(self, lab: ClusterLab) -> None:
+        """The engine grants one GPU to each node, and the tests have two ranks for each."""
+        lab.write(test_waits=WAITS)
+        arguments = (
+            "test_waits.py",
+            *SPAN,
+            "--launcher",
+            "slurm",
+            "--device",
+            "cuda",
+            "--gpus-per-node",
+            "1",
+        )
+        run = lab.start("run", *arguments, "--backend", "gloo").wait()
+        assert run.exit_code == 7, run.output
+        message = run.result("test_waits[4").message
+        assert "was granted 1 GPUs (CUDA_VISIBLE_DEVICES=0), and the job has 2 ranks for it" in message
+
+
+def _client(run: ClusterRun) -> int:
+    """nsenter becomes the command: it is the same process."""
+    return run.process.pid
+
+
+def _until(holds: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
