@@ -99,7 +99,7 @@ class ClusterLab:
 
     def on_slurm(self, *arguments: str, **environ: str) -> ClusterRun:
         """``disttest run --launcher slurm`` on the CPU."""
-        return self.start("run", *arguments, "--launcher", "slurm", "--device", "cpu", **environ)
+        return self.start("run", "--launcher", "slurm", "--device", "cpu", *arguments, **environ)
 
 
 @pytest.fixture

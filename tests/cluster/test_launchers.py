@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -263,5 +264,5 @@ def test_forty_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(make: Make
     assert {(host, gpu) for host, gpu, _, _ in held} == {(n, g) for n in ("n1", "n2") for g in ("0", "1")}
     for host, gpu in {(host, gpu) for host, gpu, _, _ in held}:
         spans = sorted((start, end) for h, g, start, end in held if (h, g) == (host, gpu))
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, end), (start, _) in itertools.pairwise(spans):
             assert end <= start, f"{host} GPU {gpu} held twice: {spans}"

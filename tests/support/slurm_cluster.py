@@ -118,6 +118,8 @@ class SlurmCluster:
         assert node.init is not None
         node.init.wait(10)
         node.init = None
+        self._in_login("ip", "link", "delete", f"v-{node.name}")
+        self._daemons.pop(f"slurmd-{node.name}").wait(10)
 
     def start_node(self, node: Node) -> None:
         """Power on (again)."""
@@ -199,7 +201,9 @@ class SlurmCluster:
     def _boot(self, node: Node) -> subprocess.Popen[bytes]:
         argv = ["unshare", "--fork", "--pid", "--mount-proc", "--uts", "--net", "--kill-child"]
         script = f"hostname {node.name} && ip link set lo up && exec sleep infinity"
-        init = subprocess.Popen(self.command(*argv, "sh", "-c", script), start_new_session=True)
+        init = subprocess.Popen(
+            self.command(*argv, "sh", "-c", script), start_new_session=True, stderr=subprocess.DEVNULL
+        )
         node.init = init
         deadline = time.monotonic() + START_TIMEOUT_S
         while "sleep" not in self._name_of(node):
