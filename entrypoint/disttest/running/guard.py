@@ -28,7 +28,7 @@ from disttest.host.process import (
     signal_name,
     spawn_child,
 )
-from disttest.model import Cause, Frozen
+from disttest.model import Cause, Frozen, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
@@ -77,7 +77,13 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
 
 
 def run_guarded(
-    argv: Sequence[str], options: RunOptions, results: Path, *, plan: Plan | None = None, shard: int = 0
+    argv: Sequence[str],
+    options: RunOptions,
+    results: Path,
+    *,
+    invocation: Invocation,
+    plan: Plan | None = None,
+    shard: int = 0,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 
@@ -85,6 +91,7 @@ def run_guarded(
         argv: the child's command line.
         options: only the deadline is read here.
         results: the claimed results directory.
+        invocation: what the user asked, for the record.
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
     """
@@ -100,6 +107,7 @@ def run_guarded(
             disttest=disttest.__version__,
             plan_id=plan.plan_id if plan else "",
             shard=shard if plan else None,
+            invocation=invocation,
         )
     )
     adopt_orphans()
@@ -194,4 +202,4 @@ def _check(code: ExitCode, run: RunResult) -> ExitCode:
         return ExitCode.INTERRUPTED
     if run.bad and all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad):
         return ExitCode.INFRASTRUCTURE
-    return ExitCode.FAILED if run.bad else code
+    return ExitCode.FAILED if run.bad or (run.flaky_fails and run.flaky) else code
