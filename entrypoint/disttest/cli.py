@@ -78,7 +78,6 @@ def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.commands.ending import finish_run
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
 
@@ -101,6 +100,9 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     result = run_guarded(
         argv, options, results, invocation=invocation, plan=selection.plan, shard=selection.shard
     )
+
+    from disttest.commands.ending import finish_run
+
     _leave(
         finish_run(
             result,

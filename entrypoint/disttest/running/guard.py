@@ -33,6 +33,7 @@ from disttest.model import Cause, Frozen, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
+from disttest.reports.write import load_reporters
 from disttest.results.events import CollectionFailed, Event, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
@@ -119,6 +120,7 @@ def run_guarded(
     relay = Relay() if masker.active else None
     with _signals() as wakeup:
         child = _start(argv, relay)
+        load_reporters()  # while the child imports torch
         ending = _watch(child, wakeup, options, relay)
         kill_descendants()
     if relay is not None:
