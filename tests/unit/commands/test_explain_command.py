@@ -67,7 +67,12 @@ def headings():
     for heading in re.findall(r"^### (.*)$", ERRORS.read_text(), re.MULTILINE):
         for name in re.findall(r"`([^`]+)`", heading):
             pattern = re.sub(r"\b[A-Z]+(:[A-Z]+)?\b", "…", name)
-            pattern = re.escape(pattern).replace("…", ".+?").replace(r"rank\ ", r"ranks?\ ").replace("waits", "waits?")
+            pattern = (
+                re.escape(pattern)
+                .replace("…", ".+?")
+                .replace(r"rank\ ", r"ranks?\ ")
+                .replace("waits", "waits?")
+            )
             yield re.compile(pattern)
 
 
