@@ -29,6 +29,8 @@ class Kind(StrEnum):
     LINES = "lines"
     RUN_SWITCH = "run-switch"
     RUN_LINES = "run-lines"
+    SECRET = "secret"  # noqa: S105
+    """It travels as a variable, never on a command line."""
 
 
 class Input(NamedTuple):
@@ -87,7 +89,9 @@ _CONTAINER = (
     Input("env", Kind.LINES, "More variables for the container, one NAME or NAME=VALUE a line."),
     Input("mount", Kind.LINES, "More folders of the host, one PATH or PATH:ro a line."),
 )
-_RUN = tuple(Input(option.name, Kind.RUN, option.help) for option in OPTIONS)
+_RUN = tuple(
+    Input(option.name, Kind.SECRET if option.secret else Kind.RUN, option.help) for option in OPTIONS
+)
 _RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
 
 _FLOORS = (
@@ -164,6 +168,12 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         return [command, *flags, *tail]
     inner = [flag for flag in flags if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]
     return ["launch", *_launch_flags(INPUTS[command], values), command, *inner, *tail]
+
+
+def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
+    """The secret inputs, as the variables of their options."""
+    names = [one.name for one in INPUTS[command] if one.kind is Kind.SECRET and values.get(one.name)]
+    return {option.variable: values[option.name] for option in OPTIONS if option.name in names}
 
 
 def _targets(command: str, values: Mapping[str, str]) -> list[str]:
