@@ -24,8 +24,9 @@ from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
-from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
+from disttest.masking import SHORTEST, masker
+from disttest.model import Invocation, TestCase
+from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -59,8 +60,16 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             option.field,
             metavar=option.metavar,
             help=f"{option.help}  [{option.variable}]",
+            multiple=option.secret,
+            callback=_joined if option.secret else None,
         )(function)
     return function
+
+
+def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> str:
+    if any(len(value.strip()) < SHORTEST for value in values):
+        raise UsageError(f"--mask: a value of fewer than {SHORTEST} characters can not be hidden")
+    return "\n".join(values)
 
 
 @command.command(context_settings={"ignore_unknown_options": False})
@@ -71,13 +80,13 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.commands.ending import finish_run
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
 
     cluster = take_cluster(flags)
     selection = take_selection(flags)
     options = resolve_options(flags)
+    _hide(options.mask)
     resolved = resolve_targets(targets)
     if not cluster.launcher:
         _check_devices(options)
@@ -89,8 +98,19 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     if cluster.launcher:
         result = run_cluster(cluster, targets, given, options, extra, results, selection.timings)
     else:
+        invocation = Invocation(
+            cwd=str(Path.cwd()),
+            bundled=resolved.bundled,
+            options=given_options(flags),
+            pytest_args=tuple(pytest_args),
+        )
         argv = pytest_command(resolved, given, extra)
-        result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+        result = run_guarded(
+            argv, options, results, invocation=invocation, plan=selection.plan, shard=selection.shard
+        )
+
+    from disttest.commands.ending import finish_run
+
     _leave(
         finish_run(
             result,
@@ -100,6 +120,15 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
             environ=environment(),
         )
     )
+
+
+def _hide(values: Sequence[str]) -> None:
+    masker.open_ledger()
+    if short := masker.hide(values):
+        click.echo(
+            f"disttest: {len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible",
+            err=True,
+        )
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
