@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 SUITES := smoke collectives ddp threaded rpc dist_autograd fsdp
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration devices docker browser compat-sample
+KINDS    := unit contract integration devices cluster docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 

@@ -152,7 +152,7 @@ def test_the_suites_pass_over_two_nodes_whose_clocks_differ_by_an_hour(lab: Clus
             *SPAN,
             "--",
             "-k",
-            "smoke or test_reductions or (test_equivalence and sgd)",
+            "smoke or test_objects or test_buffers",
         ).wait(200)
     finally:
         skew.unlink()
@@ -213,7 +213,7 @@ def test_a_node_that_is_killed_in_a_collective(lab: ClusterLab) -> None:
 
 def test_nodes_that_are_cut_off_from_each_other(lab: ClusterLab) -> None:
     lab.write(test_waits=WAITS.replace("timeout(60)", "timeout(6)"))
-    run = lab.on_slurm("test_waits.py", *SPAN)
+    run = lab.on_slurm("test_waits.py", *SPAN, "--timeout", "6")
     run.await_file(lab.folder / "here")
     with lab.cluster.cut_off(*lab.cluster.nodes):
         run.wait()

@@ -29,7 +29,7 @@ from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageErro
 from disttest.host.devices import detect_machine
 from disttest.host.process import signal_name
 from disttest.model import Cause, Frozen
-from disttest.planning.options import RunOptions
+from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
@@ -152,8 +152,8 @@ def collect_for(host: Host, request: ClusterRequest) -> Collection:
 
 
 def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: Host) -> JobSpec:
-    flags = {**request.flags}
-    flags.pop("results", None)
+    secret = {option.field for option in OPTIONS if option.secret}
+    flags = {name: text for name, text in request.flags.items() if name != "results" and name not in secret}
     if options.device == "auto":
         flags["device"] = host.device
     return JobSpec(

@@ -1,0 +1,324 @@
+"""The pure parts of running on a cluster: jobs, lines, places, Slurm's words, verdicts."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.cluster.agent_command import travelling
+from disttest.cluster.fingerprint import disagreement
+from disttest.cluster.job import JobKind, JobShape, JobSpec, decode_job, encode_job
+from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.names import dead_names, new_run_id
+from disttest.cluster.place import find_place
+from disttest.cluster.slurm import SlurmOptions, srun_arguments
+from disttest.cluster.slurm_words import (
+    end_of,
+    parse_capacity,
+    parse_queue,
+    parse_time,
+    parse_version,
+    stuck,
+)
+from disttest.cluster.verdict import ShareRecord, check_lease_result, judge_shares, verdict
+from disttest.cluster.wire import LineReader, LineWriter, NodeDone, NodeReady, Told, Versions
+from disttest.errors import EngineError, ProtocolError, UsageError
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+
+GREEN = {"end": RankEnd.REPORTED, "outcome": Outcome.PASSED}
+
+
+def a_test(*, size: int = 4, nodes: int = 2, timeout_s: float = 60.0) -> TestCase:
+    return TestCase(
+        nodeid="test_a.py::test_a",
+        slug="a",
+        classname="test_a",
+        name="test_a",
+        file="test_a.py",
+        line=1,
+        suite="test_a",
+        world=WorldShape(size=size, backend="gloo", nodes=nodes),
+        timeout_s=timeout_s,
+    )
+
+
+def a_job(**changes: object) -> JobSpec:
+    given = {
+        "job_id": "j1",
+        "run_id": new_run_id(),
+        "kind": JobKind.WORLD,
+        "shape": JobShape(nodes=2, ranks_per_node=2, gpus_per_node=1),
+        "tests": (a_test(),),
+        "targets": ("smoke",),
+        "limit_s": 90.0,
+    }
+    return JobSpec(**{**given, **changes})
+
+
+def share(node: int, *ranks: RankRecord) -> ShareRecord:
+    return ShareRecord(nodeid="test_a.py::test_a", node=node, host=f"n{node + 1}", ranks=ranks)
+
+
+def rank(number: int, **facts: object) -> RankRecord:
+    return RankRecord(rank=number, **{**GREEN, **facts})
+
+
+def test_a_job_survives_json() -> None:
+    job = a_job(flags={"timeout": "3"}, worlds=((0,),), ports=(1, 2))
+    assert decode_job(encode_job(job)) == job
+    with pytest.raises(UsageError, match="not a job"):
+        decode_job(b"{}")
+
+
+class TestLines:
+    @given(st.lists(st.text(max_size=3000), max_size=5))
+    def test_messages_of_two_nodes_arrive_whole_however_their_lines_mix(self, texts: list[str]) -> None:
+        writers, reader = [LineWriter(0), LineWriter(1)], LineReader()
+        said = [Told(message=text.encode("utf-8", "replace").decode()) for text in texts]
+        streams = [
+            b"".join(writer.lines(msgspec.json.encode(m)) for m in said).splitlines() for writer in writers
+        ]
+        mixed = [line for pair in zip(*streams, strict=True) for line in pair]
+        heard = [message for line in mixed for message in reader.feed(line)]
+        for node in (0, 1):
+            assert [message for at, message in heard if at == node] == said
+
+    def test_a_lost_line_is_an_error_with_the_nodes_number(self) -> None:
+        lines = LineWriter(3).lines(msgspec.json.encode(Told(message="x" * 5000))).splitlines()
+        reader = LineReader()
+        assert list(reader.feed(lines[0])) == []
+        with pytest.raises(ProtocolError, match="node 3: line 2 came where line 1 was due"):
+            list(reader.feed(lines[2]))
+
+    def test_what_others_print_is_not_ours(self) -> None:
+        assert list(LineReader().feed(b"srun: warning")) == []
+
+    def test_no_line_is_longer_than_slurm_carries_whole(self) -> None:
+        lines = LineWriter(999).lines(msgspec.json.encode(NodeDone(reason="é" * 9000))).splitlines()
+        assert max(map(len, lines)) < 1000
+
+
+class TestPlace:
+    SLURM = {
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURMD_NODENAME": "n2",
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "CUDA_VISIBLE_DEVICES": "0,3",
+    }
+
+    def test_slurms_variables(self) -> None:
+        place = find_place(self.SLURM)
+        assert (place.engine, place.node, place.nodes, place.host) == ("slurm", 1, 2, "n2")
+        assert (place.gpus, place.address, place.interface) == (("0", "3"), "127.0.0.1", "lo")
+
+    @pytest.mark.parametrize("value", ["", "NoDevFiles", "void"])
+    def test_no_gpus(self, value: str) -> None:
+        assert find_place({**self.SLURM, "CUDA_VISIBLE_DEVICES": value}).gpus == ()
+
+    @pytest.mark.parametrize(
+        ("environ", "words"),
+        [
+            ({}, "no engine has started this agent"),
+            ({"SLURM_NODEID": "0"}, "is None, which is no number"),
+            ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "is no node of 2"),
+        ],
+    )
+    def test_nonsense(self, environ: dict[str, str], words: str) -> None:
+        with pytest.raises(UsageError, match=words):
+            find_place(environ)
+
+
+class TestVerdict:
+    END = EngineEnd(state=EngineState.NODE_LOST, reason="Node failure on n2", exit_code=0)
+
+    def judged(self, *shares: ShareRecord, end: EngineEnd | None = None) -> TestResult:
+        return judge_shares(a_test(), shares, end, job_id="j1", hosts=("n1", "n2"))
+
+    def test_every_rank_green_is_a_pass(self) -> None:
+        result = self.judged(share(0, rank(0), rank(1)), share(1, rank(2), rank(3)))
+        assert result.outcome is Outcome.PASSED
+        assert [record.node for record in result.ranks] == ["n1", "n1", "n2", "n2"]
+
+    @pytest.mark.parametrize("code", [0, 1, None])
+    def test_a_missing_record_is_the_machines_fault_whatever_the_exit_code(self, code: int | None) -> None:
+        end = msgspec.structs.replace(self.END, exit_code=code)
+        result = self.judged(share(0, rank(0), rank(1)), end=end)
+        assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+        assert result.message == "ranks 2-3 of 4 on node n2 left no record: node lost: Node failure on n2"
+
+    def test_a_single_missing_rank(self) -> None:
+        result = self.judged(share(0, rank(0), rank(1)), share(1, rank(3)), end=self.END)
+        assert result.message.startswith("rank 2 of 4 on node n2 left no record")
+
+    def test_the_earliest_red_record_is_the_culprit(self) -> None:
+        early = rank(3, phase="call", outcome=Outcome.FAILED, message="boom", failed_after_s=1.0)
+        late = rank(0, outcome=Outcome.FAILED, message="bang", failed_after_s=2.0)
+        result = self.judged(share(0, late, rank(1)), share(1, rank(2), early))
+        assert (result.culprit, result.cause) == (3, Cause.TEST)
+        assert result.message == "rank 3 of 4 failed: boom [rank 3 is on node n2]"
+
+    def test_a_red_record_beside_a_missing_one_is_named_and_does_not_excuse_it(self) -> None:
+        red = rank(0, outcome=Outcome.FAILED, message="boom", failed_after_s=1.0)
+        result = self.judged(share(0, red, rank(1)), end=self.END)
+        assert (result.cause, result.culprit) == (Cause.INFRASTRUCTURE, 0)
+        assert result.notes == ("rank 0 on n1: boom",)
+
+    def test_a_symptom_of_a_lost_node_accuses_nobody(self) -> None:
+        red = rank(0, outcome=Outcome.FAILED, message="Connection closed by peer", failed_after_s=1.0)
+        assert self.judged(share(0, red, rank(1)), end=self.END).culprit is None
+
+    def test_a_rank_that_notices_the_end_of_a_hang_is_no_culprit(self) -> None:
+        hung = {"end": RankEnd.KILLED, "outcome": None, "hung": True, "phase": "call"}
+        late = rank(3, outcome=Outcome.FAILED, message="Connection reset by peer", failed_after_s=60.1)
+        result = self.judged(share(0, rank(0, **hung), rank(1, **hung)), share(1, rank(2, **hung), late))
+        assert result.outcome is Outcome.FAILED
+        assert result.culprit is None
+        assert "timed out" in result.message
+
+    def test_a_whole_job_without_records(self) -> None:
+        (result,) = verdict(a_job(), (), self.END)
+        assert result.message == "no rank left a record: node lost: Node failure on n2"
+
+    def test_a_later_record_of_a_node_replaces_the_earlier(self) -> None:
+        worse = share(1, rank(2, end=RankEnd.SIGNALLED, outcome=None, message="died"), rank(3))
+        (result,) = verdict(a_job(), (share(0, rank(0), rank(1)), share(1, rank(2), rank(3)), worse), None)
+        assert result.culprit == 2
+
+    def test_a_lease_that_says_passed_without_records_is_not_believed(self) -> None:
+        test = a_test(size=2, nodes=1)
+        said = TestResult(nodeid=test.nodeid, outcome=Outcome.PASSED, ranks=(rank(0),))
+        result = check_lease_result(test, said)
+        assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+        whole = msgspec.structs.replace(said, ranks=(rank(0), rank(1)))
+        assert check_lease_result(test, whole) is whole
+
+
+class TestSlurmsWords:
+    def test_capacity_is_what_works_of_the_default_partition(self) -> None:
+        text = "2|gpu:a100:8(S:0-1)|64|idle|1-00:00:00|gpu*\n1|gpu:8|64|down*|1:00|gpu*\n9|(null)|4|idle|1:00|cpu\n"
+        capacity = parse_capacity(text, "slurm 23.11")
+        assert (capacity.nodes, capacity.gpus_per_node, capacity.cpus_per_node) == (2, 8, 64)
+        assert capacity.longest_job_s == 86_400
+
+    def test_no_node_works(self) -> None:
+        with pytest.raises(EngineError, match="no node there that works"):
+            parse_capacity("1|gpu:8|64|drain|1:00|gpu*\n", "slurm")
+
+    @pytest.mark.parametrize(
+        ("text", "seconds"), [("30:00", 1800), ("1:00:00", 3600), ("2-00:00:01", 172_801), ("5", 5)]
+    )
+    def test_times(self, text: str, seconds: float) -> None:
+        assert parse_time(text) == seconds
+
+    def test_versions(self) -> None:
+        assert parse_version("slurm-wlm 22.05.8") == (22, 5)
+        with pytest.raises(EngineError, match=r"needs Slurm 20\.11"):
+            parse_version("slurm 19.05.5")
+        with pytest.raises(EngineError, match="no version"):
+            parse_version("command of another kind")
+
+    @pytest.mark.parametrize(
+        ("line", "state"),
+        [
+            ("7|PENDING|PartitionTimeLimit|", EngineState.REJECTED),
+            ("7|PENDING|JobHeldAdmin|", EngineState.HELD),
+            ("7|PENDING|Resources|", None),
+            ("7|PENDING|Priority|", None),
+            ("7|RUNNING|None|n1", None),
+        ],
+    )
+    def test_what_keeps_a_job_waiting_for_ever(self, line: str, state: EngineState | None) -> None:
+        (read,) = parse_queue(line)
+        found = stuck(read)
+        assert (found.state if found else None) is state
+        assert found is None or found.advice
+
+    @pytest.mark.parametrize(
+        ("queue", "complaint", "state"),
+        [
+            ("7|NODE_FAIL|NodeFail|n1", "", EngineState.NODE_LOST),
+            ("7|TIMEOUT|TimeLimit|n1", "", EngineState.TIME_LIMIT),
+            ("7|PREEMPTED|None|n1", "", EngineState.PREEMPTED),
+            ("7|OUT_OF_MEMORY|None|n1", "", EngineState.OUT_OF_MEMORY),
+            (
+                "7|CANCELLED|None|n1",
+                "slurmstepd: error: *** STEP 7.0 CANCELLED DUE TO TIME LIMIT ***",
+                EngineState.TIME_LIMIT,
+            ),
+            ("7|COMPLETED|None|n1", "", EngineState.COMPLETED),
+            ("", "srun: error: Unable to allocate resources: Invalid account", EngineState.REJECTED),
+            (
+                "",
+                "srun: error: Unable to contact slurm controller (connect failure)",
+                EngineState.UNREACHABLE,
+            ),
+        ],
+    )
+    def test_how_a_job_ended(self, queue: str, complaint: str, state: EngineState) -> None:
+        seen = next(iter(parse_queue(queue)), None)
+        end = end_of(seen, [complaint], 1 if complaint else 0, started=seen is not None)
+        assert end.state is state
+        assert end.advice or state in (EngineState.COMPLETED, EngineState.CANCELLED)
+
+
+class TestSubmission:
+    def test_arguments(self) -> None:
+        argv = srun_arguments(a_job(), SlurmOptions(partition="gpu", account="ci"), ["PATH"], ("agent",))
+        assert argv[0] == "srun"
+        assert {
+            "--nodes=2",
+            "--ntasks=2",
+            "--time=2",
+            "--gres=gpu:1",
+            "--partition=gpu",
+            "--account=ci",
+        } <= set(argv)
+        assert f"--job-name={a_job().name}" in argv
+        assert argv[-1] == "agent"
+
+    def test_secrets_stay_at_home(self) -> None:
+        environ = {
+            "PATH": "/bin",
+            "GITHUB_TOKEN": "secret",
+            "DISTTEST_NODE": "0",
+            "EXTRA": "1",
+            "NCCL_DEBUG": "INFO",
+        }
+        assert set(travelling(a_job(environment=("EXTRA",)), environ)) == {
+            "PATH",
+            "EXTRA",
+            "NCCL_DEBUG",
+            "PYTHONPATH",
+        }
+
+    def test_a_living_clients_jobs_are_not_leftovers(self) -> None:
+        living = a_job().name
+        machine, pid, _ = new_run_id().split("-")
+        dead = f"disttest-{machine}-{pid}-1-j4"
+        elsewhere = "disttest-0000000000-1-1-j1"
+        assert dead_names([living, dead, elsewhere, "other", "disttest-mine"]) == (dead,)
+
+
+class TestNodesAgree:
+    def ready(self, host: str, **changes: str) -> NodeReady:
+        versions = {"disttest": "1", "python": "3.11", "torch": "2.13", **changes}
+        digest = versions.pop("digest", "d")
+        return NodeReady(host=host, at_s=0.0, versions=Versions(**versions), digest=digest)
+
+    @pytest.mark.parametrize(
+        ("other", "words"),
+        [
+            ({}, ""),
+            ({"disttest": "2"}, "disttest 2 on node n2, 1 on the client"),
+            ({"torch": "2.12"}, "torch 2.13 on node n1, 2.12 on node n2"),
+            ({"digest": "e"}, "the tests on node n2 are not those on the client"),
+        ],
+    )
+    def test_both_sides_are_named(self, other: dict[str, str], words: str) -> None:
+        client = Versions(disttest="1", python="3.12", torch="")
+        said = disagreement(client, "d", {0: self.ready("n1"), 1: self.ready("n2", **other)})
+        assert said.startswith(words)
+        assert bool(said) == bool(words)
