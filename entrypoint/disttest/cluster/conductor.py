@@ -43,8 +43,12 @@ from disttest.running.protocol import Message
 
 STILL_HERE_S = 10.0
 """How often nodes hear that the client lives."""
-GOODBYE_S = 15.0
-"""From the last word of the last node to the engine's end of the job; the verdict does not wait for it any longer."""
+GOODBYE_S = 5.0
+"""From the last word of the last node to the engine's end of the job.
+
+Longer only when the engine's controller is away. All verdicts are there then; the engine's own client (srun) is left
+running, since ending it would leave the allocation to nobody: it hands the nodes back when the controller returns.
+"""
 _OUTPUT_KEPT = 30
 
 
@@ -155,6 +159,13 @@ class Conductor(ABC):
         """Whether every node has said its last word, and the engine has had time to see it."""
         return self._done_s is not None and self._clock() - self._done_s > GOODBYE_S
 
+    def leave(self) -> None:
+        """Every node is done, and the engine does not confirm it."""
+        self._book.noted(
+            f"{self.job.name}: every node is done, but the engine has not confirmed the end of the job"
+        )
+        self.close(EngineEnd(state=EngineState.COMPLETED, reason="the engine has not confirmed its end"))
+
     def close(self, end: EngineEnd) -> None:
         """The job has ended: judge what has no verdict yet."""
         final = self.failure or end
@@ -257,6 +268,9 @@ def conduct(run: Run, conductor: Conductor, stop: Callable[[], str]) -> None:
         if why := stop():
             conductor.fail(EngineState.CANCELLED, why)
         _act(run, conductor, orders)
+        if conductor.is_over:
+            conductor.leave()
+            return
 
 
 def _take(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Message]:
@@ -278,5 +292,3 @@ def _act(run: Run, conductor: Conductor, orders: Sequence[Message]) -> None:
         return
     for order in orders:
         run.send(encode_order(order))
-    if conductor.is_over:
-        run.cancel("every node is done")
