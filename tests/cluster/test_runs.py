@@ -282,7 +282,7 @@ def test_a_cancelled_run_writes_its_reports(lab: ClusterLab) -> None:
 
 def test_the_time_limit_of_a_job(lab: ClusterLab) -> None:
     """Slurm ends a job at its limit, which it keeps in minutes: it is told to shorten the limit to now."""
-    lab.write(test_waits=WAITS)
+    lab.write(test_waits=WAITS.replace("timeout(60)", "timeout(300)").replace("range(600)", "range(3000)"))
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     done = lab.cluster.on_login(

@@ -16,6 +16,7 @@ import yaml
 from action_files import ROOT, expected
 
 from disttest.cli import command
+from disttest.commands.cluster import FLAGS as CLUSTER_FLAGS
 from disttest.launch.commands import launch
 from disttest.launch.inputs import INPUTS, Input, Kind
 from disttest.planning.options import OPTIONS
@@ -66,7 +67,7 @@ def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in OPTIONS} <= names
     flags = flags_of(command.commands["run"])
-    assert flags <= {one.option for one in INPUTS["run"]} | {"--help"}
+    assert flags <= {one.option for one in INPUTS["run"]} | {"--help"} | CLUSTER_FLAGS
 
 
 @pytest.mark.parametrize("name", INPUTS)

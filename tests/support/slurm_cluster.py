@@ -63,7 +63,7 @@ class SlurmCluster:
 
     def command(self, *argv: str) -> list[str]:
         """The same command on the login node."""
-        return ["nsenter", f"--net=/proc/{self.login.pid}/ns/net", "--", *argv]
+        return [shutil.which("nsenter") or "nsenter", f"--net=/proc/{self.login.pid}/ns/net", "--", *argv]
 
     def on_login(self, *argv: str, **options: object) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node."""

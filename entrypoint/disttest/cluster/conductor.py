@@ -121,8 +121,10 @@ class Conductor(ABC):
                 self._book.noted(text)
             case NodeDone(reason=reason):
                 self._on_done(node, reason)
-            case _:
-                return () if self.failure else self.on_message(node, message)
+            case _ if not self.refusal:
+                # The last words of nodes that are told to end count; what they would be answered does not.
+                orders = self.on_message(node, message)
+                return () if self.failure else orders
         return ()
 
     def tick(self) -> Sequence[Message]:

@@ -109,6 +109,10 @@ _NAMES = (
 )
 
 
+FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in ("launcher", *_NAMES))
+"""For a machine that submits; the action runs where its job runs, and has no inputs for them."""
+
+
 def take_cluster(given: dict[str, Any]) -> ClusterChoice:
     """Take the options out of what click gave.
 
