@@ -89,7 +89,7 @@ class SlurmCluster:
     def processes(self, node: Node) -> list[str]:
         """Command lines of what runs inside a node, Slurm's own daemons excluded."""
         lines = self.on_node(node, "ps", "-eo", "pid=,args=").stdout.splitlines()
-        ours = ("sleep infinity", "slurmd", "slurmstepd", "ps -eo", "[slurm")
+        ours = ("sleep infinity", "slurmd", "slurmstepd", "ps -eo", "<defunct>")
         return [line for line in lines if not any(word in line for word in ours)]
 
     def wait_until_free(self, limit_s: float = 15.0) -> None:
@@ -340,7 +340,7 @@ def _slurm_conf(cluster: SlurmCluster) -> str:
         ReturnToService=2
         SchedulerParameters=sched_interval=1,sched_min_interval=1000,batch_sched_delay=0
         SlurmdTimeout=300
-        KillWait=3
+        KillWait=10
         MaxJobCount=200
         TaskProlog={folder}/task-prolog
         """)
