@@ -74,12 +74,16 @@ class Lease:
             reason: what others will read.
             pid: the process that does not let go of it; the quarantine ends with that process.
         """
-        self._notes.add(slot.uuid, reason, pid=pid)
+        self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
         self.give_back(slot)
 
     def give_back(self, slot: Slot) -> None:
         """Free one slot."""
         self._held.pop(slot).release()
+
+    def leave_to_heirs(self, slot: Slot) -> None:
+        """Let go of a slot, but not for processes that inherited its lock: it is free when the last of them ends."""
+        self._held.pop(slot).close()
 
     def release(self) -> None:
         """Free all."""

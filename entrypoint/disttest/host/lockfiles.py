@@ -59,6 +59,11 @@ class Lock:
         """Free the lock, also for processes that inherited it."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it: it is free when the last process that inherited it has ended."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 

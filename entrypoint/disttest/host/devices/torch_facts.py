@@ -5,6 +5,7 @@ Run as a module; speaks one :class:`TorchFacts`.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,12 @@ def ask_torch(*, timeout_s: float = 60.0) -> TorchFacts:
     if len(heard) < 2:
         return msgspec.structs.replace(facts, error=f"initialising {facts.device_type}: the child {ended}")
     return facts
+
+
+def about_torch() -> TorchFacts | None:
+    """What torch says of itself, without a look at any device; None unless this process has imported it."""
+    torch = sys.modules.get("torch")
+    return _about(torch) if torch is not None else None
 
 
 def main(_arguments: Sequence[str]) -> None:
