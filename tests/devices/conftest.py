@@ -77,7 +77,12 @@ class Host:
         probe = {"library": str(self.driver.library), "compute": "cpu", "worker": "faulty_worker"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_", "CUDA_"))}
         path = os.pathsep.join(part for part in (*sys.path, str(WORKERS)) if part)
-        ours = {"DISTTEST_PROBE": json.dumps(probe), "DISTTEST_FAULTS": "", "PYTHONPATH": path, "COLUMNS": "200"}
+        ours = {
+            "DISTTEST_PROBE": json.dumps(probe),
+            "DISTTEST_FAULTS": "",
+            "PYTHONPATH": path,
+            "COLUMNS": "200",
+        }
         options = ["--lease-dir", str(self.folder / "leases"), "--results", str(self.folder / results)]
         return subprocess.Popen(
             [sys.executable, "-m", "disttest", "run", *arguments, *options],

@@ -85,7 +85,9 @@ def test_a_waiting_run_says_who_holds_what_and_goes_on(host):
     ended = host.end(process)
 
     assert ended.exit_code == 0, ended.output
-    line = f"waiting for GPUs: 1 of 2 GPUs are free; GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) held by nightly ddp"
+    line = (
+        f"waiting for GPUs: 1 of 2 GPUs are free; GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) held by nightly ddp"
+    )
     assert said == f"disttest: {line}, pid {os.getpid()}\n"
     assert any(note.startswith(line) for note in notes(ended))
 
@@ -314,7 +316,9 @@ def test_a_run_whose_gpu_dies_ends_with_7_and_each_test_says_why(host, how):
     rest = [first[f"test_a[{n}]"] for n in range(4, 30)]
     for results in (rest, list(second.values())):
         assert {result.message for result in results} == {f"not run: {why} (0 of 1 needed devices are left)"}
-        assert [result.outcome for result in results] == [Outcome.ERROR] + [Outcome.SKIPPED] * (len(results) - 1)
+        assert [result.outcome for result in results] == [Outcome.ERROR] + [Outcome.SKIPPED] * (
+            len(results) - 1
+        )
     assert {result.cause for result in [rest[0], second["test_b[0]"]]} == {Cause.INFRASTRUCTURE}
     assert len(slots_of_worlds(ended)) == 4
     assert "3 passed" in ended.output

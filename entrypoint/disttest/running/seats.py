@@ -39,7 +39,7 @@ HANG_EVIDENCE_LIMIT_S = 2.0
 _START_LOG_KEPT = 16 * 1024
 _EXIT_LIMIT_S = 2.0
 """From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
-_TICK_S = 0.2
+_TRIM_S = 0.2
 """How often log sizes are looked at while a test runs."""
 
 
@@ -118,14 +118,17 @@ class Supervisor:
     def watch(self, attempt: Attempt) -> None:
         """Return when every rank is done, dead or ended."""
         logs = [self._log(progress) for progress in attempt.ranks]
+        trim_s = time.monotonic() + _TRIM_S
         while not attempt.is_over:
             now_s = time.monotonic()
             if attempt.overdue(now_s, self._grace_s):
                 self.end_living(attempt)
                 break
-            self.wait(min(_TICK_S, attempt.next_check_s(now_s, self._grace_s)))
-            for log in logs:
-                log.trim()
+            self.wait(min(_TRIM_S, attempt.next_check_s(now_s, self._grace_s)))
+            if now_s >= trim_s:
+                trim_s = now_s + _TRIM_S
+                for log in logs:
+                    log.trim()
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""

@@ -271,9 +271,7 @@ class World:
         survivors = kill_descendants(spare=())
         if not self._abandoned:
             self._controller.send(
-                WorldClosed(
-                    reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors
-                )
+                WorldClosed(reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors)
             )
 
     def _name_leftovers(self, pids: set[int]) -> tuple[tuple[str, str], ...]:
