@@ -52,6 +52,8 @@ class SlotState(Frozen):
     """Why it can not be had; empty for a free one."""
     permanent: bool = False
     """Whether waiting is no use: the GPU is broken, or in quarantine."""
+    held: bool = False
+    """Whether the obstacle is another run."""
 
 
 class Lease:
@@ -175,7 +177,7 @@ class Leaser:
         if lock is not None:
             lock.release()
             return state
-        return SlotState(slot=state.slot, label=state.label, obstacle=self._held_by(state.slot))
+        return SlotState(slot=state.slot, label=state.label, obstacle=self._held_by(state.slot), held=True)
 
     def _held_by(self, slot: Slot) -> str:
         holder = self._directory.read(_lock_name(slot))

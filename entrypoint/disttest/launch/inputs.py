@@ -87,7 +87,7 @@ _CONTAINER = (
 )
 _DEVICES = (
     Input("gpus", Kind.LAUNCH, "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX."),
-    Input("lease-dir", Kind.LAUNCH, "Folder in which the runners of this host lease GPUs."),
+    Input("lease-dir", Kind.RUN, "Folder in which the runners of this host lease GPUs."),
 )
 _RUN = tuple(
     Input(option.name, Kind.RUN_SWITCH if option.switch else Kind.RUN, option.help) for option in OPTIONS

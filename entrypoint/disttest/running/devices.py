@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +13,7 @@ from disttest.host.devices.findings import Grade, judge_machine
 from disttest.host.devices.machine import is_slice
 from disttest.host.devices.torch_facts import about_torch
 from disttest.host.lease import Lease, Leaser, Request
-from disttest.host.lockfiles import DEFAULT_DIRECTORY
+from disttest.host.lockfiles import usual_directory
 from disttest.host.quarantine import Quarantine, QuarantineNotes
 from disttest.model import Slot
 from disttest.planning.options import AUTO, RunOptions, environment, read_probe
@@ -39,7 +37,7 @@ class Devices:
         _check_options(options)
         self.options = options
         self.probe = read_probe()
-        self.directory = options.lease_dir or _usual_directory()
+        self.directory = options.lease_dir or usual_directory()
         self.lease: Lease | None = None
         self.machine = self.look()
         on_cpu = options.device == "cpu" or options.gpus.none
@@ -173,14 +171,6 @@ def _check_options(options: RunOptions) -> None:
     """
     if options.gpus.none and options.device not in (AUTO, "cpu"):
         raise UsageError(f"--gpus none and --device {options.device} contradict each other")
-
-
-def _usual_directory() -> Path:
-    """The one that all runs of a host share; where only root could make it, one that everybody can."""
-    top = DEFAULT_DIRECTORY.parent
-    if DEFAULT_DIRECTORY.is_dir() or os.access(top if top.is_dir() else top.parent, os.W_OK):
-        return DEFAULT_DIRECTORY
-    return Path(tempfile.gettempdir()) / "disttest-leases"
 
 
 def visible_to(slots: tuple[Slot, ...]) -> str:
