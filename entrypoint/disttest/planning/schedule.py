@@ -162,6 +162,8 @@ class _Lane:
                 break
             seats_at_s = max(now_s, running.ends_s)
             spare += len(running.slots)
+        if spare < 0:  # it waits for slots on hold, and nobody knows for how long
+            return self._first(now_s, self.waiting.firsts(widest=free))
         if not self._may_be_overtaken(gang, now_s, seats_at_s):
             return None
         chosen = self._first(now_s, self.waiting.firsts(widest=min(free, spare))) or self._first(

@@ -37,12 +37,9 @@ def parse_share(text: str) -> GpuShare:
             return GpuShare(required=True)
         case "none":
             return GpuShare(none=True)
-    if re.fullmatch(r"[0-9]+", text):
-        if int(text) == 0:
-            raise UsageError("to run without GPUs, say none")
+    if re.fullmatch(r"[0-9]+", text) and int(text):
         return GpuShare(required=True, count=int(text))
     names = tuple(name.strip() for name in text.removeprefix("device=").split(","))
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is not auto, all, none, a count, an index or a GPU's UUID")
+    if not all(map(_NAME.fullmatch, names)) or text.isdigit():
+        raise UsageError(f"{text!r} is not auto, all, none, a count from 1, device=INDEX or UUIDs of GPUs")
     return GpuShare(required=True, names=names)

@@ -140,7 +140,8 @@ class Devices:
 
     def _check(self, usable: list[Slot]) -> None:
         share, asked = self.options.gpus, self.options.device == "cuda" or "nccl" in self.options.backend
-        wrong = [*self.notes(), *([self.machine.nvml_error] if self.machine.nvml_error else [])]
+        error = self.machine.nvml_error.rstrip(".")
+        wrong = [*self.notes(), *([error] if error else [])]
         if not usable and wrong:
             raise InfrastructureError(
                 f"this machine has GPUs and none can be used: {'; '.join(wrong)}. "
