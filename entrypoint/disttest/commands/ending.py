@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -32,7 +32,7 @@ def finish_run(
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
-    publish_summary(results, environ)
+    lost += _published(lambda: publish_summary(results, environ))
     if on_github:
         click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
     print_final(Console(), run, failures=False, on_github=on_github)
@@ -41,8 +41,18 @@ def finish_run(
         click.echo(f"disttest: {message}", err=True)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
     code = _code(run.exit_code, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
-    publish_outputs(run_outputs(run, results, code), environ)
+    for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
+        click.echo(f"disttest: {message}", err=True)
     return code
+
+
+def _published(publish: Callable[[], object]) -> list[str]:
+    """What GitHub's files have no room for is told, and takes nothing else along."""
+    try:
+        publish()
+    except OSError as error:
+        return [f"could not write GitHub's {error.filename or 'files'}: {error.strerror}"]
+    return []
 
 
 def _write(run: RunResult, results: Path) -> list[str]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from disttest.errors import UsageError
-from disttest.planning.options import OPTIONS
+from disttest.planning.options import OPTIONS, Option
 
 PREFIX = "DISTTEST_INPUT_"
 
@@ -29,6 +29,8 @@ class Kind(StrEnum):
     LINES = "lines"
     RUN_SWITCH = "run-switch"
     RUN_LINES = "run-lines"
+    SECRET = "secret"  # noqa: S105
+    """It travels as a variable, never on a command line."""
 
 
 class Input(NamedTuple):
@@ -89,9 +91,15 @@ _DEVICES = (
     Input("gpus", Kind.LAUNCH, "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX."),
     Input("lease-dir", Kind.RUN, "Folder in which the runners of this host lease GPUs."),
 )
-_RUN = tuple(
-    Input(option.name, Kind.RUN_SWITCH if option.switch else Kind.RUN, option.help) for option in OPTIONS
-)
+
+
+def _kind(option: Option) -> Kind:
+    if option.secret:
+        return Kind.SECRET
+    return Kind.RUN_SWITCH if option.switch else Kind.RUN
+
+
+_RUN = tuple(Input(option.name, _kind(option), option.help) for option in OPTIONS)
 _RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
 
 _FLOORS = (
@@ -168,6 +176,12 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         return [command, *flags, *tail]
     inner = [flag for flag in flags if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]
     return ["launch", *_launch_flags(INPUTS[command], values), command, *inner, *tail]
+
+
+def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
+    """The secret inputs, as the variables of their options."""
+    names = [one.name for one in INPUTS[command] if one.kind is Kind.SECRET and values.get(one.name)]
+    return {option.variable: values[option.name] for option in OPTIONS if option.name in names}
 
 
 def _targets(command: str, values: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from disttest.host.process import Child, end_all
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
-from disttest.running.logs import RankLog
+from disttest.running.logs import LogRoom, RankLog
 from disttest.running.protocol import (
     AnyMessage,
     Channel,
@@ -72,6 +72,7 @@ class Supervisor:
         self.attempt: Attempt | None = None
         self._results = results
         self._log_limit = log_limit
+        self.logs = LogRoom(results, limit=log_limit)
         self._grace_s = grace_s
         self._selector = selectors.DefaultSelector()
 
@@ -81,6 +82,7 @@ class Supervisor:
         for seat in self.seats:
             seat.channel.close()
             seat.child.close()
+        self.logs.close()
 
     # --- what is watched
 
@@ -158,7 +160,7 @@ class Supervisor:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
-            log.finish()
+            self.logs.finish(progress.log)
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
         """Write a death into the attempt, unless it was our doing or is explained already."""
@@ -176,7 +178,7 @@ class Supervisor:
         return (self._results / progress.log).parent / "flight" / f"rank_{progress.rank}.json"
 
     def _log(self, progress: Progress) -> RankLog:
-        return RankLog(self._results / progress.log, limit=self._log_limit)
+        return self.logs.log(progress.log)
 
     def _drain(self, seats: Sequence[Seat]) -> None:
         waiting = {seat.rank for seat in seats}

@@ -262,7 +262,7 @@ class Upkeep:
 
     def _lose(self, slot: Slot, reason: str, *, pid: int = 0) -> None:
         self.broken[slot.name] = reason
-        if self._devices.lease is not None:
+        if self._devices.lease is not None and slot in self._devices.lease.slots:
             self._devices.lease.quarantine(slot, reason, pid=pid)
 
     # --- proving

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from disttest.host.process import Child, adopt_orphans, age_of, children_of, end_all, kill_descendants
+from disttest.masking import masker
 from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
@@ -117,7 +118,7 @@ class World:
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             scratch=scratch / f"rank{rank}",
-            log=scratch / f"rank{rank}.log",
+            log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             seed=order.seed,
             threads=order.threads,
             results=Path(order.results_dir),
@@ -193,7 +194,8 @@ class World:
                 RunTest(
                     nodeid=test.nodeid,
                     next_nodeid=following,
-                    log=str(Path(self._order.results_dir) / progress.log),
+                    log=str(self._ranks.logs.open(progress.log)),
+                    folder=relative,
                     scratch=str(scratch),
                     generation=generation,
                     limit_s=test.timeout_s,
@@ -269,6 +271,9 @@ class World:
         left = children_of() - {seat.child.pid for seat in self._ranks.seats}
         leftovers = self._name_leftovers(left)
         survivors = kill_descendants(spare=())
+        if masker.active:  # they name files and functions as they are
+            for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
+                stacks.unlink(missing_ok=True)
         if not self._abandoned:
             self._controller.send(
                 WorldClosed(reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors)

@@ -6,7 +6,6 @@ import os
 import time
 import unittest
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -137,7 +136,7 @@ class ForkHost:
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
         order = self._running()
         for seat in team.supervisor.seats:
-            log = str(self._log(seat.rank))
+            log = str(team.supervisor.logs.open(self._log(seat.rank)))
             seat.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
         records = self._watch(team, attempt)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
@@ -158,8 +157,9 @@ class ForkHost:
             raise RanksFailed("ranks were started while no test runs")
         return self._order
 
-    def _log(self, rank: int) -> Path:
-        return Path(self._running().log).with_name(f"rank{rank}.log")
+    def _log(self, rank: int) -> str:
+        """Where a rank's log of the running test comes to lie, relative to the results directory."""
+        return f"{self._running().folder}/rank{rank}.log"
 
     def _limit_s(self) -> float:
         return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
@@ -170,7 +170,8 @@ class ForkHost:
         self._starts += 1
         stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
         questions = stacks.with_suffix(".ask")
-        spec, config, log, parent = self._spec, self._config, self._log(rank), os.getpid()
+        spec, config, parent = self._spec, self._config, os.getpid()
+        log = team.supervisor.logs.open(self._log(rank))
 
         def be_rank() -> None:
             die_with_parent(parent)
@@ -205,18 +206,13 @@ class ForkHost:
             started_s=now_s,
             started_at_s=0.0,
             ranks=[
-                Progress(
-                    rank=seat.rank, pid=seat.child.pid, log=self._relative(self._log(seat.rank)), phase="call"
-                )
+                Progress(rank=seat.rank, pid=seat.child.pid, log=self._log(seat.rank), phase="call")
                 for seat in team.supervisor.seats
             ],
         )
         attempt.rule, attempt.skips = rule, self._skips
         attempt.patient = self._spec.verdict is VerdictRule.TORCH or rule.any_code or rule.expected != 0
         return attempt
-
-    def _relative(self, path: Path) -> str:
-        return path.relative_to(self._spec.results).as_posix()
 
     def _watch(
         self, team: Team, attempt: HostedAttempt, *, never_joined: bool = False
