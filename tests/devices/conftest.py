@@ -56,7 +56,7 @@ class Ended:
     def results_of(self, prefix=""):
         """Name (without the world) -> final result."""
         return {
-            test.test.name.replace("[1xnccl-", "[").replace("[1xnccl]", ""): test.final
+            test.test.name.replace("[1xgloo-", "[").replace("[1xgloo]", ""): test.final
             for test in self.run.tests
             if test.test.nodeid.startswith(prefix)
         }
@@ -73,7 +73,7 @@ class Host:
         for name, source in files.items():
             (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
 
-    def start(self, *arguments, results="results", **environ):
+    def start(self, *arguments, results="results", backend="gloo", **environ):
         probe = {"library": str(self.driver.library), "compute": "cpu", "worker": "faulty_worker"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_", "CUDA_"))}
         path = os.pathsep.join(part for part in (*sys.path, str(WORKERS)) if part)
@@ -84,6 +84,7 @@ class Host:
             "COLUMNS": "200",
         }
         options = ["--lease-dir", str(self.folder / "leases"), "--results", str(self.folder / results)]
+        options += ["--backend", backend] if backend else []  # the torch of these tests has no NCCL
         return subprocess.Popen(
             [sys.executable, "-m", "disttest", "run", *arguments, *options],
             cwd=self.folder,

@@ -77,8 +77,8 @@ def options(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "unset")  # put back at the end, whatever a lease makes of it
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
-    def make(driver, **given):
-        probe = {"library": str(driver.library), "compute": "cpu"}
+    def make(driver, *, compute="cpu", **given):
+        probe = {"library": str(driver.library), "compute": compute}
         monkeypatch.setenv("DISTTEST_PROBE", json.dumps(probe))
         return resolve_options({"lease_dir": str(tmp_path / "leases"), **given}, environ={})
 
@@ -289,6 +289,14 @@ def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slo
 
     assert [slot.name for slot in devices.slots][: len(slots)] == slots
     devices.release()
+
+
+def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, options):
+    driver = fake(fakes.plain(1))
+
+    assert Devices(options(driver, compute="cuda")).device == "cpu"
+    assert Devices(options(driver, compute="cuda", device="cuda")).device == "cuda"
+    assert Devices(options(driver, compute="cuda", gpus="1")).device == "cuda"
 
 
 @pytest.mark.parametrize(

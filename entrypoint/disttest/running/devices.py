@@ -11,7 +11,7 @@ from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
 from disttest.host.devices import Machine, detect_machine
 from disttest.host.devices.findings import Grade, judge_machine
 from disttest.host.devices.machine import is_slice
-from disttest.host.devices.torch_facts import about_torch
+from disttest.host.devices.torch_facts import about_torch, has_accelerator
 from disttest.host.lease import Lease, Leaser, Request
 from disttest.host.lockfiles import usual_directory
 from disttest.host.quarantine import Quarantine, QuarantineNotes
@@ -40,7 +40,7 @@ class Devices:
         self.directory = options.lease_dir or usual_directory()
         self.lease: Lease | None = None
         self.machine = self.look()
-        on_cpu = options.device == "cpu" or options.gpus.none
+        on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
         found = () if on_cpu else self.machine.slots("cuda")
         self._left_out = self._in_quarantine(found)
         usable = [slot for slot in found if slot.uuid not in self._left_out]
@@ -65,6 +65,11 @@ class Devices:
                 f"--gpus: this machine has no GPU {unknown[0]}{shown}; see disttest doctor"
             )
         return machine.restricted_to(",".join(names)) if names else machine
+
+    def _torch_is_for_the_cpu(self) -> bool:
+        """Whether nobody asked for GPUs, and torch could not use one."""
+        asked = self.options.gpus.required or self.options.device == "cuda" or "nccl" in self.options.backend
+        return not asked and self.probe.compute == "cuda" and not has_accelerator()
 
     @property
     def size(self) -> int:
