@@ -62,7 +62,7 @@ def has_accelerator() -> bool:
         text = version.read_text()
     except OSError:
         return True
-    # cuda: Optional[str] = None
+    # Its lines read like "cuda: Optional[str] = None".
     told = re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *(.+)$", text, re.MULTILINE)
     return not told or any(value.strip() != "None" for _, value in told)
 
