@@ -258,8 +258,13 @@ class World:
 
     def _cancel(self, reason: str) -> None:
         self._reason = self._reason or reason
-        if self._ranks.attempt is not None:
-            self._ranks.attempt.cancelled = self._ranks.attempt.cancelled or reason
+        attempt = self._ranks.attempt
+        if attempt is None or attempt.cancelled:
+            return
+        attempt.cancel(reason, time.monotonic())
+        if self._kind is Kind.MAIN:  # it knows what its ranks are doing
+            for seat in self._ranks.seats:
+                seat.channel.send(Cancel(reason=reason))
 
     # --- ending
 

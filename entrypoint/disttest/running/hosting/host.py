@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import unittest
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,9 +29,9 @@ from disttest.running.hosting.team import (
     blame_for_waiting,
     foreign_record,
 )
-from disttest.running.protocol import Channel, RankReady, RanksJoined, RunTest, TestDone
+from disttest.running.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
 from disttest.running.rank import RankSpec
-from disttest.running.seats import Seat
+from disttest.running.seats import Seat, Supervisor
 from disttest.testing.hosting import Body, RanksFailed
 
 
@@ -219,7 +220,8 @@ class ForkHost:
     ) -> tuple[RankRecord, ...]:
         supervisor = team.supervisor
         supervisor.begin(attempt)
-        supervisor.watch(attempt)
+        with self._heeding_the_world(supervisor, attempt):
+            supervisor.watch(attempt)
         supervisor.close_logs(attempt)
         readings = [attempt.read(progress) for progress in attempt.ranks]
         if never_joined:
@@ -228,6 +230,24 @@ class ForkHost:
         theirs = torch_outcome(readings, attempt.rule, self._skips) if attempt.ranks else None
         self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
         return records
+
+    @contextlib.contextmanager
+    def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
+        """While ranks are watched, a cancelled run ends them with their stacks taken."""
+
+        def on_message() -> None:
+            for message in self._channel.receive(wait=False):
+                if isinstance(message, Cancel):
+                    attempt.cancel(message.reason, time.monotonic())
+            if self._channel.closed_by_peer:
+                supervisor.ignore(self._channel)
+                attempt.cancel("the world is gone", time.monotonic())
+
+        supervisor.watch_also(self._channel, on_message)
+        try:
+            yield
+        finally:
+            supervisor.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
         if self._spec.verdict is VerdictRule.TORCH:
