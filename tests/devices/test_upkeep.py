@@ -149,6 +149,24 @@ def test_one_that_never_lets_go_is_in_quarantine_for_as_long(fake, run):
     assert run.free() == ["gpu:0"]
 
 
+def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, run):
+    driver = fake(fakes.plain(1))
+    run = run(driver)
+    run.submit("a")
+    slots = run.due()["a"]
+    run.upkeep.begin()
+    poller = select.poll()
+    poller.register(run.upkeep.descriptors()[0], select.POLLIN)
+    poller.poll()  # the answer is there: nobody holds the GPU
+    time.sleep(0.2)
+    driver.set({"gpu.0.processes": f"4242:{GIB}"})
+
+    run.leave("a", slots)
+    run.turn(until=lambda: not run.upkeep._waiting or run.upkeep._waiting[0].held)
+
+    assert run.upkeep._waiting
+
+
 def test_processes_of_others_do_not_count_where_gpus_are_shared(fake, run):
     driver = fake(fakes.plain(1))
     run = run(driver, share="true")
