@@ -7,7 +7,6 @@ import os
 import time
 import unittest
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
