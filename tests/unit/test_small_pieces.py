@@ -3,6 +3,7 @@
 import pytest
 
 from disttest.errors import UsageError
+from disttest.host import process
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult
 from disttest.planning import targets
 from disttest.results.directory import claim
@@ -152,3 +153,20 @@ def test_equal_stacks_are_told_once():
     assert "stacks of rank 0,1:" in lines
     assert "stacks of rank 2:" in lines
     assert 1 == sum("line 7 in test_x" in line for line in lines)
+
+
+def test_killing_the_rest_of_a_world_spares_what_other_worlds_fork_meanwhile(monkeypatch):
+    trees = {None: {10, 11, 20, 21}, 20: {21}}
+    killed = []
+
+    def children_of(pid=None):
+        found = set(trees[pid])
+        trees[None] = {20, 21, 22} if pid is None else trees[None]
+        trees[20] = {21, 22}  # forked after the first look
+        return found
+
+    monkeypatch.setattr(process, "children_of", children_of)
+    monkeypatch.setattr(process, "send_signal", lambda pid, _signum: killed.append(pid))
+
+    assert () == process.kill_descendants(spare_trees=[20])
+    assert [10, 11] == sorted(killed)
