@@ -172,6 +172,7 @@ def test_flaky_can_fail_the_run_under_the_command_and_under_pytest(lab: Lab) -> 
     assert (1, 1) == (guarded.exit_code, plain.exit_code), plain.output
     assert guarded.run.bad == ()
     assert 1 == int(guarded.junit().get("failures"))
+    assert "--flaky=fail: 1 test passed only when tried again" in guarded.output
     assert "1 rerun" in plain.output
     assert "TestInOneWorld::test_flaky[2xgloo]: passed at attempt 2" in plain.output
     assert "FAILED" not in plain.output
