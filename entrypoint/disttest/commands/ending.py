@@ -15,7 +15,7 @@ from disttest.reports.outputs import publish_outputs, publish_summary, run_outpu
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
 from disttest.results.directory import short_path
-from disttest.results.floors import Floors, check_floors
+from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
 
 
@@ -40,10 +40,12 @@ def finish_run(
     broken = check_floors(run, floors)
     if run.flaky_fails and run.flaky:
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
-    for message in (*lost, *([run.reason] if run.reason else []), *broken):
+    idle = idle_suites(run) if floors.strict else ()
+    for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
         click.echo(f"disttest: {message}", err=True)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
-    code = _code(run.exit_code, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
+    came_to = run.exit_code or (ExitCode.NOT_ENOUGH_DEVICES if idle else ExitCode.PASSED)
+    code = _code(came_to, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
         click.echo(f"disttest: {message}", err=True)
     return code

@@ -99,6 +99,7 @@ _FLOORS = (
     Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
     Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
 )
+_STRICT = Input("strict", Kind.RUN_SWITCH, "true fails if a suite can not run here: all of it was skipped.")
 _SELECTION = (
     Input("plan", Kind.RUN, "Plan of which a shard is to run."),
     Input("shard", Kind.RUN, "Which shard of the plan."),
@@ -109,6 +110,7 @@ _SELECTION = (
     Input("timings", Kind.RUN_LINES, "Results of earlier runs, one file a line."),
     Input("failed-first", Kind.RUN_SWITCH, "true starts with the tests that failed in the newest timings."),
     *_FLOORS,
+    _STRICT,
 )
 
 RUN_INPUTS = (*_TARGETS, *_SELECTION, *_RUN, *_CONTAINER)
