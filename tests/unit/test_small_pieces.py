@@ -11,6 +11,7 @@ from disttest.results.journal import FILE_NAME
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.collect import slug_of
 from disttest.running.logs import RankLog
+from disttest.running.session import _without_ours
 
 
 def test_slugs_are_short_safe_and_distinct():
@@ -170,3 +171,17 @@ def test_killing_the_rest_of_a_world_spares_what_other_worlds_fork_meanwhile(mon
 
     assert () == process.kill_descendants(spare_trees=[20])
     assert [10, 11] == sorted(killed)
+
+
+def test_what_is_ours_is_taken_out_of_pytest_s_arguments():
+    given = [
+        "--disttest-timeout",
+        "3",
+        "-k",
+        "x",
+        "--disttest-slots=2",
+        "--disttest-failed-first",
+        "--my-option",
+    ]
+
+    assert ["-k", "x", "--my-option"] == [*_without_ours(given)]
