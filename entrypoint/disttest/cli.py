@@ -21,12 +21,12 @@ from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.commands.selection import selection_options, take_selection
 from disttest.doctor.commands import doctor
-from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
 from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
+from disttest.planning.options import OPTIONS, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -58,7 +58,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
             f"--{option.name}",
             option.field,
-            metavar=option.metavar,
+            **({"is_flag": True, "flag_value": "true"} if option.switch else {"metavar": option.metavar}),
             help=f"{option.help}  [{option.variable}]",
             multiple=option.secret,
             callback=_joined if option.secret else None,
@@ -81,6 +81,7 @@ def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.results.directory import claim
+    from disttest.running.devices import Devices
     from disttest.running.guard import pytest_command, run_guarded
 
     cluster = take_cluster(flags)
@@ -88,8 +89,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     options = resolve_options(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
-    if not cluster.launcher:
-        _check_devices(options)
+    hardware = None if cluster.launcher else Devices(options).machine.hardware()
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
@@ -98,6 +98,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     if cluster.launcher:
         result = run_cluster(cluster, targets, given, options, extra, results, selection.timings)
     else:
+        assert hardware is not None
         invocation = Invocation(
             cwd=str(Path.cwd()),
             bundled=resolved.bundled,
@@ -106,7 +107,13 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         )
         argv = pytest_command(resolved, given, extra)
         result = run_guarded(
-            argv, options, results, invocation=invocation, plan=selection.plan, shard=selection.shard
+            argv,
+            options,
+            results,
+            invocation=invocation,
+            hardware=hardware,
+            plan=selection.plan,
+            shard=selection.shard,
         )
 
     from disttest.commands.ending import finish_run
@@ -133,18 +140,6 @@ def _hide(values: Sequence[str]) -> None:
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value} | {"results": str(results)}
-
-
-def _check_devices(options: RunOptions) -> None:
-    from disttest.host.devices import detect_machine
-
-    gpus = len(detect_machine().usable_gpus)
-    if not gpus and (options.device == "cuda" or "nccl" in options.backend):
-        asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
-        raise NotEnoughDevices(
-            f"{asked} needs a GPU, and this machine has none that works: ask disttest doctor why, "
-            "or drop the option to run on the CPU"
-        )
 
 
 @command.command(name="list")

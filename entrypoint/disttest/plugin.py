@@ -59,7 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-host", dest="disttest_host", help=internal)
-    group.addoption("--disttest-share", dest="disttest_share", help="(internal) be a node of a world")
+    group.addoption(
+        "--disttest-node-share", dest="disttest_node_share", help="(internal) be a node of a world"
+    )
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption(
         "--disttest-ledger",
@@ -102,7 +104,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     sizes = run.options.world_sizes or run.host.default_sizes()
     backends = run.options.backend or (run.host.default_backend(),)
     return (
-        f"disttest {__version__}: {len(run.slots)} {run.host.device} slots, "
+        f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
         f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
     )
 
@@ -188,7 +190,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
     if run.rank_order is not None:
         _be_a_rank(session, run.rank_order, run.errors)
-    if share := session.config.getoption("disttest_share"):
+    if share := session.config.getoption("disttest_node_share"):
         from disttest.cluster.share import serve_share
 
         serve_share(session, run, Path(share))
@@ -198,6 +200,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
         or session.config.option.collectonly
         or run.recorder is None
         or run.workplace is None
+        or run.devices is None
     ):
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -209,7 +212,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
     controller = Controller(
         session,
         run.options,
-        run.slots,
+        run.devices,
+        run.host,
         run.recorder,
         run.workplace,
         deadline_s=run.deadline_s,
@@ -221,7 +225,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    allow_threads(run.machine.cpus)
+    allow_threads(run.devices.machine.cpus)
     ordinary = [item for item, test in run.pairs if test.world is None]
     _run_ordinary(session, ordinary)
     return True

@@ -146,7 +146,10 @@ def collect_for(host: Host, request: ClusterRequest) -> Collection:
         flags = {**request.flags, "results": folder}
         extra = [*request.pytest_arguments, f"--disttest-host={msgspec.json.encode(host).decode()}"]
         collection = collect_tests(resolve_targets(request.targets), flags, extra, Path(folder))
-    if collection.exit_code == ExitCode.USAGE:
+    fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
+    if collection.exit_code not in fine or (
+        collection.exit_code == ExitCode.FAILED and not collection.errors
+    ):
         raise UsageError(f"the tests could not be collected:\n{collection.output}")
     return collection
 

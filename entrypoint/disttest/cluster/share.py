@@ -123,7 +123,8 @@ class ShareController(Listener):
         assert run.workplace is not None
         self._session = session
         self._options = run.options
-        self._cpus = run.machine.cpus
+        self._host = run.host
+        self._cpus = len(os.sched_getaffinity(0))
         self._workplace = run.workplace
         self._job = order.job
         self._place = order.place
@@ -260,7 +261,7 @@ class ShareController(Listener):
         if not self._hazard:
             return ForkStarter(self._session, self._items)
         items = [self._items[test.nodeid] for test in tests]
-        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items))
+        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items), self._host)
 
     # --- what the world says
 
@@ -298,6 +299,7 @@ class ShareController(Listener):
             failure = f"the world process on node {self._place.host} ended with {ended}"
             failure += f": {text.splitlines()[-1]}" if text else ""
         notes = closed.notes if closed else ()
+        notes += tuple(f"{nodeid}: {left}" for nodeid, left in (closed.leftovers if closed else ()))
         if closed and closed.survivors:
             notes = (*notes, f"processes that could not be killed: {', '.join(map(str, closed.survivors))}")
         self._world = None

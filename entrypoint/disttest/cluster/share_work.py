@@ -44,7 +44,7 @@ class ShareWork:
             [
                 *job.pytest_arguments,
                 f"--disttest-only={folder / 'tests.json'}",
-                f"--disttest-share={folder / 'share.json'}",
+                f"--disttest-node-share={folder / 'share.json'}",
                 f"--disttest-host={job.collected_for}",
                 f"--basetemp={folder / 'tmp'}",
                 "-p",

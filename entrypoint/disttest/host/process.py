@@ -176,6 +176,20 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def age_of(pid: int) -> float:
+    """Seconds since a process was started, to a hundredth.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError as error:
+        raise ProcessLookupError(pid) from error
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field of all, on the boot clock
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
 def forked_children() -> set[int]:
     """Pids of the direct children of this process, zombies included; cheap, no look at other processes."""
     found: set[int] = set()
@@ -197,19 +211,30 @@ def reap(pids: Iterable[int]) -> None:
             continue
 
 
-def kill_descendants(*, spare: Iterable[int] = (), limit_s: float = 2.0) -> tuple[int, ...]:
+def kill_descendants(
+    *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = 2.0
+) -> tuple[int, ...]:
     """Kill every descendant of this process, new sessions and orphans included; return the survivors.
 
     Repeats until none is left, because a process may fork between the look and the kill. The caller
     must be the adopter of orphans (:func:`adopt_orphans`), else double-forked ones are out of sight.
+
+    Args:
+        spare: processes that live on.
+        spare_trees: processes that live on with all that they start.
+        limit_s: how long to try.
     """
     spared = set(spare)
     deadline = time.monotonic() + limit_s
     pause_s = 0.001
     while True:
-        for pid in (found := children_of() - spared):
+        found = children_of() - spared
+        # Looked at after the others: what a spared process forks meanwhile is spared too.
+        for root in spare_trees:
+            found -= {root} | children_of(root)
+        for pid in found:
             send_signal(pid, signal.SIGKILL)
-        reap(_zombies(spared))
+        reap(_zombies(spared.union(spare_trees)))
         if not found or time.monotonic() > deadline:
             return tuple(sorted(found))
         time.sleep(pause_s)

@@ -45,16 +45,19 @@ class Host(Frozen):
     """What the collection needs to know of the machine."""
 
     gpus: int
+    """GPUs (or MIG slices) of this run."""
     device: str
     """``cpu`` or ``cuda``: where ranks compute in this run."""
     pool: int = 1
     """Machines like this one that a world may span."""
     nodes: int = 1
     """Over how many of them a world is spread that does not say so itself."""
+    slices: bool = False
+    """The GPUs are MIG slices, which NCCL refuses."""
 
     def default_backend(self) -> str:
         """The best backend for the device."""
-        return "nccl" if self.device == "cuda" else "gloo"
+        return "nccl" if self.device == "cuda" and not self.slices else "gloo"
 
     def default_sizes(self) -> tuple[int, ...]:
         """World sizes of a run that names none: those that fit, times the machines that a world is spread over."""
@@ -68,7 +71,9 @@ class Host(Frozen):
         if shape.nodes > self.pool:
             found = "this machine is one" if self.pool == 1 else f"this pool has {self.pool}"
             return f"needs {shape.nodes} nodes for {shape}, {found}: run it with --launcher slurm --nodes N"
-        if shape.backend == "nccl" and shape.ranks_per_node > self.gpus:
+        if shape.backend == "nccl" and self.slices:
+            return "NCCL refuses MIG slices: --backend gloo runs there"
+        if shape.ranks_per_node > self.gpus and (shape.backend == "nccl" or shape.device != "cpu"):
             if shape.nodes > 1:
                 return f"needs {shape.ranks_per_node} GPUs on each node for {shape}, they have {self.gpus}"
             return f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"

@@ -86,7 +86,7 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
+        variables = {"CUDA_VISIBLE_DEVICES": self._visible(), "OMP_NUM_THREADS": str(self.threads)}
         # Ranks that are all on this machine need no real network; those that are not need the one that connects
         # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
         interface = self.share.interface if self.share else "lo"
@@ -94,6 +94,11 @@ class RankSpec(Frozen):
         for name, value in defaults.items():
             variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
+
+    def _visible(self) -> str:
+        """All of the world's GPUs; of MIG slices its own one, since CUDA shows a process no more than one."""
+        slices = any(name.startswith("MIG-") for name in self.devices)
+        return self.devices[self.rank % len(self.devices)] if slices else ",".join(self.devices)
 
 
 class _Session:
