@@ -64,31 +64,48 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@click.option(
+    "--progress",
+    type=click.Choice(("auto", "live", "lines", "pytest")),
+    default="auto",
+    show_default=True,
+    help="What a run shows while it lasts; pytest: its own output.",
+)
 @selection_options
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.commands.ending import finish_run
+    from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
+    from disttest.running.listing import ask_pytest
 
     selection = take_selection(flags)
     options = resolve_options(flags)
     resolved = resolve_targets(targets)
+    if runs_nothing(pytest_args):
+        with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
+            extra = [*selection.pytest_arguments(), *pytest_args]
+            _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
     _check_devices(options)
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
-    extra = [*selection.pytest_arguments(), *pytest_args]
+    showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
+    extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
-    result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+    result = run_guarded(
+        argv, options, results, plan=selection.plan, shard=selection.shard, view=showing.view
+    )
     _leave(
         finish_run(
             result,
             results,
             floors=selection.floors,
             empty_shard=selection.is_empty_shard,
+            failures=showing.owes_failures,
             environ=environment(),
         )
     )

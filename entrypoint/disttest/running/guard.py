@@ -7,6 +7,7 @@ take the reports away.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -32,9 +33,11 @@ from disttest.model import Cause, Frozen
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
-from disttest.results.events import CollectionFailed, RunFinished, RunStarted
-from disttest.results.fold import RunResult, fold
-from disttest.results.journal import FILE_NAME, Journal, read_events
+from disttest.reports.views import View
+from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
+from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.running.watch import TICK_S, Watch
 
 CANCEL_LIMIT_S = 3.5
 """How long pytest may take to stop in an orderly way; GitHub kills 7.5 s after its first signal."""
@@ -77,7 +80,13 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
 
 
 def run_guarded(
-    argv: Sequence[str], options: RunOptions, results: Path, *, plan: Plan | None = None, shard: int = 0
+    argv: Sequence[str],
+    options: RunOptions,
+    results: Path,
+    *,
+    plan: Plan | None = None,
+    shard: int = 0,
+    view: View | None = None,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 
@@ -87,6 +96,7 @@ def run_guarded(
         results: the claimed results directory.
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
+        view: shows the run while it lasts; without one, the terminal is pytest's.
     """
     journal = Journal(results / FILE_NAME)
     journal.append(
@@ -103,12 +113,16 @@ def run_guarded(
         )
     )
     adopt_orphans()
+    watch = Watch(journal.path, view, journal.now)
     with _signals() as wakeup:
-        child = spawn_child(argv, new_session=True)
-        ending = _watch(child, wakeup, options)
-        kill_descendants()
-    _close_journal(journal, ending, results)
-    return fold(read_events(results / FILE_NAME))
+        try:
+            child = spawn_child(argv, new_session=True, **watch.streams())
+            ending = _Guard(child, wakeup, watch).stand(options)
+            kill_descendants()
+        finally:
+            watch.close()
+    _close_journal(journal, ending, watch)
+    return watch.folding.result()
 
 
 @contextlib.contextmanager
@@ -127,20 +141,45 @@ def _signals() -> Iterator[int]:
         os.close(writer)
 
 
-def _watch(child: Child, wakeup: int, options: RunOptions) -> Ending:
-    limit_s = time.monotonic() + options.deadline + DEADLINE_MARGIN_S if options.deadline else None
-    poller = select.poll()
-    poller.register(child, select.POLLIN)
-    poller.register(wakeup, select.POLLIN)
-    while True:
-        if (ended := child.poll()) is not None:
-            return Ending(exit=ended)
-        if limit_s is not None and time.monotonic() >= limit_s:
-            return Ending(exit=_end(child), overdue=True)
-        pause_ms = None if limit_s is None else max(0.0, limit_s - time.monotonic()) * 1000
-        poller.poll(pause_ms)
-        if (signum := _received(wakeup)) is not None:
-            return Ending(exit=_end(child), signal=signum)
+class _Guard:
+    """Waits for the child, for signals, and for what the child prints."""
+
+    def __init__(self, child: Child, wakeup: int, watch: Watch) -> None:
+        self._child = child
+        self._wakeup = wakeup
+        self._watch = watch
+        self._poller = select.poll()
+        self._poller.register(child, select.POLLIN)
+        self._poller.register(wakeup, select.POLLIN)
+        watch.child_started(self._poller)
+
+    def stand(self, options: RunOptions) -> Ending:
+        """Stay until the child has ended, or has been ended."""
+        limit_s = time.monotonic() + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
+        while True:
+            self._watch.look(self._poller)
+            if (ended := self._child.poll()) is not None:
+                return Ending(exit=ended)
+            if time.monotonic() >= limit_s:
+                return Ending(exit=self._end(), overdue=True)
+            self._pause(limit_s)
+            if (signum := _received(self._wakeup)) is not None:
+                return Ending(exit=self._end(), signal=signum)
+
+    def _pause(self, limit_s: float) -> None:
+        self._poller.poll(min(TICK_S, max(0.0, limit_s - time.monotonic())) * 1000)
+
+    def _end(self) -> Exit:
+        """Ask pytest to stop, then make it."""
+        self._child.signal(signal.SIGINT)
+        limit_s = time.monotonic() + CANCEL_LIMIT_S
+        while self._child.poll() is None and time.monotonic() < limit_s:
+            self._watch.look(self._poller)
+            self._pause(limit_s)
+            _received(self._wakeup)  # asked again: it ends already
+        if self._child.poll() is None:
+            end_all([self._child], term_grace_s=0.2)
+        return self._child.poll() or Exit(signal=signal.SIGKILL)
 
 
 def _received(wakeup: int) -> int | None:
@@ -151,22 +190,21 @@ def _received(wakeup: int) -> int | None:
     return next((number for number in numbers if number in _CANCELLING), None)
 
 
-def _end(child: Child) -> Exit:
-    """Ask pytest to stop, then make it."""
-    child.signal(signal.SIGINT)
-    if child.wait(CANCEL_LIMIT_S) is None:
-        end_all([child], term_grace_s=0.2)
-    return child.poll() or Exit(signal=signal.SIGKILL)
-
-
-def _close_journal(journal: Journal, ending: Ending, results: Path) -> None:
+def _close_journal(journal: Journal, ending: Ending, watch: Watch) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
-    run = fold(read_events(results / FILE_NAME))
-    finished = next((e for e in read_events(results / FILE_NAME) if isinstance(e, RunFinished)), None)
-    code, reason = _conclude(run, ending, finished=finished is not None)
-    if finished is None and not ending.signal and not ending.overdue and ending.exit.code != ExitCode.USAGE:
-        journal.append(CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
-    journal.append(RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
+    run, finished = watch.folding.result(), watch.folding.finished is not None
+    code, reason = _conclude(run, ending, finished=finished)
+    last: list[AnyEvent] = []
+    if watch.trouble:
+        last.append(Noted(at_s=journal.now(), message=f"the view of the run was given up: {watch.trouble}"))
+    if not finished and not ending.signal and not ending.overdue and ending.exit.code != ExitCode.USAGE:
+        last.append(CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
+    last.append(RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
+    if watch.cut_short:
+        journal.end_line()
+    for event in last:
+        journal.append(event)
+        watch.take(event)
     journal.close()
 
 
