@@ -70,8 +70,7 @@ class LiveView:
             return
         whole, newline, self._cut[error] = (self._cut[error] + text).rpartition("\n")
         if newline:
-            for line in whole.split("\n"):
-                self._say(Text.from_ansi(line))
+            self._say(Text.from_ansi(whole))
 
     def tick(self, now_s: float) -> None:
         """Let the seconds of the running tests go on."""
@@ -95,10 +94,9 @@ class LiveView:
         outcome = self._progress.outcome(result.nodeid)
         if outcome is None or not result.outcome.is_bad:
             return
-        style = STYLES[digest.classify(outcome)]
-        self._say(Text(f"✗ {digest.finding(result)}", style=style))
-        seconds = duration(result.duration_s)
-        self._say(Text(f"  {one_line(result.nodeid)} · {seconds}", style="bright_black"))
+        finding = (f"✗ {digest.finding(result)}\n", STYLES[digest.classify(outcome)])
+        where = (f"  {one_line(result.nodeid)} · {duration(result.duration_s)}", "bright_black")
+        self._say(Text.assemble(finding, where))
 
     def _say(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
