@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from disttest.reports import digest
+from disttest.reports.costs import cost_lines
 from disttest.reports.digest import Row, Tally
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.text import count, duration, one_line
@@ -89,6 +90,8 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     rows = digest.table(run)
     if rows:
         yield _table(rows, run) if width >= NARROW else _list(rows)
+    if costs := cost_lines(run):
+        yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))

@@ -9,7 +9,7 @@ from disttest.model import Frozen, Gang, Isolation, WorldShape
 from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
-SIMULATED_WORLDS = 5_000
+SIMULATED_WORLDS = 2_000
 """Up to so many worlds the effect of one slot more or fewer is simulated; above, it follows from the bound."""
 
 

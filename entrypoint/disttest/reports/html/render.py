@@ -14,6 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.reports import digest, trend
+from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import page_data, page_details
 from disttest.reports.location import Repository, locate
 from disttest.reports.logs import LogFolder
@@ -50,6 +51,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             place=lambda test: locate(test, repository),
             table=digest.table(run),
             tally=digest.tally(run),
+            costs=cost_lines(run),
             slowest=digest.slowest(run),
             skips=digest.skip_reasons(run)[:100],
             flaky=[test for test in run.tests if test.flaky][:100],
