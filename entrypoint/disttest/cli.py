@@ -23,8 +23,8 @@ from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
-from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
+from disttest.model import Invocation, TestCase
+from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -96,8 +96,20 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
     extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
+    invocation = Invocation(
+        cwd=str(Path.cwd()),
+        bundled=resolved.bundled,
+        options=given_options(flags),
+        pytest_args=tuple(pytest_args),
+    )
     result = run_guarded(
-        argv, options, results, plan=selection.plan, shard=selection.shard, view=showing.view
+        argv,
+        options,
+        results,
+        invocation=invocation,
+        plan=selection.plan,
+        shard=selection.shard,
+        view=showing.view,
     )
     _leave(
         finish_run(

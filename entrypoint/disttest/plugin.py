@@ -23,6 +23,7 @@ from disttest.planning.options import OPTIONS
 from disttest.running import collect
 from disttest.running.controller import Controller, DeadlinePassed, load_torch
 from disttest.running.protocol import Channel
+from disttest.running.pytest_reports import RERUN
 from disttest.running.quiet import quieten
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
@@ -247,12 +248,24 @@ def _or_fail(provide: Callable[[], T], config: pytest.Config) -> T:
         pytest.fail(f"{error}{hint if under_xdist else ''}", pytrace=False)
 
 
+def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """How an attempt shows that is followed by another one."""
+    if getattr(report, "outcome", None) != RERUN:
+        return None
+    return RERUN, "R", ("RERUN", {"yellow": True})
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which tests are red here that torch's own harness would have passed."""
+    """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
     run = config.stash.get(_RUN, None)
     if run is None or run.recorder is None:
         return
+    flaky = run.recorder.flaky
+    if flaky:
+        terminalreporter.section("flaky tests")
+        for line in flaky.values():
+            terminalreporter.line(line)
     green = run.recorder.false_greens
     if green:
         terminalreporter.section("false greens avoided")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, Isolation, VerdictRule
+from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
 
 LARGEST_WORLD = 1024
 """A world is the processes of one machine; a larger one is a slip of the keyboard."""
@@ -46,6 +46,12 @@ class RunOptions(Frozen):
     """Bytes kept of each rank's log of a test."""
     verdict: VerdictRule = VerdictRule.STRICT
     """Whose rules judge tests that start their ranks by themselves."""
+    retries: int = 0
+    """How often a test that failed is tried again, each time in a new world."""
+    infra_retries: int = 0
+    """The same for an attempt that a broken machine has spoiled; counted apart."""
+    flaky: FlakyRule = FlakyRule.PASS
+    """What a test is worth that passed only when it was tried again."""
 
 
 class Option(NamedTuple):
@@ -125,7 +131,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _seed(text: str) -> int:
+def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text.strip()):
         raise UsageError(f"{text!r} is not a whole number")
     return int(text)
@@ -143,6 +149,10 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def _isolation(text: str) -> Isolation | None:
     choice = _one_of(AUTO, *Isolation)(text)
     return None if choice == AUTO else Isolation(choice)
+
+
+def _flaky(text: str) -> FlakyRule:
+    return FlakyRule(_one_of(*FlakyRule)(text))
 
 
 def _verdict(text: str) -> VerdictRule:
@@ -190,7 +200,7 @@ OPTIONS = (
     Option(
         "isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."
     ),
-    Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
+    Option("seed", _whole, "N", "Mixed into the seed that each test starts with (default: 0)."),
     Option(
         "log-limit",
         parse_bytes,
@@ -198,6 +208,16 @@ OPTIONS = (
         "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
+    Option("retries", _whole, "N", "How often a failed test is tried again in a new world (default: 0)."),
+    Option(
+        "infra-retries",
+        _whole,
+        "N",
+        "The same for attempts that a broken machine has spoiled (default: 0).",
+    ),
+    Option(
+        "flaky", _flaky, "pass|fail", "What a test is worth that passed when tried again (default: pass)."
+    ),
 )
 
 
@@ -209,18 +229,30 @@ def resolve_options(
     Raises:
         UsageError: a value makes no sense; the message names the option or the variable.
     """
-    environ = os.environ if environ is None else environ  # noqa: TID251
     values = {}
-    for option in OPTIONS:
-        text, source = flags.get(option.field), f"--{option.name}"
-        if not text:
-            text, source = environ.get(option.variable), option.variable
-        if text:
-            try:
-                values[option.field] = option.parse(text)
-            except UsageError as error:
-                raise UsageError(f"{source}: {error}") from None
+    for option, text, source in _given(flags, os.environ if environ is None else environ):  # noqa: TID251
+        try:
+            values[option.field] = option.parse(text)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
     return RunOptions(**values)
+
+
+def given_options(
+    flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name -> text of the options that were given, by a flag or by a variable; arguments as above."""
+    given = _given(flags, os.environ if environ is None else environ)  # noqa: TID251
+    return {option.name: text for option, text, _ in given}
+
+
+def _given(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Iterator[tuple[Option, str, str]]:
+    """Each given option with its text and where that stood."""
+    for option in OPTIONS:
+        if text := flags.get(option.field):
+            yield option, text, f"--{option.name}"
+        elif text := environ.get(option.variable):
+            yield option, text, option.variable
 
 
 def environment() -> Mapping[str, str]:

@@ -122,4 +122,4 @@ def _foot(group: FailureGroup) -> Iterator[Text]:
     if logs:
         more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
         yield Text(f"  log: {logs[0]}{more}", style="bright_black")
-    yield Text.assemble(("  repeat: ", "bright_black"), (digest.repeat_command(group.first), "cyan"))
+    yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))

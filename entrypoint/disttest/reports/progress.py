@@ -55,8 +55,8 @@ class Progress:
     expected_s: dict[str, float] = field(default_factory=dict)
     """Node id -> what is expected of it."""
     root: str = ""
-    began_at_s: float | None = None
-    """When the command began."""
+    began: RunStarted | None = None
+    """The command's word, which knows what the user asked; the controller's follows."""
     started_at_s: float = 0.0
     """When the tests began: everything is collected."""
     now_s: float = 0.0
@@ -83,8 +83,8 @@ class Progress:
         match event:
             case RunStarted():
                 self.root = event.root
+                self.began = self.began or event
                 self.started_at_s = event.at_s
-                self.began_at_s = event.at_s if self.began_at_s is None else self.began_at_s
             case TestCollected(test=test):
                 self._collected(test)
             case CollectionFailed():
@@ -168,7 +168,8 @@ def status_line(progress: Progress) -> Text:
             line.append(f" · {counts[kind]:,} {kind}", style=STYLES[kind])
     if progress.not_collected:
         line.append(f" · {progress.not_collected:,} not collected", style=STYLES["failed"])
-    line.append(f" · {duration(progress.now_s - (progress.began_at_s or progress.started_at_s))}")
+    began_at_s = progress.began.at_s if progress.began else progress.started_at_s
+    line.append(f" · {duration(progress.now_s - began_at_s)}")
     left_s = progress.left_s()
     if left_s is not None and done < tests:
         line.append(f" · about {duration(max(1.0, left_s))} left", style="bright_black")

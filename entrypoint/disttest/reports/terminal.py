@@ -116,7 +116,7 @@ def _titled(title: str, lines: list[Text], total: int) -> Group:
 
 
 def _flaky_line(test: TestOutcome) -> Text:
-    first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+    first = test.first_bad
     nodeid = one_line(test.test.nodeid)
     return Text(
         f"  {nodeid}: passed at attempt {test.final.attempt}; {digest.finding(first)}", style="yellow"

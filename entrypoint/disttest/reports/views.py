@@ -24,6 +24,7 @@ from disttest.reports.terminal import MARKS
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestFinished
 from disttest.results.fold import CollectionError, TestOutcome
+from disttest.results.repeat import repeat_command
 
 HEARTBEAT_S = 30.0
 """A log in CI is never silent for longer than this while tests run."""
@@ -122,7 +123,10 @@ class PlainView:
         line.append(f" ({duration(result.duration_s)})", style="bright_black")
         if result.outcome.is_bad:
             self._say(line)
-            self._printer().print_failure(FailureGroup(message=digest.finding(result), tests=(outcome,)))
+            began = self._progress.began
+            repeat = repeat_command(outcome.test, began) if began else ""
+            group = FailureGroup(message=digest.finding(result), tests=(outcome,), repeat=repeat)
+            self._printer().print_failure(group)
         elif self._on_github:
             self._held.setdefault(outcome.test.suite, []).append(line)
         elif not self._quiet:

@@ -29,7 +29,7 @@ from disttest.host.process import (
     signal_name,
     spawn_child,
 )
-from disttest.model import Cause, Frozen
+from disttest.model import Cause, Frozen, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
@@ -84,6 +84,7 @@ def run_guarded(
     options: RunOptions,
     results: Path,
     *,
+    invocation: Invocation,
     plan: Plan | None = None,
     shard: int = 0,
     view: View | None = None,
@@ -94,6 +95,7 @@ def run_guarded(
         argv: the child's command line.
         options: only the deadline is read here.
         results: the claimed results directory.
+        invocation: what the user asked, for the record.
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
         view: shows the run while it lasts; without one, the terminal is pytest's.
@@ -110,6 +112,7 @@ def run_guarded(
             disttest=disttest.__version__,
             plan_id=plan.plan_id if plan else "",
             shard=shard if plan else None,
+            invocation=invocation,
         )
     )
     adopt_orphans()
@@ -232,4 +235,4 @@ def _check(code: ExitCode, run: RunResult) -> ExitCode:
         return ExitCode.INTERRUPTED
     if run.bad and all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad):
         return ExitCode.INFRASTRUCTURE
-    return ExitCode.FAILED if run.bad else code
+    return ExitCode.FAILED if run.bad or (run.flaky_fails and run.flaky) else code

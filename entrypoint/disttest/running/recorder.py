@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disttest
-from disttest.model import Hardware, Slot, TestCase, TestResult, WorldShape
+from disttest.model import Hardware, Invocation, Slot, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -28,6 +28,10 @@ class Recorder:
         self.now = journal.now
         self.false_greens: list[str] = []
         """Tests that are red here and that torch's own harness would have passed."""
+        self.flaky: dict[str, str] = {}
+        """Tests that passed only when they were tried again, each with a line that says why they had failed."""
+        self.started: RunStarted | None = None
+        self._failed: dict[str, TestResult] = {}
 
     def run_started(
         self,
@@ -39,21 +43,22 @@ class Recorder:
         slots: int,
         plan_id: str = "",
         shard: int | None = None,
+        invocation: Invocation | None = None,
     ) -> None:
         """The controller is up."""
-        self._journal.append(
-            RunStarted(
-                at_s=self.now(),
-                run_id=run_id,
-                argv=tuple(argv),
-                root=root,
-                hardware=hardware,
-                slots=slots,
-                disttest=disttest.__version__,
-                plan_id=plan_id,
-                shard=shard,
-            )
+        self.started = RunStarted(
+            at_s=self.now(),
+            run_id=run_id,
+            argv=tuple(argv),
+            root=root,
+            hardware=hardware,
+            slots=slots,
+            disttest=disttest.__version__,
+            plan_id=plan_id,
+            shard=shard,
+            invocation=invocation or Invocation(),
         )
+        self._journal.append(self.started)
 
     def collected(self, test: TestCase) -> None:
         """A test is owed a result."""
@@ -81,8 +86,19 @@ class Recorder:
     def test_finished(self, result: TestResult) -> None:
         """An attempt was judged."""
         self._journal.append(TestFinished(at_s=self.now(), result=result))
+        self._note_flaky(result)
         if result.is_false_green_avoided and result.nodeid not in self.false_greens:
             self.false_greens.append(result.nodeid)
+
+    def _note_flaky(self, result: TestResult) -> None:
+        self.flaky.pop(result.nodeid, None)
+        first = self._failed.get(result.nodeid)
+        if result.outcome.is_bad:
+            self._failed.setdefault(result.nodeid, result)
+        elif first is not None and first.attempt < result.attempt:
+            self.flaky[result.nodeid] = (
+                f"{result.nodeid}: passed at attempt {result.attempt}; attempt {first.attempt}: {first.message}"
+            )
 
     def noted(self, message: str, nodeid: str = "") -> None:
         """Something a reader should know."""

@@ -11,13 +11,15 @@ import pytest
 
 from disttest.errors import ExitCode, UsageError
 from disttest.host.devices import detect_machine
-from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.model import FlakyRule, Invocation, TestCase
+from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
 from disttest.planning.plan import Plan, decode_plan, select
+from disttest.planning.targets import suites_dir
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports import write_reports
 from disttest.results.directory import claim
 from disttest.results.durations import read_timings
+from disttest.results.events import RunStarted
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
@@ -104,6 +106,8 @@ class RunSession:
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
         if not reason and exit_code == ExitCode.INTERRUPTED:
             reason = "the run was interrupted"
+        if exit_code == ExitCode.PASSED and self.recorder.flaky and self.options.flaky is FlakyRule.FAIL:
+            exit_code = session.exitstatus = ExitCode.FAILED
         self.recorder.run_finished(exit_code, reason)
         if self.options.results and not self._guarded and not self.config.option.collectonly:
             write_reports(fold(read_events(self.workplace.results / FILE_NAME)), self.workplace.results)
@@ -125,6 +129,7 @@ class RunSession:
             slots=len(self.slots),
             plan_id=self._plan.plan_id if self._plan else "",
             shard=self._shard if self._plan else None,
+            invocation=self._invocation(workplace.results),
         )
         for nodeid, message in self._plan_notes:
             recorder.noted(message, nodeid)
@@ -133,7 +138,14 @@ class RunSession:
         for _, test in self.pairs:
             recorder.collected(test)
         ordinary = {test.nodeid: test for _, test in self.pairs if test.world is None}
-        self.config.pluginmanager.register(OrdinaryTests(ordinary, recorder), "disttest-ordinary")
+        self.config.pluginmanager.register(
+            OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
+        )
+
+    def _invocation(self, results: Path) -> Invocation:
+        """What the command was asked (its record is there already), or plain pytest."""
+        started = next(read_events(results / FILE_NAME), None)
+        return started.invocation if isinstance(started, RunStarted) else _invocation_of(self.config)
 
     def _make_workplace(self) -> Workplace:
         factory = getattr(self.config, "_tmp_path_factory", None)
@@ -150,10 +162,25 @@ class RunSession:
         return Workplace(results=results, scratch=scratch)
 
 
+def _flags_of(config: pytest.Config) -> dict[str, str | None]:
+    return {option.field: config.getoption(f"disttest_{option.field}") for option in OPTIONS}
+
+
+def _invocation_of(config: pytest.Config) -> Invocation:
+    """What plain pytest was asked."""
+    asked, ours = config.invocation_params, "--disttest-"
+    positional = config.getoption("file_or_dir") or ()
+    return Invocation(
+        cwd=str(asked.dir),
+        bundled=config.rootpath == suites_dir(),
+        options=given_options(_flags_of(config)),
+        pytest_args=tuple(a for a in map(str, asked.args) if a not in positional and not a.startswith(ours)),
+    )
+
+
 def _options_of(config: pytest.Config) -> RunOptions:
-    flags = {option.field: config.getoption(f"disttest_{option.field}") for option in OPTIONS}
     try:
-        return resolve_options(flags)
+        return resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
 

@@ -51,7 +51,7 @@ class TestFinal:
     def test_repeat_commands_can_be_pasted(self):
         text = render_final(mixed_run(), width=40)
 
-        assert "repeat: pytest 'tests/test_ddp.py::test_all_reduce[2xgloo]'\n" in text
+        assert "repeat: disttest run 'tests/test_ddp.py::test_all_reduce[2xgloo]' --world-sizes 2 " in text
 
     def test_skip_reasons_are_grouped(self):
         assert "       2  needs 2 GPUs, there are 0" in render_final(mixed_run())
@@ -144,7 +144,7 @@ class TestPlainView:
             "  tests/test_ddp.py::test_bad[2xgloo] · fault: test",
             "    rank 0: passed",
             "    rank 1: passed",
-            "  repeat: pytest 'tests/test_ddp.py::test_bad[2xgloo]'",
+            "  repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]' --world-sizes 2 --backend gloo --device cpu",
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]
 
