@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -54,6 +55,7 @@ class Terminal:
     def __init__(self, lab: Lab, *arguments: str, columns: int = 100, **environ: str) -> None:
         self.folder = lab.folder
         self.screen = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._reader, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         clean = {name: value for name, value in lab.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
@@ -78,7 +80,7 @@ class Terminal:
                 block = os.read(self._reader, 65536)
             except OSError:  # the other side is closed
                 break
-            self.screen = (self.screen + block.decode(errors="replace")).replace("\r\n", "\n")
+            self.screen = (self.screen + self._decode(block)).replace("\r\n", "\n")
         return self.screen
 
     def answer(self, text: str) -> None:

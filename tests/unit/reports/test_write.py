@@ -45,7 +45,8 @@ class TestWriteReports:
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "logs"])
 
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path, monkeypatch):
-        def broken(run, results_dir, history):
+        def broken(run, results_dir, history, file):
+            file.write(b"half")
             raise RuntimeError("no ink")
 
         reporters = {"bad": ("bad.txt", broken), **write.REPORTERS}
@@ -54,6 +55,7 @@ class TestWriteReports:
             write_reports(mixed_run(), tmp_path, tuple(reporters))
 
         assert len(caught.value.written) == len(reporters) - 1
+        assert not (tmp_path / "bad.txt").exists()
         assert all(path.is_file() for path in caught.value.written)
         assert "`disttest report DIR` writes the reports again" in str(caught.value)
 
@@ -67,8 +69,13 @@ class TestWriteReports:
 
     def test_a_reader_never_sees_half_a_report(self, tmp_path):
         path = write_whole(tmp_path / "report", "old")
-        with pytest.raises(TypeError):
-            write_whole(path, 3)  # type: ignore[arg-type]
+
+        def dies_half_way(file):
+            file.write(b"new, but ")
+            raise RuntimeError("no ink")
+
+        with pytest.raises(RuntimeError, match="no ink"):
+            write_whole(path, dies_half_way)
 
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
