@@ -125,6 +125,16 @@ class TestRebuild:
 
 
 class TestResultsJson:
+    def test_in_pieces_it_is_what_it_would_be_as_a_whole(self, tmp_path):
+        run = mixed_run(tmp_path)
+
+        for each in (run, msgspec.structs.replace(run, tests=(), worlds=())):
+            whole = {"schema_version": each.schema_version, **msgspec.to_builtins(each)}
+            assert (
+                render_results_json(each)
+                == msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
+            )
+
     def test_validates_against_its_schema_and_says_its_version(self, tmp_path):
         content = json.loads(render_results_json(mixed_run(tmp_path)))
 
