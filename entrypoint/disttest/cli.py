@@ -23,6 +23,7 @@ from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
+from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, TestCase
 from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
@@ -58,8 +59,16 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             option.field,
             metavar=option.metavar,
             help=f"{option.help}  [{option.variable}]",
+            multiple=option.secret,
+            callback=_joined if option.secret else None,
         )(function)
     return function
+
+
+def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> str:
+    if any(len(value.strip()) < SHORTEST for value in values):
+        raise UsageError(f"--mask: a value of fewer than {SHORTEST} characters can not be hidden")
+    return "\n".join(values)
 
 
 @command.command(context_settings={"ignore_unknown_options": False})
@@ -76,7 +85,6 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.commands.ending import finish_run
     from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
@@ -84,6 +92,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
 
     selection = take_selection(flags)
     options = resolve_options(flags)
+    _hide(options.mask)
     resolved = resolve_targets(targets)
     if runs_nothing(pytest_args):
         with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
@@ -111,6 +120,9 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
         shard=selection.shard,
         view=showing.view,
     )
+
+    from disttest.commands.ending import finish_run
+
     _leave(
         finish_run(
             result,
@@ -121,6 +133,15 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
             environ=environment(),
         )
     )
+
+
+def _hide(values: Sequence[str]) -> None:
+    masker.open_ledger()
+    if short := masker.hide(values):
+        click.echo(
+            f"disttest: {len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible",
+            err=True,
+        )
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:

@@ -5,6 +5,8 @@ It is a door: each hook is a few lines that call into the packages below.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,16 +17,18 @@ import pytest
 from _pytest.unittest import UnitTestCase
 
 from disttest import __version__
-from disttest.errors import ExitCode
+from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.process import die_with_parent, leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import WorldShape
 from disttest.planning.options import OPTIONS
 from disttest.running import collect
-from disttest.running.controller import Controller, DeadlinePassed, load_torch
+from disttest.running.controller import Controller, DeadlinePassed
+from disttest.running.preload import load_torch, load_what_tests_use
 from disttest.running.protocol import Channel
-from disttest.running.pytest_reports import RERUN
+from disttest.running.pytest_reports import RERUN, masked_report
 from disttest.running.quiet import quieten
+from disttest.running.relay import mask_terminal
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
 from disttest.testing.world import World, current_scratch, current_world
@@ -40,7 +44,7 @@ _undo_single_threaded: list[Callable[[], None]] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """One flag for each row of the table, ``--disttest-`` in front, since plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
-    for option in OPTIONS:
+    for option in (option for option in OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
             dest=f"disttest_{option.field}",
@@ -56,6 +60,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
+    group.addoption(
+        "--disttest-ledger",
+        dest="disttest_ledger",
+        type=int,
+        metavar="FD",
+        help="(internal) the values that are hidden, for the processes of a run",
+    )
     group.addoption(
         "--disttest-guarded",
         dest="disttest_guarded",
@@ -139,20 +150,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
-    if not config.option.collectonly and any(collect.shape_of(item) for item in session.items):
+    if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
         load_torch()
+        load_what_tests_use(config.rootpath)
+    try:
+        collect.check_backends(session.items, config.stash[_RUN].options)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
     while _undo_single_threaded:
         _undo_single_threaded.pop()()
     if config.stash[_RUN].runs_tests:
-        config.stash[_RUN].take(session.items)
+        with _journal_is_written():
+            config.stash[_RUN].take(session.items)
 
 
 # --- running
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What pytest prints has nothing in it that is to be hidden."""
+    mask_terminal(session.config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Hide what is to be hidden before anybody reads the report."""
+    report: Any = yield
+    return masked_report(item.config, report)  # type: ignore[return-value]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
+    with _journal_is_written():
+        return _run_tests(session)
+
+
+def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
     if run.rank_order is not None:
         _be_a_rank(session, run.rank_order, run.errors)
@@ -190,6 +225,15 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
+@contextlib.contextmanager
+def _journal_is_written() -> Iterator[None]:
+    """Results that can not be kept are no results: the run ends, with one clear line."""
+    try:
+        yield
+    except JournalError as error:
+        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+
+
 def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
@@ -215,6 +259,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash.get(_RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave quickly: the interpreter's last collections need not walk all of torch (a third of a second)."""
+    if config.getoption("disttest_guarded"):
+        gc.freeze()
 
 
 # --- fixtures

@@ -52,6 +52,8 @@ class RunOptions(Frozen):
     """The same for an attempt that a broken machine has spoiled; counted apart."""
     flaky: FlakyRule = FlakyRule.PASS
     """What a test is worth that passed only when it was tried again."""
+    mask: tuple[str, ...] = ()
+    """Values that reach nothing that is kept or shown."""
 
 
 class Option(NamedTuple):
@@ -61,6 +63,8 @@ class Option(NamedTuple):
     parse: Callable[[str], Any]
     metavar: str
     help: str
+    secret: bool = False
+    """Its value stands on no command line of a child and in no record; it may be given more than once."""
 
     @property
     def field(self) -> str:
@@ -151,6 +155,10 @@ def _isolation(text: str) -> Isolation | None:
     return None if choice == AUTO else Isolation(choice)
 
 
+def _values(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if line.strip())
+
+
 def _flaky(text: str) -> FlakyRule:
     return FlakyRule(_one_of(*FlakyRule)(text))
 
@@ -218,6 +226,13 @@ OPTIONS = (
     Option(
         "flaky", _flaky, "pass|fail", "What a test is worth that passed when tried again (default: pass)."
     ),
+    Option(
+        "mask",
+        _values,
+        "VALUE",
+        "Hide this value in logs and reports; once for each, or one a line.",
+        secret=True,
+    ),
 )
 
 
@@ -241,18 +256,19 @@ def resolve_options(
 def given_options(
     flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Name -> text of the options that were given, by a flag or by a variable; arguments as above."""
+    """Name -> text of the options that were given, by a flag or by a variable, but for secret ones; arguments as above."""
     given = _given(flags, os.environ if environ is None else environ)  # noqa: TID251
-    return {option.name: text for option, text, _ in given}
+    return {option.name: text for option, text, _ in given if not option.secret}
 
 
 def _given(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Iterator[tuple[Option, str, str]]:
     """Each given option with its text and where that stood."""
     for option in OPTIONS:
-        if text := flags.get(option.field):
-            yield option, text, f"--{option.name}"
-        elif text := environ.get(option.variable):
-            yield option, text, option.variable
+        flag, variable = flags.get(option.field) or "", environ.get(option.variable) or ""
+        if option.secret and flag:  # what one place says takes nothing away from the other
+            yield option, "\n".join(filter(None, (flag, variable))), f"--{option.name}"
+        elif flag or variable:
+            yield option, flag or variable, f"--{option.name}" if flag else option.variable
 
 
 def environment() -> Mapping[str, str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from disttest.masking import masker
 from disttest.model import Collective
 
 KEPT = 100
@@ -83,7 +84,7 @@ def write_flight(target: Path, rank: int, *, since_s: float) -> None:
     _write_reading(target, dump(includeStackTraces=False), since_s)
     whole = dump()
     _write_reading(target, whole, since_s)
-    _write_whole(raw_dump(target, rank), whole)
+    _write_whole(raw_dump(target, rank), _masked(whole))
 
 
 def raw_dump(target: Path, rank: int) -> Path:
@@ -93,7 +94,15 @@ def raw_dump(target: Path, rank: int) -> Path:
 
 def _write_reading(target: Path, dump: bytes, since_s: float) -> None:
     entries = pickle.loads(dump)  # noqa: S301  # made by this very process
-    _write_whole(target, _encoder.encode(tuple(read_dump(entries, since_s=since_s))[-KEPT:]))
+    told = tuple(read_dump(masker.tree(entries), since_s=since_s))[-KEPT:]
+    _write_whole(target, _encoder.encode(told))
+
+
+def _masked(dump: bytes) -> bytes:
+    """The dump without values that are to be hidden: names of groups and of files are the users' own."""
+    if not masker.active:
+        return dump
+    return pickle.dumps(masker.tree(pickle.loads(dump)), protocol=2)  # noqa: S301  # made by this very process
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 import disttest
-from disttest.errors import ExitCode
+from disttest.errors import ExitCode, JournalError
 from disttest.host.devices import detect_machine
 from disttest.host.process import (
     Child,
@@ -29,14 +29,17 @@ from disttest.host.process import (
     signal_name,
     spawn_child,
 )
+from disttest.masking import masker
 from disttest.model import Cause, Frozen, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
 from disttest.reports.views import View
+from disttest.reports.write import load_reporters
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
-from disttest.results.fold import RunResult
+from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.running.relay import REMOVED, hide_what_was_learned
 from disttest.running.watch import TICK_S, Watch
 
 CANCEL_LIMIT_S = 3.5
@@ -68,7 +71,9 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
     if targets.bundled:
         argv += ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
     argv += [
-        f"--disttest-{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)
+        f"--disttest-{option.name}={flags[option.field]}"
+        for option in OPTIONS
+        if flags.get(option.field) and not option.secret
     ]
     return [
         *argv,
@@ -119,13 +124,24 @@ def run_guarded(
     watch = Watch(journal.path, view, journal.now)
     with _signals() as wakeup:
         try:
-            child = spawn_child(argv, new_session=True, **watch.streams())
+            child = _start(argv, watch)
+            load_reporters()  # while the child imports torch
             ending = _Guard(child, wakeup, watch).stand(options)
             kill_descendants()
         finally:
             watch.close()
     _close_journal(journal, ending, watch)
-    return watch.folding.result()
+    hide_what_was_learned(results)
+    # What was learned to be hidden late stands in what was folded on the way.
+    run = fold(journal.events()) if masker.active else watch.folding.result()
+    journal.close()
+    return run
+
+
+def _start(argv: Sequence[str], watch: Watch) -> Child:
+    fds = [masker.ledger] if masker.ledger >= 0 else []
+    argv = [*argv, *(f"--disttest-ledger={fd}" for fd in fds)]
+    return spawn_child(argv, new_session=True, pass_fds=fds, **watch.streams())
 
 
 @contextlib.contextmanager
@@ -195,20 +211,26 @@ def _received(wakeup: int) -> int | None:
 
 def _close_journal(journal: Journal, ending: Ending, watch: Watch) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
-    run, finished = watch.folding.result(), watch.folding.finished is not None
-    code, reason = _conclude(run, ending, finished=finished)
-    last: list[AnyEvent] = []
-    if watch.trouble:
-        last.append(Noted(at_s=journal.now(), message=f"the view of the run was given up: {watch.trouble}"))
-    if not finished and not ending.signal and not ending.overdue and ending.exit.code != ExitCode.USAGE:
-        last.append(CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
-    last.append(RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
     if watch.cut_short:
         journal.end_line()
-    for event in last:
+    if journal.restore():
+        _append(journal, watch, Noted(at_s=journal.now(), message=REMOVED))
+    run, finished = watch.folding.result(), watch.folding.finished is not None
+    code, reason = _conclude(run, ending, finished=finished)
+    if watch.trouble:
+        message = f"the view of the run was given up: {watch.trouble}"
+        _append(journal, watch, Noted(at_s=journal.now(), message=message))
+    by_itself = not finished and not ending.signal and not ending.overdue
+    if by_itself and code not in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
+        _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
+    _append(journal, watch, RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
+
+
+def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:
+    """Append; what the disk has no room for is part of the reports all the same."""
+    watch.take(event)
+    with contextlib.suppress(JournalError):
         journal.append(event)
-        watch.take(event)
-    journal.close()
 
 
 def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, str]:
@@ -220,6 +242,8 @@ def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, s
     code = ending.exit.code
     if not finished and code == ExitCode.USAGE:
         return ExitCode.USAGE, "pytest could not be started as asked"
+    if not finished and code == ExitCode.INFRASTRUCTURE:
+        return ExitCode.INFRASTRUCTURE, "the results directory can not be written any more (see above)"
     if not finished and code != ExitCode.NOTHING_COLLECTED:
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
     if code is None or code not in range(6):

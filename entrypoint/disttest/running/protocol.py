@@ -14,6 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
+from disttest.masking import masker
 from disttest.model import Outcome, RankRecord, TestCase, TestResult, VerdictRule
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -78,13 +79,15 @@ class RunTest(Message):
     next_nodeid: str | None
     """The test that follows in this world; fixtures that it shares stay set up."""
     log: str
-    """Absolute path of the log file for this rank and attempt."""
+    """Absolute path that this rank writes its log to."""
     scratch: str
     """Absolute path of the directory that the ranks share during this test."""
     generation: int
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
     limit_s: float = 0.0
     """How long the test may take; for processes that supervise ranks of their own."""
+    folder: str = ""
+    """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
 
 
 class Leave(Message):
@@ -163,9 +166,13 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictRule = VerdictRule.STRICT
 
 
+_HELD_LIMIT = 64 * 1024
+"""Bytes that wait for company at most."""
+
+
 def clean_text(text: str) -> str:
-    """The text with lone surrogates escaped, so that it can be encoded."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """The text without values that are to be hidden, lone surrogates escaped, so that it can be encoded."""
+    return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def encode(message: Message) -> bytes:
@@ -184,6 +191,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._held = bytearray()
         self.closed_by_peer = False
 
     @classmethod
@@ -196,10 +204,21 @@ class Channel:
         """The socket's descriptor."""
         return self._sock.fileno()
 
+    def hold(self, message: Message) -> None:
+        """Keep a message for company: it goes with the next one, so that the other end wakes up once for both."""
+        self._held += encode(message)
+        if len(self._held) > _HELD_LIMIT:
+            self._hand_over()
+
     def send(self, message: Message) -> bool:
         """Send a message, waiting until it is handed over; False when the other end is gone."""
+        self._held += encode(message)
+        return self._hand_over()
+
+    def _hand_over(self) -> bool:
+        data, self._held = self._held, bytearray()
         try:
-            self._sock.sendall(encode(message))
+            self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             self.closed_by_peer = True
             return False

@@ -11,6 +11,7 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
+from disttest.masking import masker
 from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
@@ -97,8 +98,22 @@ def late_reports(
     return [_made_up(item, "teardown", "failed", failure)]
 
 
+def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
+    """The report without values that are to be hidden, those included that its output asks GitHub to mask."""
+    for _, content in report.sections:
+        masker.learn(content.encode("utf-8", "surrogatepass"))
+    if not masker.active:
+        return report
+    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
+    masked = {**masker.tree(data), "nodeid": report.nodeid}
+    return report if masked == data else _from_data(config, masked)
+
+
 def _load(config: pytest.Config, text: str) -> pytest.TestReport:
-    data = json.loads(text)
+    return _from_data(config, json.loads(text))
+
+
+def _from_data(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
     # JSON has no tuples, and pytest insists on them here.
     data["location"] = tuple(data["location"])
     if isinstance(data["longrepr"], list):

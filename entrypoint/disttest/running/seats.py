@@ -19,7 +19,7 @@ from disttest.host.process import Child, end_all
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
-from disttest.running.logs import RankLog
+from disttest.running.logs import LogRoom, RankLog
 from disttest.running.protocol import (
     AnyMessage,
     Channel,
@@ -39,7 +39,7 @@ HANG_EVIDENCE_LIMIT_S = 2.0
 _START_LOG_KEPT = 16 * 1024
 _EXIT_LIMIT_S = 2.0
 """From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
-_TICK_S = 0.2
+_TRIM_S = 0.2
 """How often log sizes are looked at while a test runs."""
 
 
@@ -72,6 +72,7 @@ class Supervisor:
         self.attempt: Attempt | None = None
         self._results = results
         self._log_limit = log_limit
+        self.logs = LogRoom(results, limit=log_limit)
         self._grace_s = grace_s
         self._selector = selectors.DefaultSelector()
 
@@ -81,6 +82,7 @@ class Supervisor:
         for seat in self.seats:
             seat.channel.close()
             seat.child.close()
+        self.logs.close()
 
     # --- what is watched
 
@@ -118,14 +120,17 @@ class Supervisor:
     def watch(self, attempt: Attempt) -> None:
         """Return when every rank is done, dead or ended."""
         logs = [self._log(progress) for progress in attempt.ranks]
+        trim_s = time.monotonic() + _TRIM_S
         while not attempt.is_over:
             now_s = time.monotonic()
             if attempt.overdue(now_s, self._grace_s):
                 self.end_living(attempt)
                 break
-            self.wait(min(_TICK_S, attempt.next_check_s(now_s, self._grace_s)))
-            for log in logs:
-                log.trim()
+            self.wait(min(_TRIM_S, attempt.next_check_s(now_s, self._grace_s)))
+            if now_s >= trim_s:
+                trim_s = now_s + _TRIM_S
+                for log in logs:
+                    log.trim()
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""
@@ -155,7 +160,7 @@ class Supervisor:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
-            log.finish()
+            self.logs.finish(progress.log)
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
         """Write a death into the attempt, unless it was our doing or is explained already."""
@@ -173,7 +178,7 @@ class Supervisor:
         return (self._results / progress.log).parent / "flight" / f"rank_{progress.rank}.json"
 
     def _log(self, progress: Progress) -> RankLog:
-        return RankLog(self._results / progress.log, limit=self._log_limit)
+        return self.logs.log(progress.log)
 
     def _drain(self, seats: Sequence[Seat]) -> None:
         waiting = {seat.rank for seat in seats}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from disttest.errors import ExitCode, UsageError
+from disttest.errors import ExitCode, JournalError, ReportError, UsageError
 from disttest.host.devices import detect_machine
+from disttest.masking import masker
 from disttest.model import FlakyRule, Invocation, TestCase
 from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
 from disttest.planning.plan import Plan, decode_plan, select
@@ -27,6 +31,7 @@ from disttest.running.controller import Workplace
 from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import clean_text
 from disttest.running.recorder import Recorder
+from disttest.running.relay import REMOVED, hide_what_was_learned
 from disttest.running.starters import InterpreterOrder, read_order
 
 
@@ -41,6 +46,8 @@ class RunSession:
         self.config = config
         self.started_s = time.monotonic()
         self.options = _options_of(config)
+        masker.open_ledger(config.getoption("disttest_ledger"))
+        masker.hide(self.options.mask)
         self.machine = detect_machine()
         gpus = len(self.machine.usable_gpus)
         device = self.options.device if self.options.device != "auto" else "cuda" if gpus else "cpu"
@@ -86,6 +93,7 @@ class RunSession:
     def take(self, items: list[pytest.Item]) -> None:
         """Describe what was collected, and open the journal if there is anything to write into it."""
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
+        _check_names(test.nodeid for _, test in self.pairs)
         if self.options.results or any(test.world for _, test in self.pairs):
             self._open_journal()
 
@@ -108,9 +116,24 @@ class RunSession:
             reason = "the run was interrupted"
         if exit_code == ExitCode.PASSED and self.recorder.flaky and self.options.flaky is FlakyRule.FAIL:
             exit_code = session.exitstatus = ExitCode.FAILED
-        self.recorder.run_finished(exit_code, reason)
+        try:
+            self.recorder.run_finished(exit_code, reason)
+        except JournalError as error:
+            session.exitstatus = error.exit_code
+            print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
         if self.options.results and not self._guarded and not self.config.option.collectonly:
-            write_reports(fold(read_events(self.workplace.results / FILE_NAME)), self.workplace.results)
+            self._write_reports(session, self.workplace.results)
+
+    def _write_reports(self, session: pytest.Session, results: Path) -> None:
+        assert self.recorder is not None
+        if self.recorder.journal.restore():
+            self.recorder.noted(REMOVED)
+        hide_what_was_learned(results)
+        try:
+            write_reports(fold(self.recorder.journal.events()), results)
+        except ReportError as error:
+            session.exitstatus = session.exitstatus or error.exit_code
+            print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
 
     def _describe(self, item: pytest.Item) -> TestCase:
         try:
@@ -163,7 +186,7 @@ class RunSession:
 
 
 def _flags_of(config: pytest.Config) -> dict[str, str | None]:
-    return {option.field: config.getoption(f"disttest_{option.field}") for option in OPTIONS}
+    return {option.field: config.getoption(f"disttest_{option.field}", None) for option in OPTIONS}
 
 
 def _invocation_of(config: pytest.Config) -> Invocation:
@@ -176,6 +199,19 @@ def _invocation_of(config: pytest.Config) -> Invocation:
         options=given_options(_flags_of(config)),
         pytest_args=tuple(a for a in map(str, asked.args) if a not in positional and not a.startswith(ours)),
     )
+
+
+def _check_names(nodeids: Iterable[str]) -> None:
+    """Two tests whose names are equal once values are hidden would be one in every report."""
+    if not masker.active:
+        return
+    names = Counter(map(masker.text, nodeids))
+    equal = [name for name, count in names.items() if count > 1]
+    if equal:
+        raise pytest.UsageError(
+            f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
+            "give their parameters ids of their own (pytest.param(…, id=…))"
+        )
 
 
 def _options_of(config: pytest.Config) -> RunOptions:

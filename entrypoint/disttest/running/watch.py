@@ -11,14 +11,16 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from disttest.masking import MaskedStream, masker
 from disttest.reports.views import View
 from disttest.results.events import AnyEvent, RunFinished
 from disttest.results.fold import Folding
 from disttest.results.journal import JournalFollower
+from disttest.running.relay import Relay
 
 TICK_S = 0.25
 """So often the journal is looked at and the view is told the time."""
@@ -35,6 +37,7 @@ class Streams(TypedDict, total=False):
     stdout: int
     stderr: int
     keep_stdin: bool
+    extra_env: Mapping[str, str]
 
 
 class Watch:
@@ -57,9 +60,12 @@ class Watch:
         self._now = now
         self._session_ended = False
         self._outputs = [_Output(error=False), _Output(error=True)] if view is not None else []
+        self._relay = Relay() if view is None and masker.active else None
 
     def streams(self) -> Streams:
         """Where the child is to print to; afterwards call :meth:`child_started`."""
+        if self._relay is not None:
+            return {"stdout": self._relay.writer, "extra_env": self._relay.environment()}
         if not self._outputs:
             return {}
         output, errors = self._outputs
@@ -70,9 +76,14 @@ class Watch:
         for output in self._outputs:
             os.close(output.writer)
             poller.register(output.reader, select.POLLIN)
+        if self._relay is not None:
+            self._relay.hand_over()
+            poller.register(self._relay, select.POLLIN)
 
     def look(self, poller: select.poll | None = None) -> None:
         """See what is new. While the terminal takes nothing, all that is new waits."""
+        if self._relay is not None and not self._relay.ended and self._relay.pump() and poller is not None:
+            poller.unregister(self._relay)
         if self._view is not None and not _is_writable(0):
             return
         # What pytest printed before the end of its session stands above what the journal says, since its header
@@ -99,6 +110,8 @@ class Watch:
         self._tell(lambda view: view.close())
         for output in self._outputs:
             os.close(output.reader)
+        if self._relay is not None:
+            self._relay.finish()
 
     def take(self, event: AnyEvent) -> None:
         """Add an event of our own, which nobody has to show."""
@@ -147,6 +160,7 @@ class _Output:
         self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.reader, False)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._masked = MaskedStream(masker)
 
     def read(self) -> Iterator[str]:
         """Yield what is there now, but not without end."""
@@ -155,7 +169,8 @@ class _Output:
                 block = os.read(self.reader, _BLOCK)
             except BlockingIOError:
                 return
-            if text := self._decode(block, final=not block):
+            masked = self._masked.feed(block) if block else self._masked.finish()
+            if text := self._decode(masked, final=not block):
                 yield text
             if not block:
                 self.ended = True
