@@ -9,7 +9,16 @@ import pytest
 
 from disttest.errors import JournalError, UsageError
 from disttest.masking import Masker
-from disttest.model import Cause, Hardware, Invocation, Outcome, TestCase, TestResult, WorldShape
+from disttest.model import (
+    SCHEMA_VERSION,
+    Cause,
+    Hardware,
+    Invocation,
+    Outcome,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -241,6 +250,25 @@ def test_the_clock_of_a_run_never_goes_back():
     clock = run_clock(wall=lambda: next(wall), monotonic=lambda: next(ticks))
 
     assert [1001.0, 1002.5] == [clock(), clock()]
+
+
+def test_a_journal_mixed_from_two_versions_is_read_and_says_so():
+    newer = msgspec.structs.replace(START, schema_version=SCHEMA_VERSION + 1, disttest="9.0")
+    run = fold([START, OWED[0], done("a"), newer, OWED[1], done("b"), RunFinished(at_s=9.0, exit_code=0)])
+
+    assert ["a", "b"] == [test.test.nodeid for test in run.tests]
+    assert run.notes == (
+        f"a part of this journal is of version {SCHEMA_VERSION + 1}, and this disttest ({SCHEMA_VERSION}) may misread "
+        "it: read it with the disttest that wrote it, 9.0",
+    )
+    assert () == fold([START, START]).notes
+
+
+def test_fields_that_a_newer_version_has_added_do_no_harm(tmp_path):
+    line = msgspec.to_builtins(START) | {"moon_phase": "full"}
+    (tmp_path / "j").write_bytes(msgspec.json.encode(line) + b"\n")
+
+    assert [START] == list(read_events(tmp_path / "j"))
 
 
 class TestFollowing:

@@ -181,6 +181,11 @@ class Folding:
 
     def start(self, event: RunStarted) -> None:
         """The guard's word is the user's own command; the controller's, which follows, knows the rest."""
+        if event.schema_version != SCHEMA_VERSION:
+            self.notes.append(
+                f"a part of this journal is of version {event.schema_version}, and this disttest ({SCHEMA_VERSION}) may "
+                f"misread it: read it with the disttest that wrote it, {event.disttest}"
+            )
         if self.started is not None:
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
         self.started = event
