@@ -20,12 +20,12 @@ from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.commands.selection import selection_options, take_selection
 from disttest.doctor.commands import doctor
-from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
 from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
+from disttest.planning.options import OPTIONS, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -57,7 +57,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
             f"--{option.name}",
             option.field,
-            metavar=option.metavar,
+            **({"is_flag": True, "flag_value": "true"} if option.switch else {"metavar": option.metavar}),
             help=f"{option.help}  [{option.variable}]",
             multiple=option.secret,
             callback=_joined if option.secret else None,
@@ -87,6 +87,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
+    from disttest.running.devices import Devices
     from disttest.running.guard import pytest_command, run_guarded
     from disttest.running.listing import ask_pytest
 
@@ -98,7 +99,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
         with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
             extra = [*selection.pytest_arguments(), *pytest_args]
             _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
-    _check_devices(options)
+    hardware = Devices(options).machine.hardware()
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
@@ -116,6 +117,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
         options,
         results,
         invocation=invocation,
+        hardware=hardware,
         plan=selection.plan,
         shard=selection.shard,
         view=showing.view,
@@ -146,18 +148,6 @@ def _hide(values: Sequence[str]) -> None:
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value} | {"results": str(results)}
-
-
-def _check_devices(options: RunOptions) -> None:
-    from disttest.host.devices import detect_machine
-
-    gpus = len(detect_machine().usable_gpus)
-    if not gpus and (options.device == "cuda" or "nccl" in options.backend):
-        asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
-        raise NotEnoughDevices(
-            f"{asked} needs a GPU, and this machine has none that works: ask disttest doctor why, "
-            "or drop the option to run on the CPU"
-        )
 
 
 @command.command(name="list")

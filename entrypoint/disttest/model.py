@@ -239,6 +239,16 @@ class Hardware(Frozen):
     python: str = ""
     torch: str = ""
     platform: str = ""
+    driver: str = ""
+    """Version of the GPUs' driver."""
+    cuda: str = ""
+    """Newest CUDA version that it serves."""
+    memory: int = 0
+    """Bytes that this run may use."""
+    shm: int = 0
+    """Bytes of ``/dev/shm``."""
+    uuids: tuple[str, ...] = ()
+    """Of the GPUs, by index."""
 
 
 class Invocation(Frozen):
@@ -296,5 +306,7 @@ class Gang(Frozen):
     """How long it is expected to take, world start included; 0 when nothing is known."""
     exclusive: bool = False
     """Nothing else may run meanwhile."""
+    shares: bool = False
+    """Its ranks may share GPUs: tests that start their ranks by themselves say what they need by themselves."""
     urgent: bool = False
     """It starts before all others: one of its tests failed last time and ``--failed-first`` was given."""

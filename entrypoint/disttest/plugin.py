@@ -105,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     sizes = run.options.world_sizes or run.host.default_sizes()
     backends = run.options.backend or (run.host.default_backend(),)
     return (
-        f"disttest {__version__}: {len(run.slots)} {run.host.device} slots, "
+        f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
         f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
     )
 
@@ -196,6 +196,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
         or session.config.option.collectonly
         or run.recorder is None
         or run.workplace is None
+        or run.devices is None
     ):
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -207,7 +208,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
     controller = Controller(
         session,
         run.options,
-        run.slots,
+        run.devices,
+        run.host,
         run.recorder,
         run.workplace,
         deadline_s=run.deadline_s,
@@ -219,7 +221,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    allow_threads(run.machine.cpus)
+    allow_threads(run.devices.machine.cpus)
     ordinary = [item for item, test in run.pairs if test.world is None]
     _run_ordinary(session, ordinary)
     return True

@@ -327,6 +327,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         "platform": hardware.platform,
         "cpus": str(hardware.cpus or ""),
         "gpus": ", ".join(hardware.gpus),
+        "gpu_uuids": ", ".join(hardware.uuids),
+        "driver": hardware.driver,
         "slots": str(run.slots or ""),
         "reason": run.reason,
     }

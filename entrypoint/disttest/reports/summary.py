@@ -260,6 +260,8 @@ class _Summary:
             f"Python {hardware.python}" if hardware.python else "",
             f"{hardware.cpus} CPUs" if hardware.cpus else "",
             ", ".join(hardware.gpus) or "no GPU",
+            f"driver {hardware.driver}" if hardware.driver else "",
+            f"CUDA up to {hardware.cuda}" if hardware.cuda else "",
         ]
         yield f"<sub>{escape(' · '.join(one_line(fact) for fact in facts if fact))}</sub>"
         if self.detail.cut:

@@ -51,8 +51,9 @@ class TestOutcome(Frozen):
 
     @property
     def flaky(self) -> bool:
-        """Passed in the end, but not at first."""
-        return not self.final.outcome.is_bad and any(a.outcome.is_bad for a in self.attempts[:-1])
+        """Passed in the end, but not at first; what a broken machine has spoiled says nothing of the test."""
+        own = [attempt for attempt in self.attempts[:-1] if attempt.cause is not Cause.INFRASTRUCTURE]
+        return not self.final.outcome.is_bad and any(attempt.outcome.is_bad for attempt in own)
 
     @property
     def first_bad(self) -> TestResult:

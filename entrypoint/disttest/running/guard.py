@@ -19,7 +19,6 @@ from pathlib import Path
 
 import disttest
 from disttest.errors import ExitCode, JournalError
-from disttest.host.devices import detect_machine
 from disttest.host.process import (
     Child,
     Exit,
@@ -30,7 +29,7 @@ from disttest.host.process import (
     spawn_child,
 )
 from disttest.masking import masker
-from disttest.model import Cause, Frozen, Invocation
+from disttest.model import Cause, Frozen, Hardware, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
@@ -90,6 +89,7 @@ def run_guarded(
     results: Path,
     *,
     invocation: Invocation,
+    hardware: Hardware,
     plan: Plan | None = None,
     shard: int = 0,
     view: View | None = None,
@@ -101,6 +101,7 @@ def run_guarded(
         options: only the deadline is read here.
         results: the claimed results directory.
         invocation: what the user asked, for the record.
+        hardware: the machine, for the record.
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
         view: shows the run while it lasts; without one, the terminal is pytest's.
@@ -112,7 +113,7 @@ def run_guarded(
             run_id="",
             argv=tuple(sys.argv[1:]),
             root=str(Path.cwd()),
-            hardware=detect_machine().hardware(),
+            hardware=hardware,
             slots=0,
             disttest=disttest.__version__,
             plan_id=plan.plan_id if plan else "",
@@ -246,6 +247,8 @@ def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, s
         return ExitCode.INFRASTRUCTURE, "the results directory can not be written any more (see above)"
     if not finished and code != ExitCode.NOTHING_COLLECTED:
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
+    if finished and code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE):
+        return code, run.reason
     if code is None or code not in range(6):
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit}"
     return _check(ExitCode(code), run), run.reason if finished else ""
