@@ -73,24 +73,38 @@ def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@click.option(
+    "--progress",
+    type=click.Choice(("auto", "live", "lines", "pytest")),
+    default="auto",
+    show_default=True,
+    help="What a run shows while it lasts; pytest: its own output.",
+)
 @selection_options
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
+    from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
     from disttest.running.devices import Devices
     from disttest.running.guard import pytest_command, run_guarded
+    from disttest.running.listing import ask_pytest
 
     selection = take_selection(flags)
     options = resolve_options(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
+    if runs_nothing(pytest_args):
+        with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
+            extra = [*selection.pytest_arguments(), *pytest_args]
+            _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
     hardware = Devices(options).machine.hardware()
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
-    extra = [*selection.pytest_arguments(), *pytest_args]
+    showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
+    extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
     invocation = Invocation(
         cwd=str(Path.cwd()),
@@ -106,6 +120,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         hardware=hardware,
         plan=selection.plan,
         shard=selection.shard,
+        view=showing.view,
     )
 
     from disttest.commands.ending import finish_run
@@ -116,6 +131,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
             results,
             floors=selection.floors,
             empty_shard=selection.is_empty_shard,
+            failures=showing.owes_failures,
             environ=environment(),
         )
     )
