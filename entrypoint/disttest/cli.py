@@ -74,38 +74,54 @@ def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@click.option(
+    "--progress",
+    type=click.Choice(("auto", "live", "lines", "pytest")),
+    default="auto",
+    show_default=True,
+    help="What a run shows while it lasts; pytest: its own output.",
+)
 @selection_options
 @cluster_options
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
+    from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
     from disttest.running.devices import Devices
     from disttest.running.guard import pytest_command, run_guarded
+    from disttest.running.listing import ask_pytest
 
     cluster = take_cluster(flags)
     selection = take_selection(flags)
     options = resolve_options(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
+    if runs_nothing(pytest_args):
+        with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
+            extra = [*selection.pytest_arguments(), *pytest_args]
+            _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
     hardware = None if cluster.launcher else Devices(options).machine.hardware()
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
-    extra = [*selection.pytest_arguments(), *pytest_args]
-    given = _given(flags, results)
     if cluster.launcher:
+        extra = [*selection.pytest_arguments(), *pytest_args]
+        given = _given(flags, results)
         result = run_cluster(cluster, targets, given, options, extra, results, selection.timings)
+        owes_failures = True
     else:
         assert hardware is not None
+        showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
+        extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
+        argv = pytest_command(resolved, _given(flags, results), extra)
         invocation = Invocation(
             cwd=str(Path.cwd()),
             bundled=resolved.bundled,
             options=given_options(flags),
             pytest_args=tuple(pytest_args),
         )
-        argv = pytest_command(resolved, given, extra)
         result = run_guarded(
             argv,
             options,
@@ -114,7 +130,9 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
             hardware=hardware,
             plan=selection.plan,
             shard=selection.shard,
+            view=showing.view,
         )
+        owes_failures = showing.owes_failures
 
     from disttest.commands.ending import finish_run
 
@@ -124,6 +142,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
             results,
             floors=selection.floors,
             empty_shard=selection.is_empty_shard,
+            failures=owes_failures,
             environ=environment(),
         )
     )

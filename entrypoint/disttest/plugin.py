@@ -27,6 +27,7 @@ from disttest.running.controller import Controller, DeadlinePassed
 from disttest.running.preload import load_torch, load_what_tests_use
 from disttest.running.protocol import Channel
 from disttest.running.pytest_reports import RERUN, masked_report
+from disttest.running.quiet import quieten
 from disttest.running.relay import mask_terminal
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
@@ -62,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--disttest-node-share", dest="disttest_node_share", help="(internal) be a node of a world"
     )
+    group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption(
         "--disttest-ledger",
@@ -89,13 +91,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     _undo_single_threaded.append(import_single_threaded())
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marks and read the options."""
+    """Declare the marks and read the options; pytest's own terminal is there by then."""
     for mark in collect.MARKS:
         config.addinivalue_line("markers", mark)
     run = config.stash[_RUN] = RunSession(config)
     collect.remember_gpus(config, run.host.gpus)
     config.pluginmanager.register(run, "disttest-run")
+    columns = config.getoption("disttest_view")
+    if columns and run.runs_tests and not config.option.collectonly:
+        quieten(config, columns, lambda: run.recorder is not None)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

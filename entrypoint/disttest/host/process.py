@@ -131,15 +131,27 @@ def spawn_child(
     extra_env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     stdout: int | None = None,
+    stderr: int | None = None,
+    keep_stdin: bool = False,
     new_session: bool = False,
 ) -> Child:
-    """Start a new program in this environment and more; ``stdout`` (a descriptor) takes its output and errors."""
+    """Start a new program in this environment and more.
+
+    Args:
+        argv: its command line.
+        extra_env: what its environment has beside ours.
+        pass_fds: descriptors that it inherits.
+        stdout: a descriptor for what it prints, its errors too unless ``stderr`` is given; it reads nothing then.
+        stderr: a descriptor for its errors.
+        keep_stdin: let it read what we could read, although its output is taken.
+        new_session: make it a session leader, out of reach of the terminal's signals.
+    """
     process = subprocess.Popen(
         list(argv),
         env={**os.environ, **(extra_env or {})},  # noqa: TID251  # handed on as it is
-        stdin=subprocess.DEVNULL if stdout is not None else None,
+        stdin=None if stdout is None or keep_stdin else subprocess.DEVNULL,
         stdout=stdout,
-        stderr=stdout,
+        stderr=stdout if stderr is None else stderr,
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )

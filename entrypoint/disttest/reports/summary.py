@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest
+from disttest.reports.costs import cost_lines
 from disttest.reports.digest import FailureGroup, Tally
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
@@ -82,6 +83,7 @@ class _Summary:
             self.failures(),
             self.flaky(),
             self.table(),
+            self.cost(),
             self.timeline(),
             self.lists(),
             self.foot(),
@@ -218,6 +220,14 @@ class _Summary:
         if len(rows) > 1:
             yield _table_line("**all**", "", digest.tally(self.run))
         yield ""
+
+    def cost(self) -> Iterator[str]:
+        lines = cost_lines(self.run)
+        if lines:
+            yield "### Cost"
+            yield ""
+            yield from (f"- {escape(line.name)}: {escape(line.fact)}" for line in lines)
+            yield ""
 
     def timeline(self) -> Iterator[str]:
         timeline = build_timeline(self.run)

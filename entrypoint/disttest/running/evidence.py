@@ -14,10 +14,8 @@ from typing import NamedTuple
 from disttest.host.process import STACKS_SIGNAL, Child
 from disttest.masking import masker
 from disttest.model import Collective
+from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.running.flight import ask, read_answer
-
-STACKS_HEADING = "[disttest: stacks of rank "
-"""Begins the stacks in a rank's log."""
 
 _SETTLED_S = 0.02
 _MOST_KEPT = 64 * 1024
