@@ -31,6 +31,8 @@ class Progress:
     done: TestDone | None = None
     death: Exit | None = None
     died_at_s: float = 0.0
+    last_words: str = ""
+    """What is known of the reason of its death: an uncaught exception of C++, memory that ran out."""
     lost: str = ""
     """Why its channel can not be trusted any more."""
     killed: bool = False
@@ -112,7 +114,8 @@ class Progress:
         if self.death is None:
             return f"was given up {when}: {self.lost}"
         if self.death.signal is not None:
-            return f"was killed by {signal_name(self.death.signal)} {when}"
+            why = f": {self.last_words}" if self.last_words else ""
+            return f"was killed by {signal_name(self.death.signal)} {when}{why}"
         return f"left with exit code {self.death.code} {when}"
 
 

@@ -55,11 +55,9 @@ class EvidenceSource:
         """Bytes that have arrived since the question."""
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
 
-    def has_told_flight(self, *, with_places: bool) -> bool:
-        """Whether its collectives are there (their places take a second more), or will never be."""
-        if self._flight is None:
-            return True
-        return (self._flight.with_suffix("") if with_places else self._flight).exists()
+    def has_told_flight(self) -> bool:
+        """Whether its collectives are there, or will never be."""
+        return self._flight is None or self._flight.exists()
 
     def read(self) -> Testimony:
         """The answers so far."""
@@ -75,9 +73,7 @@ class EvidenceSource:
             return file.read(_MOST_KEPT).decode("utf-8", "replace").strip()
 
 
-def question(
-    asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float, with_places: bool
-) -> list[Testimony]:
+def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:
     """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
     for source, flight in asked:
         source.ask(flight)
@@ -86,11 +82,7 @@ def question(
     sizes: list[int] = []
     while time.monotonic() < deadline:
         now = [source.answer_size() for source in sources]
-        if (
-            now == sizes
-            and all(now)
-            and all(source.has_told_flight(with_places=with_places) for source in sources)
-        ):
+        if now == sizes and all(now) and all(source.has_told_flight() for source in sources):
             break
         sizes = now
         time.sleep(_SETTLED_S)

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,29 +72,58 @@ def ask(questions: Path, target: Path) -> bool:
 
 
 def write_flight(target: Path, rank: int, *, since_s: float) -> None:
-    """Write our reading of the record as ``target``, then again with the places of the calls, and the raw dump.
+    """Write the dump for torch's own analyser (see :func:`dump_path`), then our reading of it as ``target``.
 
-    Without places it takes no time; the first one with places takes about a second of work. The raw dump
-    (``rank_<k>``, which torch's own analyser reads) comes last: once it is there, all is.
+    Once the reading is there, all is.
     """
     dump = _dump_function()
     if dump is None:
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _write_reading(target, dump(includeStackTraces=False), since_s)
-    whole = dump()
-    _write_reading(target, whole, since_s)
-    _write_whole(raw_dump(target, rank), whole)
+    with _without_inductor():
+        record = pickle.loads(dump())  # noqa: S301  # made by this very process
+    record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
+    record["pg_config"].pop("", None)
+    whole = dump_path(target, rank)
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(whole, pickle.dumps(record))
+    _write_whole(target, _encoder.encode(tuple(read_dump(record, since_s=since_s))[-KEPT:]))
 
 
-def raw_dump(target: Path, rank: int) -> Path:
-    """Where the raw dump lies, beside our reading of it."""
-    return target.parent / f"rank_{rank}"
+def _groups() -> dict[str, dict[str, str]]:
+    """Every process group of this rank, as the dump names them: only NCCL's are in it by themselves."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return {}
+    return {
+        name: {
+            "name": name,
+            "desc": "default_pg" if group is c10d.GroupMember.WORLD else group.group_desc,
+            "ranks": str(sorted(c10d._world.pg_group_ranks[group])),  # noqa: SLF001
+        }
+        for group, name in list(c10d._world.pg_names.items())  # noqa: SLF001  # no public list of groups exists
+    }
 
 
-def _write_reading(target: Path, dump: bytes, since_s: float) -> None:
-    entries = pickle.loads(dump)  # noqa: S301  # made by this very process
-    _write_whole(target, _encoder.encode(tuple(read_dump(entries, since_s=since_s))[-KEPT:]))
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to see if it is there.
+
+    It asks ``hasattr(torch, "_inductor")``, and that attribute is made by importing it. (torch 2.13,
+    ``combined_traceback.cpp``; frames of compiled code are found where the test has imported it.)
+    """
+    names = vars(sys.modules["torch"])
+    stand_in = types.SimpleNamespace()
+    mine = names.setdefault("_inductor", stand_in) is stand_in
+    try:
+        yield
+    finally:
+        if mine and names.get("_inductor") is stand_in:
+            del names["_inductor"]
+
+
+def dump_path(target: Path, rank: int) -> Path:
+    """Where the dump lies: in a folder with those of the other ranks and nothing else, as the analyser wants it."""
+    return target.parent / "flight" / f"rank_{rank}"
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -124,11 +154,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     where = next((frame for frame in entry.get("frames", ()) if _is_user(frame)), None)
     backend, _, op = entry["profiling_name"].rpartition(":")
     return Collective(
-        group="default"
-        if description == "default_pg"
-        else description
-        if description not in ("", "undefined")
-        else f"#{group_name}",
+        group=_group(group_name, description),
         seq=entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
         op=op,
         backend=backend,

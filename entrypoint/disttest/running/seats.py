@@ -7,7 +7,9 @@ ranks by itself (see ``hosting``) supervises those.
 from __future__ import annotations
 
 import contextlib
+import re
 import selectors
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from disttest.errors import ProtocolError
+from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
@@ -34,9 +37,11 @@ TERM_GRACE_S = 0.1
 """A rank that is ended gets this long between TERM and KILL."""
 EVIDENCE_LIMIT_S = 0.6
 """How long ranks may take to tell what they were doing, when another rank has failed."""
-HANG_EVIDENCE_LIMIT_S = 2.0
-"""The same at a deadline: nobody waits for this verdict any more, and evidence is all there is."""
+HANG_EVIDENCE_LIMIT_S = 0.8
+"""The same at a deadline: evidence is all there is then, but a rank that can not answer must not stretch it."""
 _START_LOG_KEPT = 16 * 1024
+_LAST_WORDS_KEPT = 500
+_UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 _EXIT_LIMIT_S = 2.0
 """From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
 _TICK_S = 0.2
@@ -73,6 +78,8 @@ class Supervisor:
         self._results = results
         self._log_limit = log_limit
         self._grace_s = grace_s
+        self._oom_kills = 0
+        """Of our memory cgroup, when the running attempt began."""
         self._selector = selectors.DefaultSelector()
 
     def close(self) -> None:
@@ -111,6 +118,7 @@ class Supervisor:
     def begin(self, attempt: Attempt) -> None:
         """From here on, what ranks say and do belongs to this attempt."""
         self.attempt = attempt
+        self._oom_kills = count_oom_kills(own_cgroups())
         for seat in self.seats:
             if seat.gone:
                 self.bury(seat, attempt)
@@ -135,7 +143,6 @@ class Supervisor:
         told = question(
             [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
             limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
-            with_places=deadline_passed,
         )
         self._drain(seats)  # a rank that finished just now is not a victim
         for progress, testimony in zip(living, told, strict=True):
@@ -167,10 +174,22 @@ class Supervisor:
         progress.ready = seat.ready
         if not seat.ready:
             progress.start_log = RankLog(seat.log, limit=self._log_limit).tail(_START_LOG_KEPT)
+        progress.last_words = self._last_words(progress)
         attempt.note_death(progress)
 
+    def _last_words(self, progress: Progress) -> str:
+        """Why a rank was killed, as far as the kernel or its log tells."""
+        killer = progress.death.signal if progress.death else None
+        if killer == signal.SIGKILL:
+            struck = count_oom_kills(own_cgroups()) > self._oom_kills
+            return describe_oom(own_cgroups()) if struck else ""
+        if killer == signal.SIGABRT:
+            uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
+            return f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
+        return ""
+
     def _flight(self, progress: Progress) -> Path:
-        return (self._results / progress.log).parent / "flight" / f"rank_{progress.rank}.json"
+        return (self._results / progress.log).with_name(f"rank{progress.rank}.collectives.json")
 
     def _log(self, progress: Progress) -> RankLog:
         return RankLog(self._results / progress.log, limit=self._log_limit)
