@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from disttest.host.process import Exit, signal_name
 from disttest.model import Collective, Kind, Outcome, RankEnd, RankRecord, TestCase
 from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
+_SUBTESTS_KEPT = 8 * 1024 * 1024
+"""Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 
 
@@ -39,6 +43,16 @@ class Progress:
     hung: bool = False
     stacks: str = ""
     collectives: tuple[Collective, ...] = ()
+
+    size: int = 0
+    """Characters in its reports."""
+
+    def take_report(self, report: PhaseEnded) -> None:
+        """Keep a report, but not the texts of more subtests than a message can carry."""
+        self.size += len(report.report) + len(report.details)
+        if report.partial and self.size > _SUBTESTS_KEPT:
+            report = msgspec.structs.replace(report, report="", details="")
+        self.reports.append(report)
 
     @property
     def is_over(self) -> bool:
@@ -155,7 +169,7 @@ class Attempt:
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
-        self.ranks[rank].reports.append(report)
+        self.ranks[rank].take_report(report)
         if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
             self.note_failure(report.ended_at_s)
 
@@ -196,4 +210,4 @@ class MainAttempt(Attempt):
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""
-        self.ranks[rank].reports.append(report)
+        self.ranks[rank].take_report(report)

@@ -194,7 +194,7 @@ class Controller(Listener):
     def on_ended(self, world: Running, ended: Exit) -> None:
         """A world is gone: free its slots, and give what it still owes to the next one."""
         closed = world.closed
-        cancelled = closed is not None and bool(closed.reason)
+        cancelled = closed is not None and bool(closed.reason) and self._crew.is_ending
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled
         # One test is taken off the list each time, so that no gang starts worlds for ever.
         if world.owed and (closed is None or no_progress):
@@ -203,6 +203,13 @@ class Controller(Listener):
         self._recorder.world_ended(world.world_id, reason)
         for note in closed.notes if closed else ():
             self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
+        if closed and closed.survivors:
+            pids, slots = (
+                ", ".join(map(str, who)) for who in (closed.survivors, (s.name for s in world.slots))
+            )
+            self._recorder.noted(
+                f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
+            )
         self._scheduler.ended(
             world.gang.gang_id, quarantined=world.slots if closed and closed.survivors else ()
         )
@@ -221,6 +228,7 @@ class Controller(Listener):
             cause=Cause.INFRASTRUCTURE,
             started_at_s=self._recorder.now(),
             message=world.failure
+            or (world.closed.reason if world.closed else "")
             or f"the world process {world.world_id} ended with {ended} before it judged the test",
             details=text[-16_384:],
             world_id=world.world_id,

@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from disttest.host.process import STACKS_SIGNAL, Child
+from disttest.host.process import STACKS_SIGNAL, Child, process_state
 from disttest.model import Collective
+from disttest.results.explain import PROCESS_STATE
 from disttest.running.flight import ask, read_answer
 
 STACKS_HEADING = "[disttest: stacks of rank "
 """Begins the stacks in a rank's log."""
+
+_STOPPED = "stopped (SIGSTOP, or a debugger)"
+_STATES = {
+    "T": _STOPPED,
+    "t": _STOPPED,
+    "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
+}
 
 _SETTLED_S = 0.02
 _MOST_KEPT = 64 * 1024
@@ -51,6 +59,10 @@ class EvidenceSource:
             self._seen = self._path.stat().st_size
             self._child.signal(STACKS_SIGNAL)
 
+    def state(self) -> str:
+        """Why it can not answer at all, in words; empty for a process that runs or waits."""
+        return _STATES.get(process_state(self._child.pid), "")
+
     def answer_size(self) -> int:
         """Bytes that have arrived since the question."""
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
@@ -62,7 +74,10 @@ class EvidenceSource:
     def read(self) -> Testimony:
         """The answers so far."""
         told = self._flight is not None and self._flight.exists()
-        return Testimony(self._stacks(), read_answer(self._flight) if told and self._flight else ())
+        stacks = self._stacks()
+        if not stacks and (state := self.state()):
+            stacks = f"{PROCESS_STATE}{state}"
+        return Testimony(stacks, read_answer(self._flight) if told and self._flight else ())
 
     def _stacks(self) -> str:
         """Most recent call first, as faulthandler has it."""
@@ -82,7 +97,9 @@ def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) ->
     sizes: list[int] = []
     while time.monotonic() < deadline:
         now = [source.answer_size() for source in sources]
-        if now == sizes and all(now) and all(source.has_told_flight() for source in sources):
+        silent = [source for source, size in zip(sources, now, strict=True) if not size]
+        told = all(source.has_told_flight() for source in sources if source not in silent)
+        if now == sizes and told and all(source.state() == _STOPPED for source in silent):
             break
         sizes = now
         time.sleep(_SETTLED_S)

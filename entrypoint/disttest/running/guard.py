@@ -32,9 +32,10 @@ from disttest.model import Cause, Frozen
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
-from disttest.results.events import CollectionFailed, RunFinished, RunStarted
+from disttest.results.events import CollectionFailed, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
+from disttest.running.sweep import Sweep
 
 CANCEL_LIMIT_S = 3.5
 """How long pytest may take to stop in an orderly way; GitHub kills 7.5 s after its first signal."""
@@ -103,11 +104,12 @@ def run_guarded(
         )
     )
     adopt_orphans()
+    sweep = Sweep()
     with _signals() as wakeup:
         child = spawn_child(argv, new_session=True)
         ending = _watch(child, wakeup, options)
         kill_descendants()
-    _close_journal(journal, ending, results)
+    _close_journal(journal, ending, results, sweep)
     return fold(read_events(results / FILE_NAME))
 
 
@@ -159,9 +161,11 @@ def _end(child: Child) -> Exit:
     return child.poll() or Exit(signal=signal.SIGKILL)
 
 
-def _close_journal(journal: Journal, ending: Ending, results: Path) -> None:
+def _close_journal(journal: Journal, ending: Ending, results: Path, sweep: Sweep) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
     run = fold(read_events(results / FILE_NAME))
+    for message, nodeid in sweep.clean(run):
+        journal.append(Noted(at_s=journal.now(), message=message, nodeid=nodeid))
     finished = next((e for e in read_events(results / FILE_NAME) if isinstance(e, RunFinished)), None)
     code, reason = _conclude(run, ending, finished=finished is not None)
     if finished is None and not ending.signal and not ending.overdue and ending.exit.code != ExitCode.USAGE:

@@ -198,6 +198,9 @@ class Channel:
 
     def send(self, message: Message) -> bool:
         """Send a message, waiting until it is handed over; False when the other end is gone."""
+        if self._sock.fileno() < 0:
+            self.closed_by_peer = True
+            return False
         try:
             self._sock.sendall(encode(message))
         except (BrokenPipeError, ConnectionResetError):
@@ -238,8 +241,9 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end; nothing can be said or heard through it any more."""
         self._sock.close()
+        self.closed_by_peer = True
 
 
 def _decode(body: bytes) -> AnyMessage:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from disttest.errors import ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
@@ -36,9 +38,7 @@ from disttest.running.protocol import (
 TERM_GRACE_S = 0.1
 """A rank that is ended gets this long between TERM and KILL."""
 EVIDENCE_LIMIT_S = 0.6
-"""How long ranks may take to tell what they were doing, when another rank has failed."""
-HANG_EVIDENCE_LIMIT_S = 0.8
-"""The same at a deadline: evidence is all there is then, but a rank that can not answer must not stretch it."""
+"""How long ranks may take to tell what they were doing; most need a few milliseconds, some can not answer."""
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
@@ -142,7 +142,7 @@ class Supervisor:
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
         told = question(
             [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
-            limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
+            limit_s=EVIDENCE_LIMIT_S,
         )
         self._drain(seats)  # a rank that finished just now is not a victim
         for progress, testimony in zip(living, told, strict=True):
@@ -206,7 +206,7 @@ class Supervisor:
         try:
             messages = seat.channel.receive(wait=False)
         except ProtocolError as error:
-            self._give_up(seat, f"it wrote nonsense into its control channel: {error}")
+            self.give_up(seat, f"it wrote nonsense into its control channel: {error}")
             return
         for message in messages:
             self._on_message(seat, message)
@@ -214,7 +214,7 @@ class Supervisor:
             self.ignore(seat.channel)
             # Usually its end; the pidfd says which. A rank that lives on without a channel is lost.
             if not self._is_leaving(seat) and seat.child.wait(_EXIT_LIMIT_S) is None:
-                self._give_up(seat, "it closed its control channel")
+                self.give_up(seat, "it closed its control channel")
 
     def _is_leaving(self, seat: Seat) -> bool:
         done = self.attempt.ranks[seat.rank].done if self.attempt else None
@@ -231,13 +231,14 @@ class Supervisor:
             case PhaseBegan(phase=phase):
                 progress.phase = phase
             case PhaseEnded():
-                self.attempt.take_report(seat.rank, message)
+                self.attempt.take_report(seat.rank, _within(message, self.attempt.started_s))
             case RanksJoined():
                 progress.joined.append(message)
             case TestDone():
                 progress.done = message
 
-    def _give_up(self, seat: Seat, why: str) -> None:
+    def give_up(self, seat: Seat, why: str) -> None:
+        """Trust a rank no more: what it did is the failure of the running test."""
         seat.gone = True
         self.ignore(seat.channel)
         if self.attempt is not None:
@@ -256,3 +257,9 @@ class Supervisor:
         seat.gone = True
         if self.attempt is not None:
             self.bury(seat, self.attempt, at_s=now_s)
+
+
+def _within(report: PhaseEnded, started_s: float) -> PhaseEnded:
+    """The report with its time inside the attempt: the clock of a rank is in the hands of its test."""
+    at_s = min(max(report.ended_at_s, started_s), time.monotonic())
+    return report if at_s == report.ended_at_s else msgspec.structs.replace(report, ended_at_s=at_s)

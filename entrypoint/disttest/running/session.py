@@ -26,6 +26,7 @@ from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import clean_text
 from disttest.running.recorder import Recorder
 from disttest.running.starters import InterpreterOrder, read_order
+from disttest.running.sweep import Sweep
 
 
 class RunSession:
@@ -53,6 +54,7 @@ class RunSession:
         self._guarded = bool(config.getoption("disttest_guarded"))
         self._plan = _plan_of(config)
         self._shard: int = config.getoption("disttest_shard")
+        self._sweep = Sweep()
         self._plan_notes: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -104,6 +106,9 @@ class RunSession:
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
         if not reason and exit_code == ExitCode.INTERRUPTED:
             reason = "the run was interrupted"
+        if not self._guarded:
+            for message, nodeid in self._sweep.clean(fold(read_events(self.workplace.results / FILE_NAME))):
+                self.recorder.noted(message, nodeid)
         self.recorder.run_finished(exit_code, reason)
         if self.options.results and not self._guarded and not self.config.option.collectonly:
             write_reports(fold(read_events(self.workplace.results / FILE_NAME)), self.workplace.results)

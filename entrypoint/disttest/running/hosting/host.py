@@ -38,7 +38,13 @@ from disttest.results.exit_codes import (
 )
 from disttest.running import flight, hygiene
 from disttest.running.attempt import Attempt, Progress
-from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
+from disttest.running.child import (
+    belong_to_this_process,
+    out_of_the_way,
+    redirect_output,
+    register_stacks,
+    renew_libraries,
+)
 from disttest.running.evidence import EvidenceSource
 from disttest.running.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.running.protocol import Channel, Leave, PhaseBegan, RankReady, RanksJoined, RunTest, TestDone
@@ -277,6 +283,7 @@ class ForkHost:
             for channel in foreign:
                 channel.close()
             mine = out_of_the_way(theirs)
+            belong_to_this_process(mine)
             _settle_in(config, log, stacks, spec.threads)
             flight.answer_questions(questions, rank)
             flight.note_start()
