@@ -5,8 +5,6 @@ The modules of such a suite are not even imported, so that there is one skip wit
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,21 +42,6 @@ class _ModuleOfSuite(pytest.File):
         item.add_marker(pytest.mark.skip(reason=self.reason))
         item.add_marker(UNAVAILABLE)
         yield item
-
-
-def preload(*modules: str) -> Callable[[], None]:
-    """Make the ``pytest_runtestloop`` hook that imports, once and before any rank is forked, what all would.
-
-    The first ``assert_close`` of a process imports sympy, its first optimiser step torch._dynamo: 2 s each.
-    """
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop() -> None:
-        for module in modules:
-            with contextlib.suppress(ImportError):  # the suite itself says what it lacks
-                importlib.import_module(module)
-
-    return pytest_runtestloop
 
 
 def unless_available(missing: Missing) -> Callable[..., pytest.File | None]:

@@ -69,7 +69,6 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.commands.ending import finish_run
     from disttest.results.directory import claim
     from disttest.running.guard import pytest_command, run_guarded
 
@@ -83,6 +82,9 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     extra = [*selection.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
     result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+
+    from disttest.commands.ending import finish_run
+
     _leave(
         finish_run(
             result,

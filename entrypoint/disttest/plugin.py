@@ -5,6 +5,7 @@ It is a door: each hook is a few lines that call into the packages below.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ import pytest
 from _pytest.unittest import UnitTestCase
 
 from disttest import __version__
-from disttest.errors import ExitCode
+from disttest.errors import ExitCode, UsageError
 from disttest.host.process import die_with_parent, leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import WorldShape
 from disttest.planning.options import OPTIONS
 from disttest.running import collect
-from disttest.running.controller import Controller, DeadlinePassed, load_torch
+from disttest.running.controller import Controller, DeadlinePassed
+from disttest.running.preload import load_torch, load_what_tests_use
 from disttest.running.protocol import Channel
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
@@ -132,8 +134,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
-    if not config.option.collectonly and any(collect.shape_of(item) for item in session.items):
+    if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
         load_torch()
+        load_what_tests_use(config.rootpath)
+    try:
+        collect.check_backends(session.items, config.stash[_RUN].options)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
     while _undo_single_threaded:
         _undo_single_threaded.pop()()
     if config.stash[_RUN].runs_tests:
@@ -208,6 +215,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash.get(_RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave quickly: the interpreter's last collections need not walk all of torch (a third of a second)."""
+    if config.getoption("disttest_guarded"):
+        gc.freeze()
 
 
 # --- fixtures

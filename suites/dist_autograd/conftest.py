@@ -8,13 +8,12 @@ import pytest
 
 from disttest.testing import World
 
-from ..requirements import preload, unless_available
+from ..requirements import unless_available
 from ..rpc.conftest import agents, warm_agents
 from ..rpc.shim import missing
 
 __all__ = ["agents", "context", "warm_agents"]
 
-pytest_runtestloop = preload("sympy", "torch._dynamo")
 pytest_pycollect_makemodule = unless_available(missing)
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..requirements import preload, unless_available
+from ..requirements import unless_available
 from .shim import missing
 
-pytest_runtestloop = preload("sympy", "torch._dynamo", "torch._dynamo.backends.distributed")
 pytest_pycollect_makemodule = unless_available(missing)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..requirements import preload, unless_available
+from ..requirements import unless_available
 from .shim import missing
 
-pytest_runtestloop = preload("sympy", "torch._dynamo")
 pytest_pycollect_makemodule = unless_available(missing)

@@ -9,10 +9,9 @@ import pytest
 
 from disttest.testing import World, current_world
 
-from ..requirements import preload, unless_available
+from ..requirements import unless_available
 from .shim import missing
 
-pytest_runtestloop = preload("sympy")
 pytest_pycollect_makemodule = unless_available(missing)
 
 

@@ -49,6 +49,26 @@ def test_asking_for_gpus_that_are_not_there(lab, option):
     assert "needs a GPU, and this machine has none that works" in ended.output
 
 
+def test_a_backend_that_torch_lacks_is_an_error_if_asked_for_and_a_skip_if_marked(lab):
+    lab.write(
+        test_good=GOOD,
+        test_marked="""
+        import pytest
+        @pytest.mark.world_size(2)
+        @pytest.mark.backend("mpi")
+        def test_mpi(world):
+            pass
+        """,
+    )
+    asked = lab.run("test_good.py", "--backend", "mpi")
+    marked = lab.run("test_marked.py", "--results", "marked")
+
+    assert 4 == asked.exit_code, asked.output
+    assert "--backend mpi: the installed torch has no such backend; it has gloo" in asked.output
+    assert 0 == marked.exit_code, marked.output
+    assert "torch has no backend mpi" in marked.output
+
+
 def test_bad_marks_are_errors_of_their_file_and_the_others_run(lab):
     bad = """
     import pytest

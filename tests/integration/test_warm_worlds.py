@@ -136,3 +136,24 @@ def test_fresh_isolation_gives_every_test_new_processes(module_lab):
 
     assert Outcome.PASSED is fresh.result("test_b_same_process").outcome
     assert pid(fresh, "test_a_first") != pid(fresh, "test_b_same_process")
+
+
+def test_what_ranks_would_import_is_imported_before_the_fork(lab):
+    ended = lab.write(
+        test_lazy="""
+        import sys
+        import pytest
+        import torch
+
+        @pytest.mark.fresh_world
+        @pytest.mark.world_size(2)
+        def test_step(world):
+            assert {"torch._dynamo", "torch.fx.experimental.symbolic_shapes"} <= set(sys.modules)
+            weight = torch.nn.Parameter(torch.ones(1))
+            torch.optim.SGD([weight]).step()
+            torch.testing.assert_close(weight, torch.ones(1))
+        """
+    ).run("test_lazy.py")
+
+    assert 0 == ended.exit_code, ended.output
+    assert not [note for note in ended.run.notes if "fork" in note.message], ended.output

@@ -50,6 +50,13 @@ REPORTERS: Mapping[str, tuple[str, Render]] = {
 """Format -> name of its file, and what renders it. The one that tools need most comes first."""
 
 
+def load_reporters() -> None:
+    """Import what writing will need, for those who have a moment now and none at the end of the run."""
+    import disttest.reports.html
+    import disttest.reports.junit
+    import disttest.reports.summary  # noqa: F401
+
+
 def write_reports(
     run: RunResult,
     results_dir: Path,

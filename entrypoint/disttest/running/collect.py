@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -203,6 +204,11 @@ def shape_of(item: pytest.Item) -> WorldShape | None:
     return shape if isinstance(shape, WorldShape) else None
 
 
+def needs_ranks(item: pytest.Item) -> bool:
+    """Whether processes will be started for the item, by us or by its class."""
+    return shape_of(item) is not None or hosted(item) is not None
+
+
 def describe_item(item: pytest.Item, options: RunOptions, host: Host) -> TestCase:
     """A pytest item as a test.
 
@@ -273,6 +279,34 @@ def slug_of(nodeid: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", nodeid.rpartition("/")[2]).strip("-.")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
+
+
+def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
+    """Skip the tests whose backend the installed torch was built without.
+
+    Raises:
+        UsageError: the run was asked for that backend by name.
+    """
+    for item in items:
+        shape = shape_of(item)
+        if shape is None or _is_built(shape.backend):
+            continue
+        if shape.backend in options.backend:
+            raise UsageError(
+                f"--backend {shape.backend}: the installed torch has no such backend; it has {_built_backends()}"
+            )
+        item.add_marker(pytest.mark.skip(reason=f"torch has no backend {shape.backend}"))
+
+
+def _is_built(backend: str) -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is None or not dist.is_available() or dist.is_backend_available(backend)
+
+
+def _built_backends() -> str:
+    from torch.distributed import Backend
+
+    return ", ".join(name for name in Backend.backend_list if name != "undefined" and _is_built(name))
 
 
 def known_skip(item: pytest.Item) -> str | None:

@@ -5,7 +5,6 @@ It lives in the pytest process, touches no GPU and starts no thread, so that wor
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -262,13 +261,3 @@ class Controller(Listener):
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-
-
-def load_torch() -> None:
-    """Import torch once, before the fork, so that no rank has to; tests that do not need it run without it."""
-    if "torch" in sys.modules:
-        return
-    try:
-        import torch.distributed  # noqa: F401
-    except ImportError:
-        return

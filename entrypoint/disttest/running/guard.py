@@ -32,6 +32,7 @@ from disttest.model import Cause, Frozen
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
+from disttest.reports.write import load_reporters
 from disttest.results.events import CollectionFailed, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
@@ -107,6 +108,7 @@ def run_guarded(
     sweep = Sweep()
     with _signals() as wakeup:
         child = spawn_child(argv, new_session=True)
+        load_reporters()  # while the child imports torch
         ending = _watch(child, wakeup, options)
         kill_descendants()
     _close_journal(journal, ending, results, sweep)

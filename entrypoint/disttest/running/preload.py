@@ -1,0 +1,81 @@
+"""Imports once, before the fork, what each rank would otherwise import by itself.
+
+torch loads large parts of itself at the first call that may need them: the first step of an optimizer brings
+``torch._dynamo``, the first ``assert_close`` brings sympy, each more than half a second of CPU in every rank of
+every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or saves
+none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_LAZY = (
+    (re.compile(r"\bassert_close\b|\bassertEqual\b"), "torch.fx.experimental.symbolic_shapes"),
+    (
+        re.compile(r"\boptim\b|\bcheckpoint\b|\.compile\b|\bDDP\b|DistributedDataParallel|FSDP|fully_shard"),
+        "torch._dynamo",
+    ),
+)
+"""What a source says, and the module that torch will import for it."""
+
+_TORCHS_TESTS = "torch/testing/_internal/common_utils.py"
+_LARGEST = 1 << 20
+"""Bytes; a larger source is data."""
+
+
+def load_torch() -> None:
+    """Import torch once, so that no rank has to; tests that do not need it run without it."""
+    _load("torch.distributed")
+
+
+def load_what_tests_use(root: Path) -> tuple[str, ...]:
+    """Import what the modules below ``root`` that are loaded now will make torch import; returns the names.
+
+    Args:
+        root: the root directory of the tests; packages installed below it do not count, save torch's own tests.
+    """
+    if "torch" not in sys.modules:
+        return ()
+    waiting = {name: pattern for pattern, name in _LAZY if name not in sys.modules}
+    wanted: list[str] = []
+    for source in _sources(root):
+        found = [name for name, pattern in waiting.items() if pattern.search(source)]
+        for name in found:
+            del waiting[name]
+        wanted += found
+        if not waiting:
+            break
+    return tuple(name for name in wanted if _load(name))
+
+
+def _sources(root: Path) -> Iterator[str]:
+    for path in _files(sys.modules.values(), root):
+        try:
+            if path.stat().st_size <= _LARGEST:
+                yield path.read_text(errors="replace")
+        except OSError:
+            continue  # a module made by a program, or a file gone since
+
+
+def _files(modules: Iterable[object], root: Path) -> Iterator[Path]:
+    # A list first: reading a lazy module's attributes may import others.
+    for name in [getattr(module, "__file__", None) for module in list(modules)]:
+        if isinstance(name, str) and name.endswith(".py"):
+            path = Path(name)
+            mine = path.is_relative_to(root) and "site-packages" not in path.parts
+            if mine or path.match(_TORCHS_TESTS):
+                yield path
+
+
+def _load(name: str) -> bool:
+    """Whether the module is there; one that a torch lacks is simply not preloaded."""
+    try:
+        importlib.import_module(name)
+    except Exception:  # noqa: BLE001 - the rank that needs it says what is wrong with it
+        return False
+    return True

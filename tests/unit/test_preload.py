@@ -1,0 +1,84 @@
+"""What is imported before the fork follows from the sources of the tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from disttest.running import preload
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Loads a test module with this source at this place, and says what was preloaded for it."""
+    monkeypatch.setattr(
+        preload,
+        "_LAZY",
+        ((re.compile(r"\bstep\b"), "lazy_part"), (re.compile("absent"), "no_such_part")),
+    )
+    monkeypatch.setattr(preload, "_TORCHS_TESTS", "torchs/tests.py")  # the real ones may be loaded here
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/lazy_part.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    monkeypatch.delitem(sys.modules, "lazy_part", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+
+    def preloaded(source: str | bytes, place: str = "root/test_it.py") -> tuple[str, ...]:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(source.encode() if isinstance(source, str) else source)
+        module = ModuleType("test_it")
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, "test_it", module)
+        return preload.load_what_tests_use(tmp_path / "root")
+
+    return preloaded
+
+
+def test_a_word_in_a_source_loads_the_part(load):
+    assert ("lazy_part",) == load("optimizer.step()")
+    assert "lazy_part" in sys.modules
+
+
+def test_a_part_that_is_there_is_not_loaded_again(load):
+    load("optimizer.step()")
+
+    assert () == load("optimizer.step()")
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("stepping()", "root/test_it.py"),
+        ("step()", "elsewhere/test_it.py"),
+        ("step()", "root/.venv/lib/site-packages/test_it.py"),
+        ("step()", "root/data.pkl"),
+        (b"step()" + bytes(1 << 20), "root/test_it.py"),
+    ],
+    ids=["another word", "outside", "installed", "no source", "data"],
+)
+def test_nothing_is_loaded_for(load, source, place):
+    assert () == load(source, place)
+    assert "lazy_part" not in sys.modules
+
+
+def test_torchs_own_tests_count_wherever_they_are(load):
+    assert ("lazy_part",) == load("step()", "site-packages/torchs/tests.py")
+
+
+def test_bytes_that_are_no_text_do_not_hurt(load):
+    assert ("lazy_part",) == load(b"\xff\xfe step()")
+
+
+def test_a_part_that_torch_lacks_is_left_to_the_rank(load):
+    assert () == load("absent")
+
+
+def test_nothing_happens_without_torch(load, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+
+    assert () == load("step()")
