@@ -70,8 +70,9 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
     from disttest.results.directory import claim
-    from disttest.running.guard import pytest_command, run_guarded
+    from disttest.running.guard import cancelled_late, hold_signals, pytest_command, run_guarded
 
+    hold_signals()
     selection = take_selection(flags)
     options = resolve_options(flags)
     resolved = resolve_targets(targets)
@@ -85,15 +86,15 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
 
     from disttest.commands.ending import finish_run
 
-    _leave(
-        finish_run(
-            result,
-            results,
-            floors=selection.floors,
-            empty_shard=selection.is_empty_shard,
-            environ=environment(),
-        )
+    code = finish_run(
+        result,
+        results,
+        floors=selection.floors,
+        empty_shard=selection.is_empty_shard,
+        environ=environment(),
     )
+    late = cancelled_late()
+    _leave(code if late is None else 128 + late)
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:

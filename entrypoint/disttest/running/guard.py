@@ -6,13 +6,12 @@ take the reports away.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -90,6 +89,7 @@ def run_guarded(
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
     """
+    wakeup = hold_signals()
     journal = Journal(results / FILE_NAME)
     journal.append(
         RunStarted(
@@ -106,29 +106,36 @@ def run_guarded(
     )
     adopt_orphans()
     sweep = Sweep()
-    with _signals() as wakeup:
-        child = spawn_child(argv, new_session=True)
-        load_reporters()  # while the child imports torch
-        ending = _watch(child, wakeup, options)
-        kill_descendants()
+    child = spawn_child(argv, new_session=True)
+    load_reporters()  # while the child imports torch
+    ending = _watch(child, wakeup, options)
+    kill_descendants()
     _close_journal(journal, ending, results, sweep)
     return fold(read_events(results / FILE_NAME))
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """Signals arrive as bytes in a pipe, so that one loop waits for everything."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {signum: signal.signal(signum, lambda *_: None) for signum in _CANCELLING}
-    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(previous)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        os.close(reader)
-        os.close(writer)
+def hold_signals() -> int:
+    """From here to the end of this process the signals that cancel a run are only noted; returns their pipe.
+
+    They arrive as bytes, so that one loop waits for everything. They are held until the process ends, because
+    one that comes before the first event or between the reports would leave half of something behind.
+    """
+    if not _wakeup:
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for signum in _CANCELLING:
+            signal.signal(signum, lambda *_: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        _wakeup.append(reader)
+    return _wakeup[0]
+
+
+def cancelled_late() -> int | None:
+    """The number of a signal that came after the run had ended, while its reports were written."""
+    return _received(hold_signals())
+
+
+_wakeup: list[int] = []
+"""The pipe of signals of this process, once it is made."""
 
 
 def _watch(child: Child, wakeup: int, options: RunOptions) -> Ending:
