@@ -77,10 +77,12 @@ class Lab:
             errors="replace",
         )
 
-    def run(self, *arguments: str, wrapper: Sequence[str] = (), **environ: str) -> Ended:
+    def run(
+        self, *arguments: str, wrapper: Sequence[str] = (), limit_s: float = 240, **environ: str
+    ) -> Ended:
         """Run the command to its end."""
         process = self.start(*arguments, wrapper=wrapper, **environ)
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=limit_s)
         return Ended(process.returncode, output, self.folder / "results")
 
     def pytest(self, *arguments: str, results: str = "results", **environ: str) -> Ended:

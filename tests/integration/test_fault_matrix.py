@@ -76,7 +76,9 @@ def ended(module_lab, is_full) -> Ended:
     take_rogues(module_lab, "matrix", "misdeeds").write(conftest=HURRY)
     return module_lab.run(
         *("run", "matrix.py", "--slots", "8", "--log-limit", "1m"),
+        limit_s=1200 if is_full else 240,
         FAULT_CELLS="full" if is_full else "reduced",
+        MISDEED_FLOOD=str((1024 if is_full else 32) << 20),
     )
 
 

@@ -15,6 +15,10 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 CELLS = chosen_cells()
 TIMES = os.environ.get("FAULT_TIMES", "")
 """Folder where each cell leaves the moment of its deed (wall clock)."""
+GOOD = int(os.environ.get("SOAK_GOOD", "1"))
+"""How many good tests follow each cell."""
+GOOD_S = float(os.environ.get("SOAK_GOOD_SECONDS", "0"))
+"""How long each of them lasts."""
 two = pytest.mark.world_size(SIZE)
 
 
@@ -35,7 +39,8 @@ def parameters(kind):
     for number, cell in enumerate(cell for cell in CELLS if cell.kind == kind):
         marks = [pytest.mark.timeout(HANG_LIMIT_S)] if cell.what.slow else []
         yield pytest.param(cell, id=str(cell), marks=marks)
-        yield pytest.param(None, id=f"good-{number}")
+        for good in range(GOOD):
+            yield pytest.param(None, id=f"good-{number}-{good}")
 
 
 @pytest.fixture
@@ -49,6 +54,8 @@ def act(world, cell):
     mine = torch.ones(1)
     dist.all_reduce(mine)
     assert mine.item() == world.size
+    if cell is None:
+        time.sleep(GOOD_S)
     if commit(cell, world.rank, "call"):
         dist.barrier()
 

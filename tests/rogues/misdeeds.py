@@ -103,13 +103,12 @@ def forks_and_comes_back_twice():
     os.fork()
 
 
-def floods(size):
-    def flood():
-        line = b"x" * 1023 + b"\n"
-        for fd in itertools.islice(itertools.cycle((1, 2)), size >> 20):
-            os.write(fd, line * 1024)
-
-    return flood
+def floods():
+    """Standard output and standard error, by turns."""
+    line = b"x" * 1023 + b"\n"
+    size = int(os.environ.get("MISDEED_FLOOD", 32 << 20))
+    for fd in itertools.islice(itertools.cycle((1, 2)), size >> 20):
+        os.write(fd, line * 1024)
 
 
 def leaks_thousands_of_variables():

@@ -231,17 +231,28 @@ def reap(pids: Iterable[int]) -> None:
             continue
 
 
-def kill_descendants(*, spare: Iterable[int] = (), limit_s: float = 2.0) -> tuple[int, ...]:
+def kill_descendants(
+    *, spare: Iterable[int] = (), spare_trees: Iterable[int] = (), limit_s: float = 2.0
+) -> tuple[int, ...]:
     """Kill every descendant of this process, new sessions and orphans included; return the survivors.
+
+    Args:
+        spare: processes that are left alone.
+        spare_trees: processes that are left alone with all that they have forked, meanwhile too.
+        limit_s: how long to try.
 
     Repeats until none is left, because a process may fork between the look and the kill. The caller
     must be the adopter of orphans (:func:`adopt_orphans`), else double-forked ones are out of sight.
     """
-    spared = set(spare)
+    trees = set(spare_trees)
+    spared = set(spare) | trees
     deadline = time.monotonic() + limit_s
     pause_s = 0.001
     while True:
-        for pid in (found := children_of() - spared):
+        found = children_of() - spared
+        for tree in trees if found else ():  # looked up after the others: what was forked since is in none
+            found -= children_of(tree)
+        for pid in found:
             send_signal(pid, signal.SIGKILL)
         reap(_zombies(spared))
         if not found or time.monotonic() > deadline:

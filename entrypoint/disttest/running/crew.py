@@ -8,7 +8,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -210,18 +210,11 @@ class Crew:
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
         if world.closed is None:  # it could not clean up after itself; its ranks are ours now
-            spared = self._spared | {other.child.pid for other in self.running.values()}
-            kill_descendants(spare=spared | _below(self.running))
+            others = [other.child.pid for other in self.running.values()]
+            kill_descendants(spare=self._spared, spare_trees=others)
         world.channel.close()
         world.child.close()
         self._listener.on_ended(world, ended)
-
-
-def _below(running: Mapping[str, Running]) -> set[int]:
-    below: set[int] = set()
-    for world in running.values():
-        below |= children_of(world.child.pid)
-    return below
 
 
 def _find(tests: Sequence[TestCase], nodeid: str) -> TestCase:
