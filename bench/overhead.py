@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+LIMIT_S = 600.0
+"""No single command of this script takes longer, unless it hangs."""
 PLUGIN = ["-p", "no:cacheprovider", "-q"]
 
 DISTTEST = """
@@ -139,7 +141,18 @@ def environment() -> dict[str, str]:
 def run(argv: list[str], folder: Path) -> tuple[float, str]:
     """Wall seconds and output of a command that must succeed."""
     began = time.monotonic()
-    done = subprocess.run(argv, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as late:
+        sys.exit(f"{' '.join(argv)} did not end within {LIMIT_S:g} s:\n{late.stdout}{late.stderr}")
     if done.returncode:
         sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
     return time.monotonic() - began, done.stdout

@@ -3,8 +3,8 @@
     python bench/soak.py [--seconds 600] [--good 2000]
 
 Samples memory (anonymous pages, those shared with forks included) and descriptors of the command and of the
-controller, prints them over time, and fails if they grow from the second quarter of the run to the last. (pytest keeps the reports of
-failed tests until the end, so a few hundred KiB for each of them is no leak of ours.)
+controller, prints them over time, and fails if they grow from the second quarter of the run to the last. (pytest
+keeps the reports of failed tests until the end, so a few hundred KiB for each of them is no leak of ours.)
 """
 
 from __future__ import annotations

@@ -195,6 +195,33 @@ def test_threads_as_ranks(strict) -> None:
     assert "forever.wait" in hung.ranks[0].stacks or "in test_hangs" in hung.ranks[0].stacks
 
 
+def test_the_bases_that_stack_on_torchs(module_lab) -> None:
+    shutil.copy(ROGUES / "torch_families.py", module_lab.folder / "test_torch_families.py")
+    ended = module_lab.pytest("test_torch_families.py", "-q", results="families")
+    outcomes = {test.test.nodeid.partition("::")[2]: test.final.outcome for test in ended.run.tests}
+
+    assert outcomes == {
+        "TestFsdp::test_shards": Outcome.SKIPPED,  # torch 2.13 wants a GPU for each rank of this base
+        "TestFsdp::test_wrong": Outcome.SKIPPED,
+        "TestFsdpThreads::test_shards": Outcome.PASSED,
+        "TestFsdpThreads::test_wrong": Outcome.FAILED,
+        "TestDTensor::test_redistribute": Outcome.PASSED,
+        "TestDTensor::test_wrong": Outcome.FAILED,
+        "TestEachDeviceCPU::test_sum_size_1_cpu": Outcome.PASSED,
+        "TestEachDeviceCPU::test_sum_size_3_cpu": Outcome.PASSED,
+        "TestEachDeviceCPU::test_wrong_cpu": Outcome.FAILED,
+    }
+    assert "rank 1 of 2 failed" in ended.result("TestDTensor::test_wrong").message
+
+
+def test_a_name_that_does_not_exist(module_lab, strict) -> None:
+    ended = module_lab.run("test_torch_classes.py::Ordinary::test_nope")
+
+    assert ended.exit_code == 4, ended.output
+    assert "not found" in ended.output
+    assert "test_nope" in ended.output
+
+
 def test_without_the_plugin_torch_is_as_it_was(module_lab, strict) -> None:
     module_lab.write(
         test_untouched="""

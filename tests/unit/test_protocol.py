@@ -40,6 +40,22 @@ def test_messages_arrive_in_order(pair):
     assert MESSAGES == list(pair[0].receive())
 
 
+def test_held_messages_arrive_with_the_next_and_before_it(pair):
+    pair[1].hold(MESSAGES[0])
+    with pytest.raises(BlockingIOError):
+        pair[0].receive(wait=False)
+    pair[1].send(MESSAGES[1])
+
+    assert MESSAGES[:2] == list(pair[0].receive(wait=False))
+
+
+def test_held_messages_do_not_pile_up(pair):
+    for _ in range(200):
+        pair[1].hold(Cancel(reason="x" * 1000))
+
+    assert pair[0].receive(wait=False)
+
+
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_messages_survive_any_cut(sizes):
     ours, theirs = Channel.pair()

@@ -44,6 +44,8 @@ class RunOptions(Frozen):
     seed: int = 0
     log_limit: int = 8 * 1024 * 1024
     """Bytes kept of each rank's log of a test."""
+    native_stacks: bool = False
+    """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = VerdictRule.STRICT
     """Whose rules judge tests that start their ranks by themselves."""
 
@@ -140,6 +142,10 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _switch(text: str) -> bool:
+    return _one_of("on", "off")(text) == "on"
+
+
 def _isolation(text: str) -> Isolation | None:
     choice = _one_of(AUTO, *Isolation)(text)
     return None if choice == AUTO else Isolation(choice)
@@ -196,6 +202,12 @@ OPTIONS = (
         parse_bytes,
         "SIZE",
         "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
+    ),
+    Option(
+        "native-stacks",
+        _switch,
+        "on|off",
+        "Log C frames of hanging ranks too, by py-spy, which needs ptrace (default: off).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
 )

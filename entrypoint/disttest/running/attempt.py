@@ -42,6 +42,8 @@ class Progress:
     killed: bool = False
     hung: bool = False
     stacks: str = ""
+    native: str = ""
+    """Its C frames, where they were asked for; they go into its log only."""
     collectives: tuple[Collective, ...] = ()
 
     size: int = 0

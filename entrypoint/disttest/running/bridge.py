@@ -35,11 +35,6 @@ class Bridge:
         self._config.pluginmanager.register(self, "disttest-bridge")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """The set-up begins."""
-        self._channel.send(PhaseBegan(phase="setup"))
-
-    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
         """The call begins."""
         self._on_call()
@@ -59,8 +54,9 @@ class Bridge:
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A report is ready: send it."""
-        self._channel.send(_phase_ended(report, self._config, self._ended_at_s))
+        """A report is ready: send it, a bad one at once, since peers may wait for this rank in vain."""
+        message = _phase_ended(report, self._config, self._ended_at_s)
+        (self._channel.send if message.outcome.is_bad else self._channel.hold)(message)
 
 
 def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: float) -> PhaseEnded:

@@ -162,6 +162,7 @@ class Controller(Listener):
             grace_s=self._options.grace,
             log_limit=self._options.log_limit,
             verdict=self._options.verdict,
+            native_stacks=self._options.native_stacks,
         )
         world = self._crew.start(gang, slots, order, self._rank_starter(gang))
         self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)

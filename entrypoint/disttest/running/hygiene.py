@@ -92,11 +92,14 @@ def reseed(seed: int) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
+        # A torch for the CPU would note each seed, with a stack, for accelerators that never come.
+        has_accelerator = torch.accelerator.current_accelerator() is not None
+        (torch if has_accelerator else torch.default_generator).manual_seed(seed)
 
 
 def _changes(now: Facts, before: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    names = [*now, *(name for name in before if name not in now and _kind(name) in {_kind(n) for n in now})]
+    kinds = {_kind(name) for name in now}
+    names = [*now, *(name for name in before if name not in now and _kind(name) in kinds)]
     pairs = ((name, now.get(name, _MISSING), before.get(name, _MISSING)) for name in names)
     return [(name, here, then) for name, here, then in pairs if not _same(here, then)]
 

@@ -161,6 +161,11 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     log_limit: int
     """Bytes kept of each rank's log of a test."""
     verdict: VerdictRule = VerdictRule.STRICT
+    native_stacks: bool = False
+
+
+_HELD_LIMIT = 64 * 1024
+"""Bytes that wait for company at most."""
 
 
 def clean_text(text: str) -> str:
@@ -184,6 +189,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = bytearray()
+        self._held = bytearray()
         self.closed_by_peer = False
 
     @classmethod
@@ -196,13 +202,24 @@ class Channel:
         """The socket's descriptor."""
         return self._sock.fileno()
 
+    def hold(self, message: Message) -> None:
+        """Keep a message for company: it goes with the next one, so that the other end wakes up once for both."""
+        self._held += encode(message)
+        if len(self._held) > _HELD_LIMIT:
+            self._hand_over()
+
     def send(self, message: Message) -> bool:
         """Send a message, waiting until it is handed over; False when the other end is gone."""
+        self._held += encode(message)
+        return self._hand_over()
+
+    def _hand_over(self) -> bool:
+        data, self._held = self._held, bytearray()
         if self._sock.fileno() < 0:
             self.closed_by_peer = True
             return False
         try:
-            self._sock.sendall(encode(message))
+            self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             self.closed_by_peer = True
             return False

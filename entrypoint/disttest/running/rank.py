@@ -55,6 +55,7 @@ class RankSpec(Frozen):
     log_limit: int = 8 * 1024 * 1024
     grace_s: float = 0.3
     verdict: VerdictRule = VerdictRule.STRICT
+    native_stacks: bool = False
     kind: Kind = Kind.RANKS
 
     def environment(self) -> dict[str, str]:

@@ -25,6 +25,7 @@ from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.running.logs import RankLog
+from disttest.running.native import NATIVE_HEADING, native_stacks
 from disttest.running.protocol import (
     AnyMessage,
     Channel,
@@ -44,7 +45,7 @@ _LAST_WORDS_KEPT = 500
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 _EXIT_LIMIT_S = 2.0
 """From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
-_TICK_S = 0.2
+_TRIM_S = 0.2
 """How often log sizes are looked at while a test runs."""
 
 
@@ -72,12 +73,13 @@ class Seat:
 class Supervisor:
     """Watches over the ranks of one world while they run attempts."""
 
-    def __init__(self, *, results: Path, log_limit: int, grace_s: float) -> None:
+    def __init__(self, *, results: Path, log_limit: int, grace_s: float, native: bool = False) -> None:
         self.seats: list[Seat] = []
         self.attempt: Attempt | None = None
         self._results = results
         self._log_limit = log_limit
         self._grace_s = grace_s
+        self._native = native
         self._oom_kills = 0
         """Of our memory cgroup, when the running attempt began."""
         self._selector = selectors.DefaultSelector()
@@ -126,14 +128,17 @@ class Supervisor:
     def watch(self, attempt: Attempt) -> None:
         """Return when every rank is done, dead or ended."""
         logs = [self._log(progress) for progress in attempt.ranks]
+        trim_s = time.monotonic() + _TRIM_S
         while not attempt.is_over:
             now_s = time.monotonic()
             if attempt.overdue(now_s, self._grace_s):
                 self.end_living(attempt)
                 break
-            self.wait(min(_TICK_S, attempt.next_check_s(now_s, self._grace_s)))
-            for log in logs:
-                log.trim()
+            self.wait(min(_TRIM_S, attempt.next_check_s(now_s, self._grace_s)))
+            if now_s >= trim_s:
+                trim_s = now_s + _TRIM_S
+                for log in logs:
+                    log.trim()
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""
@@ -153,7 +158,14 @@ class Supervisor:
             progress.killed = True
             progress.hung = deadline_passed
         victims = [progress for progress in living if progress.killed]
+        if self._native and deadline_passed:
+            self._take_native_stacks(victims)
         end_all([self.seats[progress.rank].child for progress in victims], term_grace_s=TERM_GRACE_S)
+
+    def _take_native_stacks(self, victims: Sequence[Progress]) -> None:
+        told = native_stacks([self.seats[progress.rank].child for progress in victims])
+        for progress, text in zip(victims, told, strict=True):
+            progress.native = text
 
     def close_logs(self, attempt: Attempt) -> None:
         """Add the stacks that were taken to the logs, and cut those that are too long."""
@@ -162,6 +174,8 @@ class Supervisor:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
+            if progress.native:
+                log.append(f"\n{NATIVE_HEADING}{progress.rank} at the deadline]\n{progress.native}\n")
             log.finish()
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:

@@ -65,7 +65,10 @@ class World:
         self._start_rank = start_rank
         self._clock = clock
         self._ranks = Supervisor(
-            results=Path(order.results_dir), log_limit=order.log_limit, grace_s=order.grace_s
+            results=Path(order.results_dir),
+            log_limit=order.log_limit,
+            grace_s=order.grace_s,
+            native=order.native_stacks,
         )
         self._reason = ""
         self._is_good = False
@@ -128,6 +131,7 @@ class World:
             log_limit=order.log_limit,
             grace_s=order.grace_s,
             verdict=order.verdict,
+            native_stacks=order.native_stacks,
             kind=self._kind,
         )
         ours, theirs = Channel.pair()

@@ -17,8 +17,9 @@ from disttest.errors import UsageError
 from disttest.host.process import fork_hazard
 from disttest.planning.options import check_world_size
 from disttest.results.exit_codes import ExitRule
-from disttest.running.hosting import host as hosting
-from disttest.running.hosting.host import ForkHost, Rank
+from disttest.running.hosting.host import ForkHost
+from disttest.running.hosting.ranks import current_account
+from disttest.running.hosting.team import Rank
 from disttest.testing.hosting import RanksFailed
 
 MODULE = "torch.testing._internal.common_distributed"
@@ -122,7 +123,7 @@ def _watched(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @_like(method)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        account = hosting.account
+        account = current_account()
         return (account.watch(method) if account else method)(*args, **kwargs)
 
     return watched

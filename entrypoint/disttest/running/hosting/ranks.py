@@ -1,0 +1,96 @@
+"""The side of a hosted rank: settles in, runs the test's body, and says how it went. An island below the host."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disttest.running import flight, hygiene
+from disttest.running.child import redirect_output, register_stacks, renew_libraries
+from disttest.running.hosting.account import Account, ChannelPipe, run_to_exit_code
+from disttest.running.protocol import Channel, PhaseBegan, RunTest, TestDone
+from disttest.running.rank import next_order
+from disttest.testing.hosting import Body, provide_host
+
+_account: Account | None = None
+
+
+def current_account() -> Account | None:
+    """In a rank: where the patched classes report what the test raised."""
+    return _account
+
+
+def settle_in(config: pytest.Config, log: Path, stacks: Path, threads: int) -> None:
+    """What a freshly forked rank does first."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    provide_host(None)
+    redirect_output(config, log)
+    register_stacks(stacks)
+    _forget_log_capture()
+    renew_libraries(threads)
+    hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
+
+
+def _forget_log_capture() -> None:
+    """Take pytest's capturing handlers off the root logger: a rank's records belong into its own log."""
+    from _pytest.logging import LogCaptureHandler
+
+    for handler in list(logging.root.handlers):
+        if isinstance(handler, LogCaptureHandler) or type(handler).__module__ == "_pytest.logging":
+            logging.root.removeHandler(handler)
+
+
+def account_for(channel: Channel) -> Account:
+    """A new account of this rank, also the current one."""
+    global _account
+    _account = Account(channel)
+    return _account
+
+
+def run_once(rank: int, channel: Channel, mine: Account, body: Body, skips: dict[int, str]) -> int:
+    """Run the body of one test and return the exit code that torch's harness would see."""
+    channel.send(PhaseBegan(phase="call"))
+    pipe = ChannelPipe(mine)
+    code = run_to_exit_code(lambda: body(rank, pipe), mine)
+    mine.report_end(code, skips)
+    return code
+
+
+def serve_tests(
+    rank: int,
+    channel: Channel,
+    mine: Account,
+    prepare: Callable[[int], None],
+    run: Callable[[str], None],
+    skips: dict[int, str],
+) -> int:
+    """Run one test after another until told to leave; a failed preparation answers for every test."""
+    unprepared = _attempt_to(lambda: prepare(rank))
+    while (order := next_order(channel)) is not None:
+        _redirect(order)
+        flight.note_start()
+        mine = account_for(channel)
+        error = unprepared or _attempt_to(lambda: run(order.nodeid))
+        mine.report_kept(error, skips)
+        channel.send(TestDone())
+    return 0
+
+
+def _attempt_to(action: Callable[[], None]) -> BaseException | None:
+    try:
+        action()
+    except BaseException as error:  # noqa: BLE001  # it is reported as the outcome of the test
+        return error
+    return None
+
+
+def _redirect(order: RunTest) -> None:
+    fd = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    for target in (1, 2):
+        os.dup2(fd, target)
+    os.close(fd)

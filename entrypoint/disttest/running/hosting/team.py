@@ -1,0 +1,136 @@
+"""The ranks of a main process: the living ones, and what their ends mean."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from disttest.host.process import Child, Exit, end_all, forked_children, kill_descendants, signal_name
+from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
+from disttest.running.attempt import Attempt, Progress
+from disttest.running.protocol import Leave
+from disttest.running.rank import RankSpec
+from disttest.running.seats import TERM_GRACE_S, Supervisor
+
+LEAVE_LIMIT_S = 5.0
+"""How long ranks that were asked to leave may take."""
+
+
+class HostedAttempt(Attempt):
+    """An attempt whose ranks leave by themselves, with codes that the test may have asked for."""
+
+    rule: ExitRule = ExitRule()
+    skips: Mapping[int, str] = MappingProxyType({})
+    patient: bool = False
+    """Torch's way: only an error ends the others early, a death does not."""
+
+    def note_death(self, progress: Progress) -> None:
+        """A rank ended: a failure unless its code says otherwise."""
+        record = self.read(progress)
+        died = record.outcome is None or record.outcome.is_bad
+        if died and not self.patient:
+            self.note_failure(progress.died_at_s)
+
+    def read(self, progress: Progress) -> RankRecord:
+        """This rank's part, its exit code understood."""
+        return read_record(progress.record(self.started_s), self.rule, self.skips)
+
+
+class Rank:
+    """A rank as tests see it: the part of ``multiprocessing.Process`` that they look at."""
+
+    def __init__(self, rank: int, child: Child) -> None:
+        self.name = f"process {rank}"
+        self.pid = child.pid
+        self._child = child
+        self._ended: Exit | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives; minus the signal's number where one ended it."""
+        ended = self._ended = self._ended or self._child.poll()
+        if ended is None:
+            return None
+        return ended.code if ended.signal is None else -ended.signal
+
+    def is_alive(self) -> bool:
+        """Whether it lives."""
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        if self.exitcode is None:
+            self._child.wait(timeout if timeout is not None else float(10**6))
+
+    def terminate(self) -> None:
+        """Ask it to end; fine if it has."""
+        if self.exitcode is None:
+            self._child.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it; fine if it has ended."""
+        if self.exitcode is None:
+            self._child.signal(signal.SIGKILL)
+
+
+class Team:
+    """The living ranks of a main process."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self.supervisor = Supervisor(
+            results=spec.results, log_limit=spec.log_limit, grace_s=spec.grace_s, native=spec.native_stacks
+        )
+        self.ranks: list[Rank] = []
+        self.owner: object = None
+        self.broken = False
+        self.before = forked_children()
+
+    def dismiss(self, *, limit_s: float = LEAVE_LIMIT_S) -> None:
+        """Let them leave by themselves within the limit, end the rest, and kill what they left behind."""
+        seats = self.supervisor.seats
+        for seat in seats:
+            seat.channel.send(Leave())
+        deadline = time.monotonic() + limit_s
+        for seat in seats:
+            seat.child.wait(deadline - time.monotonic())
+        end_all([seat.child for seat in seats], term_grace_s=TERM_GRACE_S)
+        for rank in self.ranks:
+            _ = rank.exitcode  # remembered: tests may look at it later
+        self.supervisor.close()
+        if forked_children() - self.before:
+            kill_descendants(spare=self.before)
+
+
+def foreign_record(rank: int, code: int | None, after_s: float) -> RankRecord:
+    """What a rank that we did not start came to, by its exit code; None: it still runs."""
+    if code is None:
+        return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", hung=True, message="did not end")
+    if code < 0:
+        message = f"was killed by {signal_name(-code)}"
+        return RankRecord(
+            rank=rank,
+            end=RankEnd.SIGNALLED,
+            signal=-code,
+            phase="call",
+            message=message,
+            failed_after_s=after_s,
+        )
+    return RankRecord(
+        rank=rank,
+        end=RankEnd.REPORTED,
+        outcome=Outcome.FAILED if code == TEST_ERROR else Outcome.PASSED,
+        exit_code=code,
+        phase="call",
+        message=f"left with exit code {code}; its own output says why" if code == TEST_ERROR else "",
+        failed_after_s=after_s if code else None,
+    )
+
+
+def blame_for_waiting(record: RankRecord) -> RankRecord:
+    """The record of a rank that its test never waited for."""
+    return msgspec.structs.replace(record, outcome=Outcome.FAILED, hung=False, message=NEVER_JOINED)
