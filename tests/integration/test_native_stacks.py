@@ -22,7 +22,8 @@ TESTS = """
 
 
 def test_they_are_in_the_log_of_the_rank(lab):
-    ended = lab.write(test_hang=TESTS).run("test_hang.py", "--native-stacks", "on")
+    patient = "import disttest.running.native\n\ndisttest.running.native.NATIVE_LIMIT_S = 20.0"
+    ended = lab.write(test_hang=TESTS, conftest=patient).run("test_hang.py", "--native-stacks", "on")
 
     result = ended.result("test_hangs")
     log = ended.log("test_hangs", 0)

@@ -10,6 +10,7 @@ import multiprocessing.shared_memory
 import os
 import pathlib
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -230,10 +231,9 @@ def is_killed_when_it_waits_for_its_next_test():
             if words[0] == str(reads) and int(words[1], 16) >= 200:
                 break
             time.sleep(0.001)
+        pidfd = os.pidfd_open(rank)
         os.kill(rank, signal.SIGKILL)
-        with contextlib.suppress(OSError):  # its supervisor may have taken it off the list
-            while pathlib.Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.001)
+        select.select([pidfd], [], [])  # its supervisor can see it now, too
         open(marker, "w").close()
         os._exit(0)
 

@@ -17,8 +17,9 @@ NATIVE_HEADING = "[disttest: native stacks of rank "
 _MOST_KEPT = 64 * 1024
 
 
-def native_stacks(children: Sequence[Child], *, limit_s: float = NATIVE_LIMIT_S) -> list[str]:
+def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) -> list[str]:
     """The stacks of each process, all of them asked at once; where there are none, why."""
+    limit_s = NATIVE_LIMIT_S if limit_s is None else limit_s
     program = _find_py_spy()
     if program is None:
         return ["py-spy is not installed: pip install 'disttest[native]'"] * len(children)
