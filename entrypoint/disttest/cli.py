@@ -23,8 +23,9 @@ from disttest.doctor.commands import doctor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
-from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, resolve_options
+from disttest.masking import SHORTEST, masker
+from disttest.model import Invocation, TestCase
+from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -58,8 +59,16 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             option.field,
             metavar=option.metavar,
             help=f"{option.help}  [{option.variable}]",
+            multiple=option.secret,
+            callback=_joined if option.secret else None,
         )(function)
     return function
+
+
+def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> str:
+    if any(len(value.strip()) < SHORTEST for value in values):
+        raise UsageError(f"--mask: a value of fewer than {SHORTEST} characters can not be hidden")
+    return "\n".join(values)
 
 
 @command.command(context_settings={"ignore_unknown_options": False})
@@ -75,6 +84,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     hold_signals()
     selection = take_selection(flags)
     options = resolve_options(flags)
+    _hide(options.mask)
     resolved = resolve_targets(targets)
     _check_devices(options)
     results = claim(options.results or Path("results"))
@@ -82,7 +92,15 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         shutil.copyfile(selection.plan_file, results / "plan.json")
     extra = [*selection.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
-    result = run_guarded(argv, options, results, plan=selection.plan, shard=selection.shard)
+    invocation = Invocation(
+        cwd=str(Path.cwd()),
+        bundled=resolved.bundled,
+        options=given_options(flags),
+        pytest_args=tuple(pytest_args),
+    )
+    result = run_guarded(
+        argv, options, results, invocation=invocation, plan=selection.plan, shard=selection.shard
+    )
 
     from disttest.commands.ending import finish_run
 
@@ -95,6 +113,15 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
     )
     late = cancelled_late()
     _leave(code if late is None else 128 + late)
+
+
+def _hide(values: Sequence[str]) -> None:
+    masker.open_ledger()
+    if short := masker.hide(values):
+        click.echo(
+            f"disttest: {len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible",
+            err=True,
+        )
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:

@@ -5,7 +5,8 @@ DisttestError
 ├── UsageError           4   the request can not be understood or makes no sense
 ├── NotEnoughDevices     6   fewer GPUs than were asked for
 ├── InfrastructureError  7   the machine is broken, not a test
-│   └── ProtocolError    7   a child process spoke nonsense
+│   ├── ProtocolError    7   a child process spoke nonsense
+│   └── JournalError     7   the journal can not be written
 └── EngineError          8   the container engine refused
 """
 
@@ -59,6 +60,10 @@ class ProtocolError(InfrastructureError):
     """A message between two of our processes was cut, unknown or malformed."""
 
 
+class JournalError(InfrastructureError):
+    """The journal can not be written any more: results would be lost."""
+
+
 class EngineError(DisttestError):
     """The container engine is missing or refused."""
 
@@ -73,8 +78,7 @@ class ReportError(DisttestError):
     def __init__(self, failed: Sequence[str], *, written: Sequence[Path] = ()) -> None:
         """Say which reports failed and why, and keep the paths of those that were ``written``."""
         super().__init__(
-            f"could not write {'; '.join(failed)}. The journal is whole: "
-            "`disttest report DIR` writes the reports again."
+            f"could not write {'; '.join(failed)}. `disttest report DIR` writes them again from the journal."
         )
         self.failed = tuple(failed)
         self.written = tuple(written)

@@ -49,6 +49,13 @@ class VerdictRule(StrEnum):
     """As torch's own harness: after errors, rank 0 alone counts."""
 
 
+class FlakyRule(StrEnum):
+    """What a test is worth that passed only when it was tried again."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+
+
 class Outcome(StrEnum):
     """What a test (or one rank's part of it) came to."""
 
@@ -228,6 +235,19 @@ class Hardware(Frozen):
     python: str = ""
     torch: str = ""
     platform: str = ""
+
+
+class Invocation(Frozen):
+    """What a run was asked, as far as it takes to ask the same of one test again."""
+
+    cwd: str = ""
+    """The directory it was started in."""
+    bundled: bool = False
+    """Its tests are suites that come with disttest."""
+    options: dict[str, str] = {}
+    """Option -> value, as they were given by flags and variables; secret ones are left out."""
+    pytest_args: tuple[str, ...] = ()
+    """Arguments for pytest, without the tests and without ours."""
 
 
 class ShardSpan(Frozen):

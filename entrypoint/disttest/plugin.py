@@ -5,6 +5,7 @@ It is a door: each hook is a few lines that call into the packages below.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -16,7 +17,7 @@ import pytest
 from _pytest.unittest import UnitTestCase
 
 from disttest import __version__
-from disttest.errors import ExitCode, UsageError
+from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.process import die_with_parent, leave
 from disttest.host.threads import allow_threads, import_single_threaded
 from disttest.model import WorldShape
@@ -25,6 +26,8 @@ from disttest.running import collect
 from disttest.running.controller import Controller, DeadlinePassed
 from disttest.running.preload import load_torch, load_what_tests_use
 from disttest.running.protocol import Channel
+from disttest.running.pytest_reports import RERUN, masked_report
+from disttest.running.relay import mask_terminal
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
 from disttest.testing.world import World, current_scratch, current_world
@@ -40,7 +43,7 @@ _undo_single_threaded: list[Callable[[], None]] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """One flag for each row of the table, ``--disttest-`` in front, since plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
-    for option in OPTIONS:
+    for option in (option for option in OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
             dest=f"disttest_{option.field}",
@@ -55,6 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
     )
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
+    group.addoption(
+        "--disttest-ledger",
+        dest="disttest_ledger",
+        type=int,
+        metavar="FD",
+        help="(internal) the values that are hidden, for the processes of a run",
+    )
     group.addoption(
         "--disttest-guarded",
         dest="disttest_guarded",
@@ -144,15 +154,34 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     while _undo_single_threaded:
         _undo_single_threaded.pop()()
     if config.stash[_RUN].runs_tests:
-        config.stash[_RUN].take(session.items)
+        with _journal_is_written():
+            config.stash[_RUN].take(session.items)
 
 
 # --- running
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What pytest prints has nothing in it that is to be hidden."""
+    mask_terminal(session.config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Hide what is to be hidden before anybody reads the report."""
+    report: Any = yield
+    return masked_report(item.config, report)  # type: ignore[return-value]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
+    with _journal_is_written():
+        return _run_tests(session)
+
+
+def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
     if run.rank_order is not None:
         _be_a_rank(session, run.rank_order, run.errors)
@@ -188,6 +217,15 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     ordinary = [item for item, test in run.pairs if test.world is None]
     _run_ordinary(session, ordinary)
     return True
+
+
+@contextlib.contextmanager
+def _journal_is_written() -> Iterator[None]:
+    """Results that can not be kept are no results: the run ends, with one clear line."""
+    try:
+        yield
+    except JournalError as error:
+        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
 
 
 def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:
@@ -255,12 +293,24 @@ def _or_fail(provide: Callable[[], T], config: pytest.Config) -> T:
         pytest.fail(f"{error}{hint if under_xdist else ''}", pytrace=False)
 
 
+def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """How an attempt shows that is followed by another one."""
+    if getattr(report, "outcome", None) != RERUN:
+        return None
+    return RERUN, "R", ("RERUN", {"yellow": True})
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which tests are red here that torch's own harness would have passed."""
+    """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
     run = config.stash.get(_RUN, None)
     if run is None or run.recorder is None:
         return
+    flaky = run.recorder.flaky
+    if flaky:
+        terminalreporter.section("flaky tests")
+        for line in flaky.values():
+            terminalreporter.line(line)
     green = run.recorder.false_greens
     if green:
         terminalreporter.section("false greens avoided")

@@ -70,6 +70,40 @@ def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     assert (ended.results / "summary.md").exists()
 
 
+HOSTED = """
+    import pathlib, time
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestSlow(MultiProcessTestCase):
+        world_size = 4
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_slow(self):
+            pathlib.Path(f"{FOLDER}/slow.rank{self.rank}.up").touch()
+            time.sleep(600)
+"""
+
+
+def test_cancel_tells_what_the_ranks_of_a_hosted_class_were_doing(lab):
+    source = f"    FOLDER = {str(lab.folder)!r}\n" + HOSTED
+    process = lab.write(test_hosted=source).start("test_hosted.py")
+    wait_for_slow_worlds(lab)
+
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    ended = finish(lab, process)
+
+    assert time.monotonic() - began < 5
+    assert 130 == ended.exit_code
+    result = ended.result("test_slow")
+    assert Outcome.ERROR is result.outcome, ended.output
+    stacks = {record.rank: record.stacks for record in result.ranks}
+    assert all("in test_slow" in stacks[rank] for rank in range(4)), stacks
+
+
 DEATHS = {
     "segfault at import": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "exit at import": ("import os; os._exit(0)", "exit code 0"),

@@ -39,3 +39,12 @@ def test_one_skip_for_a_suite_that_can_not_run(tmp_path: Path, missing: str) -> 
     assert missing in ended.stdout
     assert "Error" not in ended.stdout
     assert ended.returncode == 0
+
+
+def test_strict_makes_a_suite_that_can_not_run_an_error(lab) -> None:
+    (lab.folder / "poorer_torch.py").write_text(WITHOUT["RPC"][1])
+    path = os.pathsep.join([*filter(None, sys.path), str(lab.folder)])
+    ended = lab.run("rpc", "--strict", "--", "-p", "poorer_torch", PYTHONPATH=path)
+
+    assert ended.exit_code == 6, ended.output
+    assert "--strict: no test of rpc ran, 1 were skipped: most often (1 times) because" in ended.output

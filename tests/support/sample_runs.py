@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from disttest.model import Cause, Hardware, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.model import (
+    Cause,
+    Hardware,
+    Invocation,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -28,7 +38,14 @@ EPOCH_S = 1_780_000_000.0
 class SampleRun:
     """Collects events; a test is collected, runs in a world of its own, and finishes."""
 
-    def __init__(self, *, root: str = "/nowhere/repo", gpus: tuple[str, ...] = (), slots: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        root: str = "/nowhere/repo",
+        gpus: tuple[str, ...] = (),
+        slots: int = 4,
+        invocation: Invocation | None = None,
+    ) -> None:
         self.now = EPOCH_S
         self.events: list[AnyEvent] = [
             RunStarted(
@@ -39,6 +56,7 @@ class SampleRun:
                 hardware=Hardware(cpus=4, gpus=gpus, python="3.11.9", torch="2.13.0", platform="Linux"),
                 slots=slots,
                 disttest="0.1.0",
+                invocation=invocation or Invocation(),
             )
         ]
         self.worlds = 0

@@ -1,10 +1,15 @@
 """The journal survives damage; the fold turns what did not finish into a failure with its reason."""
 
+import errno
+import os
+import shutil
+
 import msgspec
 import pytest
 
-from disttest.errors import UsageError
-from disttest.model import Cause, Hardware, Outcome, TestCase, TestResult, WorldShape
+from disttest.errors import JournalError, UsageError
+from disttest.masking import Masker
+from disttest.model import Cause, Hardware, Invocation, Outcome, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -119,6 +124,110 @@ def test_damage_is_noted_and_skipped(tmp_path):
     assert ["events.jsonl:3", "events.jsonl:4", "events.jsonl:6"] == [
         note.split(": ")[0] for note in run.notes
     ]
+
+
+def test_lone_surrogates_are_no_reason_to_lose_an_event(tmp_path):
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(START)
+    journal.append(OWED[0])
+    journal.append(Noted(at_s=2.0, nodeid="a", message="odd: \udcff"))
+    journal.append(
+        TestFinished(at_s=3.0, result=TestResult(nodeid="a", outcome=Outcome.FAILED, details="\ud800 end"))
+    )
+
+    run = fold(journal.events())
+
+    assert (r"a: odd: \udcff",) == run.notes
+    assert r"\ud800 end" == run.tests[0].final.details
+
+
+class Disk:
+    """A disk with room for so many bytes; what does not fit is written in part, as the kernel does."""
+
+    def __init__(self, monkeypatch, room):
+        self.room = room
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, fd, data):
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_is_told_once_and_leaves_whole_lines(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(START)
+    journal.append(OWED[0])
+    disk = Disk(monkeypatch, room=20)
+
+    with pytest.raises(JournalError, match="can not be written any more: No space left on device"):
+        journal.append(OWED[1])
+    journal.append(RunFinished(at_s=4.0, exit_code=7, reason="full"))
+
+    assert [START, OWED[0]] == list(read_events(journal.path))
+    assert [START, OWED[0], OWED[1]] == list(journal.events())[:3]
+    assert 7 == fold(journal.events()).exit_code
+    assert disk.room < 20
+
+
+def test_a_journal_that_was_removed_is_put_back_with_all_it_had(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    guard, controller = Journal(folder / "events.jsonl"), Journal(folder / "events.jsonl")
+    guard.append(START)
+    controller.append(OWED[0])
+    assert not guard.restore()
+
+    shutil.rmtree(folder)
+    controller.append(done("a"))
+    assert guard.restore()
+    guard.append(RunFinished(at_s=6.0, exit_code=0))
+
+    run = fold(guard.events())
+    assert (Outcome.PASSED, 0) == (run.tests[0].final.outcome, run.exit_code)
+    assert not guard.restore()
+
+
+def test_values_are_hidden_in_events_and_names_stay_one_name(tmp_path, monkeypatch):
+    masker = Masker()
+    monkeypatch.setattr("disttest.results.journal.masker", masker)
+    masker.hide(["s3cret"])
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(msgspec.structs.replace(START, argv=("--mask", "s3cret", "--mask=s3cret")))
+    journal.append(TestCollected(at_s=1.0, test=case("test[s3cret]")))
+    journal.append(TestCollected(at_s=1.0, test=case("test[later]")))
+    masker.hide(["later"])
+    journal.append(done("test[s3cret]"))
+    journal.append(done("test[later]"))
+    journal.append(Noted(at_s=5.0, message="later and s3cret"))
+
+    run = fold(read_events(journal.path))
+
+    assert ("--mask", "***", "--mask=***") == run.argv
+    assert ["test[***]", "test[later]"] == [test.test.nodeid for test in run.tests]
+    assert {Outcome.PASSED} == {test.final.outcome for test in run.tests}
+    assert ("*** and ***",) == run.notes
+    assert b"s3cret" not in journal.path.read_bytes()
+
+
+def test_what_the_command_was_asked_is_kept_when_the_controller_adds_its_word():
+    asked = Invocation(cwd="/here", options={"flaky": "fail"})
+    run = fold(
+        [
+            msgspec.structs.replace(START, invocation=asked),
+            msgspec.structs.replace(START, root="/there"),
+            OWED[0],
+            done("a", Outcome.FAILED),
+            done("a", attempt=2),
+        ]
+    )
+
+    assert (asked, "/there") == (run.invocation, run.root)
+    assert run.flaky_fails
+    assert ["a"] == [test.test.nodeid for test in run.flaky]
 
 
 def test_no_journal_is_a_usage_error(tmp_path):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from disttest.errors import UsageError
-from disttest.model import Isolation
-from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.model import FlakyRule, Isolation
+from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
 
 
 def test_defaults():
@@ -35,6 +35,11 @@ def test_every_option_has_a_field_and_a_variable():
         ("isolation", "auto", None),
         ("seed", "0", 0),
         ("log_limit", "64k", 65536),
+        ("retries", "0", 0),
+        ("retries", "3", 3),
+        ("infra_retries", "2", 2),
+        ("flaky", "fail", FlakyRule.FAIL),
+        ("mask", "one value\nanother", ("one value", "another")),
         ("log_limit", "8MiB", 8 * 1024**2),
     ],
 )
@@ -64,6 +69,9 @@ def test_a_flag_wins_over_the_variable_and_empty_means_not_set():
         ("device", "tpu"),
         ("isolation", "cold"),
         ("seed", "-1"),
+        ("retries", "-1"),
+        ("infra_retries", "some"),
+        ("flaky", "maybe"),
     ],
 )
 def test_nonsense_is_refused_by_name(field, text):
@@ -77,3 +85,13 @@ def test_nonsense_is_refused_by_name(field, text):
     assert str(from_flag.value).startswith(f"--{name}: ")
     assert str(from_variable.value).startswith(f"DISTTEST_{field.upper()}: ")
     assert text.split(",")[0] in str(from_flag.value)
+
+
+def test_masks_of_flag_and_variable_add_up_and_stay_out_of_the_record():
+    flags, environ = (
+        {"mask": "by flag", "seed": "1"},
+        {"DISTTEST_MASK": "by variable", "DISTTEST_FLAKY": "fail"},
+    )
+
+    assert ("by flag", "by variable") == resolve_options(flags, environ=environ).mask
+    assert {"seed": "1", "flaky": "fail"} == given_options(flags, environ=environ)

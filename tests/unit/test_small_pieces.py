@@ -46,6 +46,23 @@ def test_targets(tmp_path, monkeypatch):
         targets.resolve_targets(["tests/none.py"])
 
 
+def test_a_part_of_a_suite_goes_by_the_suite_s_name_unless_there_is_such_a_path(tmp_path, monkeypatch):
+    suites = tmp_path / "suites"
+    (suites / "ddp").mkdir(parents=True)
+    (suites / "ddp" / "__init__.py").touch()
+    (suites / "ddp" / "test_join.py").touch()
+    monkeypatch.setattr(targets, "suites_dir", lambda: suites)
+    monkeypatch.chdir(tmp_path)
+
+    named = targets.resolve_targets(["ddp/test_join.py::test_x[2xgloo]"])
+    assert ((f"{suites}/ddp/test_join.py::test_x[2xgloo]",), True) == (named.arguments, named.bundled)
+    with pytest.raises(UsageError):
+        targets.resolve_targets(["ddp/../../secret.py"])
+    (tmp_path / "ddp").mkdir()
+    (tmp_path / "ddp" / "test_join.py").touch()
+    assert not targets.resolve_targets(["ddp/test_join.py"]).bundled
+
+
 def test_a_long_log_keeps_head_and_tail(tmp_path):
     path = tmp_path / "rank0.log"
     path.write_bytes(b"head\n" + b"x" * 100_000 + b"\ntail")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -14,7 +14,7 @@ from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.results.directory import short_path
-from disttest.results.floors import Floors, check_floors
+from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
 
 
@@ -32,17 +32,29 @@ def finish_run(
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
-    publish_summary(results, environ)
+    lost += _published(lambda: publish_summary(results, environ))
     if on_github:
         click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
     print_final(Console(), run, failures=False, on_github=on_github)
     broken = check_floors(run, floors)
-    for message in (*lost, *([run.reason] if run.reason else []), *broken):
+    idle = idle_suites(run) if floors.strict else ()
+    for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
         click.echo(f"disttest: {message}", err=True)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
-    code = _code(run.exit_code, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
-    publish_outputs(run_outputs(run, results, code), environ)
+    came_to = run.exit_code or (ExitCode.NOT_ENOUGH_DEVICES if idle else ExitCode.PASSED)
+    code = _code(came_to, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
+    for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
+        click.echo(f"disttest: {message}", err=True)
     return code
+
+
+def _published(publish: Callable[[], object]) -> list[str]:
+    """What GitHub's files have no room for is told, and takes nothing else along."""
+    try:
+        publish()
+    except OSError as error:
+        return [f"could not write GitHub's {error.filename or 'files'}: {error.strerror}"]
+    return []
 
 
 def _write(run: RunResult, results: Path) -> list[str]:

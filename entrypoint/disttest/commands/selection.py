@@ -38,6 +38,11 @@ _OPTIONS = (
         "--max-skip-ratio", type=float, default=1.0, metavar="0…1", help="Fail if more were skipped."
     ),
     click.option(
+        "--strict",
+        is_flag=True,
+        help="Fail (exit code 6) if a suite can not run here: all of it was skipped.",
+    ),
+    click.option(
         "--expect", type=Path, metavar="FILE", help="Fail if a test named in this file did not run."
     ),
 )
@@ -95,6 +100,7 @@ def take_selection(given: dict[str, Any]) -> Selection:
         max_skip_ratio=given.pop("max_skip_ratio"),
         expect=read_text(expect, "--expect") if expect else "",
         expect_file=str(expect or ""),
+        strict=given.pop("strict"),
     )
     return Selection(
         plan_file=plan_file,

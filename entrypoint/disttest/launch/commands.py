@@ -11,6 +11,7 @@ import msgspec
 
 from disttest.errors import DisttestError, UsageError
 from disttest.launch.options import IMAGE, TARGETS, LaunchOptions
+from disttest.masking import masker
 from disttest.planning.options import check_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -161,4 +162,5 @@ def render_preview(prepared: Prepared) -> str:
         "hand_back": prepared.hand_back,
         "create": container_arguments(prepared.spec),
     }
-    return msgspec.json.format(msgspec.json.encode(facts), indent=2).decode()
+    masker.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
+    return masker.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())

@@ -29,6 +29,8 @@ class Kind(StrEnum):
     LINES = "lines"
     RUN_SWITCH = "run-switch"
     RUN_LINES = "run-lines"
+    SECRET = "secret"  # noqa: S105
+    """It travels as a variable, never on a command line."""
 
 
 class Input(NamedTuple):
@@ -87,7 +89,9 @@ _CONTAINER = (
     Input("env", Kind.LINES, "More variables for the container, one NAME or NAME=VALUE a line."),
     Input("mount", Kind.LINES, "More folders of the host, one PATH or PATH:ro a line."),
 )
-_RUN = tuple(Input(option.name, Kind.RUN, option.help) for option in OPTIONS)
+_RUN = tuple(
+    Input(option.name, Kind.SECRET if option.secret else Kind.RUN, option.help) for option in OPTIONS
+)
 _RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
 
 _FLOORS = (
@@ -95,6 +99,7 @@ _FLOORS = (
     Input("max-skip-ratio", Kind.RUN, "Fail if a larger part was skipped, from 0 to 1."),
     Input("expect", Kind.RUN, "Fail if a test named in this file did not run."),
 )
+_STRICT = Input("strict", Kind.RUN_SWITCH, "true fails if a suite can not run here: all of it was skipped.")
 _SELECTION = (
     Input("plan", Kind.RUN, "Plan of which a shard is to run."),
     Input("shard", Kind.RUN, "Which shard of the plan."),
@@ -105,6 +110,7 @@ _SELECTION = (
     Input("timings", Kind.RUN_LINES, "Results of earlier runs, one file a line."),
     Input("failed-first", Kind.RUN_SWITCH, "true starts with the tests that failed in the newest timings."),
     *_FLOORS,
+    _STRICT,
 )
 
 RUN_INPUTS = (*_TARGETS, *_SELECTION, *_RUN, *_CONTAINER)
@@ -162,6 +168,12 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         return [command, *flags, *tail]
     inner = [flag for flag in flags if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]
     return ["launch", *_launch_flags(INPUTS[command], values), command, *inner, *tail]
+
+
+def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
+    """The secret inputs, as the variables of their options."""
+    names = [one.name for one in INPUTS[command] if one.kind is Kind.SECRET and values.get(one.name)]
+    return {option.variable: values[option.name] for option in OPTIONS if option.name in names}
 
 
 def _targets(command: str, values: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from disttest.errors import DisttestError, UsageError
-from disttest.launch.inputs import IN_CONTAINER, INPUTS, PREFIX, read_inputs, step_arguments
+from disttest.launch.inputs import IN_CONTAINER, INPUTS, PREFIX, read_inputs, secret_variables, step_arguments
 from disttest.planning.options import environment
 
 MODE = "DISTTEST_STEP_MODE"
@@ -36,7 +36,7 @@ def github_step() -> None:
 
         publish_outputs(failure_outputs(error.exit_code), environ)
         raise
-    become(arguments, environ)
+    become(arguments, {**environ, **secret_variables(command, values)})
 
 
 def check_command(name: str) -> str:

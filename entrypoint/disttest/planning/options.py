@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, Isolation, VerdictRule
+from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
 
 LARGEST_WORLD = 1024
 """A world is the processes of one machine; a larger one is a slip of the keyboard."""
@@ -48,6 +48,14 @@ class RunOptions(Frozen):
     """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = VerdictRule.STRICT
     """Whose rules judge tests that start their ranks by themselves."""
+    retries: int = 0
+    """How often a test that failed is tried again, each time in a new world."""
+    infra_retries: int = 0
+    """The same for an attempt that a broken machine has spoiled; counted apart."""
+    flaky: FlakyRule = FlakyRule.PASS
+    """What a test is worth that passed only when it was tried again."""
+    mask: tuple[str, ...] = ()
+    """Values that reach nothing that is kept or shown."""
 
 
 class Option(NamedTuple):
@@ -57,6 +65,8 @@ class Option(NamedTuple):
     parse: Callable[[str], Any]
     metavar: str
     help: str
+    secret: bool = False
+    """Its value stands on no command line of a child and in no record; it may be given more than once."""
 
     @property
     def field(self) -> str:
@@ -127,7 +137,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _seed(text: str) -> int:
+def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]+", text.strip()):
         raise UsageError(f"{text!r} is not a whole number")
     return int(text)
@@ -149,6 +159,14 @@ def _switch(text: str) -> bool:
 def _isolation(text: str) -> Isolation | None:
     choice = _one_of(AUTO, *Isolation)(text)
     return None if choice == AUTO else Isolation(choice)
+
+
+def _values(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if line.strip())
+
+
+def _flaky(text: str) -> FlakyRule:
+    return FlakyRule(_one_of(*FlakyRule)(text))
 
 
 def _verdict(text: str) -> VerdictRule:
@@ -196,7 +214,7 @@ OPTIONS = (
     Option(
         "isolation", _isolation, "auto|fresh|warm", "New processes for each test, or reuse (default: auto)."
     ),
-    Option("seed", _seed, "N", "Mixed into the seed that each test starts with (default: 0)."),
+    Option("seed", _whole, "N", "Mixed into the seed that each test starts with (default: 0)."),
     Option(
         "log-limit",
         parse_bytes,
@@ -210,6 +228,23 @@ OPTIONS = (
         "Log C frames of hanging ranks too, by py-spy, which needs ptrace (default: off).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
+    Option("retries", _whole, "N", "How often a failed test is tried again in a new world (default: 0)."),
+    Option(
+        "infra-retries",
+        _whole,
+        "N",
+        "The same for attempts that a broken machine has spoiled (default: 0).",
+    ),
+    Option(
+        "flaky", _flaky, "pass|fail", "What a test is worth that passed when tried again (default: pass)."
+    ),
+    Option(
+        "mask",
+        _values,
+        "VALUE",
+        "Hide this value in logs and reports; once for each, or one a line.",
+        secret=True,
+    ),
 )
 
 
@@ -221,18 +256,31 @@ def resolve_options(
     Raises:
         UsageError: a value makes no sense; the message names the option or the variable.
     """
-    environ = os.environ if environ is None else environ  # noqa: TID251
     values = {}
-    for option in OPTIONS:
-        text, source = flags.get(option.field), f"--{option.name}"
-        if not text:
-            text, source = environ.get(option.variable), option.variable
-        if text:
-            try:
-                values[option.field] = option.parse(text)
-            except UsageError as error:
-                raise UsageError(f"{source}: {error}") from None
+    for option, text, source in _given(flags, os.environ if environ is None else environ):  # noqa: TID251
+        try:
+            values[option.field] = option.parse(text)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
     return RunOptions(**values)
+
+
+def given_options(
+    flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name -> text of the options that were given, by a flag or by a variable, but for secret ones; arguments as above."""
+    given = _given(flags, os.environ if environ is None else environ)  # noqa: TID251
+    return {option.name: text for option, text, _ in given if not option.secret}
+
+
+def _given(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Iterator[tuple[Option, str, str]]:
+    """Each given option with its text and where that stood."""
+    for option in OPTIONS:
+        flag, variable = flags.get(option.field) or "", environ.get(option.variable) or ""
+        if option.secret and flag:  # what one place says takes nothing away from the other
+            yield option, "\n".join(filter(None, (flag, variable))), f"--{option.name}"
+        elif flag or variable:
+            yield option, flag or variable, f"--{option.name}" if flag else option.variable
 
 
 def environment() -> Mapping[str, str]:

@@ -35,14 +35,31 @@ def suite_names() -> tuple[str, ...]:
 
 
 def resolve_targets(names: Sequence[str]) -> Targets:
-    """Turn names into pytest arguments; a suite's name wins over a folder of the same name (write ``./ddp``).
+    """Turn names into pytest arguments.
+
+    A suite's name wins over a folder of the same name (write ``./ddp``). A file or test inside of a suite
+    (``ddp/test_join.py::test_x``) is taken for that, unless there is such a path here.
 
     Raises:
         UsageError: a name is neither a suite nor a path; the message suggests the nearest suite.
     """
     suites = suite_names()
-    arguments = tuple(str(suites_dir() / name) if name in suites else _path(name, suites) for name in names)
-    return Targets(arguments=arguments, bundled=bool(names) and all(name in suites for name in names))
+    bundled = [name in suites or _is_in_suite(name, suites) for name in names]
+    arguments = tuple(
+        str(suites_dir() / name) if ours else _path(name, suites)
+        for name, ours in zip(names, bundled, strict=True)
+    )
+    return Targets(arguments=arguments, bundled=bool(names) and all(bundled))
+
+
+def _is_in_suite(name: str, suites: Sequence[str]) -> bool:
+    file = name.partition("::")[0]
+    return (
+        file.partition("/")[0] in suites
+        and ".." not in Path(file).parts
+        and not Path(file).exists()
+        and (suites_dir() / file).exists()
+    )
 
 
 def _path(name: str, suites: Sequence[str]) -> str:

@@ -45,6 +45,8 @@ def _errors(run: RunResult, repository: Repository) -> Iterator[str]:
         yield _not_collected(error, repository)
     for group in digest.failure_groups(run):
         yield _failure(group, repository)
+    if run.flaky_fails:
+        yield from (_flaky(test, repository, "error") for test in run.flaky)
     if run.reason and not run.bad:
         yield github.annotation("error", one_line(run.reason), title="disttest: the run ended early")
 
@@ -63,7 +65,7 @@ def _failure(group: FailureGroup, repository: Repository) -> str:
     title = _title(test) if len(group.tests) == 1 else f"{count(len(group.tests), 'test')} failed alike"
     if machine:
         title = f"machine, not test: {title}"
-    words = [group.message, digest.who(test.final), f"repeat: {digest.repeat_command(test)}"]
+    words = [group.message, digest.who(test.final), f"repeat: {group.repeat}"]
     return github.annotation(
         "error",
         "\n".join(word for word in words if word),
@@ -78,9 +80,8 @@ def _title(test: TestOutcome) -> str:
 
 
 def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
-    for test in run.tests:
-        if test.flaky:
-            yield _flaky(test, repository)
+    if not run.flaky_fails:
+        yield from (_flaky(test, repository, "warning") for test in run.flaky)
     for test in run.tests:
         leaks = sorted({leak for rank in test.final.ranks for leak in rank.leaks})
         if leaks:
@@ -90,10 +91,10 @@ def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
             yield github.annotation("warning", message, title=title, file=file, line=max(1, test.test.line))
 
 
-def _flaky(test: TestOutcome, repository: Repository) -> str:
-    first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+def _flaky(test: TestOutcome, repository: Repository, level: str) -> str:
+    first = test.first_bad
     message = f"passed at attempt {test.final.attempt}; attempt {first.attempt}: {digest.finding(first)}"
     file = repository.relative(test.test.file)
     return github.annotation(
-        "warning", message, title=f"{_title(test)} is flaky", file=file, line=max(1, test.test.line)
+        level, message, title=f"{_title(test)} is flaky", file=file, line=max(1, test.test.line)
     )

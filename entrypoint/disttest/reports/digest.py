@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
+from disttest.results.repeat import repeat_command
 
 ORDINARY = "no world"
 
@@ -60,7 +60,7 @@ def classify(test: TestOutcome) -> str:
         case Outcome.SKIPPED:
             return "skipped"
         case Outcome.XFAILED:
-            return "xfailed"
+            return "flaky" if test.flaky else "xfailed"
         case Outcome.PASSED | Outcome.XPASSED:
             return "flaky" if test.flaky else "passed"
 
@@ -125,6 +125,8 @@ class FailureGroup:
 
     message: str
     tests: tuple[TestOutcome, ...] = field(repr=False)
+    repeat: str = ""
+    """The command that runs the first of them again."""
 
     @property
     def first(self) -> TestOutcome:
@@ -142,7 +144,10 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
         whose = "" if infrastructure else test.test.nodeid
         groups[infrastructure, whose, message].append(test)
     in_order = sorted(groups.items(), key=lambda item: item[0][0])
-    return [FailureGroup(message=key[2], tests=tuple(tests)) for key, tests in in_order]
+    return [
+        FailureGroup(message=key[2], tests=tuple(tests), repeat=repeat_command(tests[0].test, run))
+        for key, tests in in_order
+    ]
 
 
 def finding(result: TestResult) -> str:
@@ -187,11 +192,6 @@ def who(result: TestResult) -> str:
     return text
 
 
-def repeat_command(test: TestOutcome) -> str:
-    """Return the command that runs just this test again, from the root directory of the run."""
-    return f"pytest {shlex.quote(one_line(test.test.nodeid, 100_000))}"
-
-
 VERDICTS = {
     ExitCode.PASSED: "passed",
     ExitCode.FAILED: "failed",
@@ -217,7 +217,8 @@ def verdict(run: RunResult) -> str:
 
 def is_green(run: RunResult) -> bool:
     """Whether the run says that all is well."""
-    return run.exit_code == ExitCode.PASSED and not run.bad and not run.collection_errors
+    red = run.bad or run.collection_errors or (run.flaky_fails and run.flaky)
+    return run.exit_code == ExitCode.PASSED and not red
 
 
 def headline(run: RunResult) -> str:

@@ -22,6 +22,7 @@ from disttest.reports.digest import evidence
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
+from disttest.results.repeat import repeat_command
 
 MAX_BYTES = 24_000_000
 """GitLab takes files under 30 MB."""
@@ -65,11 +66,12 @@ def render_junit(run: RunResult, results_dir: Path | None = None) -> str:
 
 
 def _fair_room(run: RunResult) -> _Room:
+    failures = sum(attempt.outcome.is_bad for test in run.tests for attempt in test.attempts)
     ranks = Counter[bool]()
     for test in run.tests:
         ranks[_has_failed(test)] += sum(len(attempt.ranks) for attempt in test.attempts)
     return _Room(
-        details=min(60_000, 5_000_000 // max(1, len(run.bad))),
+        details=min(60_000, 5_000_000 // max(1, failures)),
         bad_log=min(16_000, 8_000_000 // max(1, ranks[True])),
         good_log=min(2_000, 3_000_000 // max(1, ranks[False])),
     )
@@ -92,13 +94,19 @@ class _Document:
 
     def render(self) -> bytes:
         cases: dict[str, list[junit_xml.TestCase]] = defaultdict(list)
+        tests: dict[str, list[TestOutcome]] = defaultdict(list)
         for test in self.run.tests:
-            cases[_text(test.test.suite, "tests")].append(self.case(test))
+            suite = _text(test.test.suite, "tests")
+            cases[suite].append(self.case(test))
+            tests[suite].append(test)
         for error in self.run.collection_errors:
             cases[COLLECTION_SUITE].append(self.collection_case(error))
         document = ElementTree.Element("testsuites", {"name": "disttest"})
         for suite, members in cases.items():
-            document.append(self.suite(suite, members))
+            document.append(element := self.suite(suite, members))
+            # A collection error has no attempts; it comes after the tests of a suite of that name.
+            for case, test in zip(element.iter("testcase"), tests[suite], strict=False):
+                _insert_attempts(case, [*self.attempts(test)])
         _conform(document)
         xml: bytes = ElementTree.tostring(document, encoding="utf-8", xml_declaration=True)
         return xml
@@ -110,6 +118,26 @@ class _Document:
         )
         element: ElementTree.Element = suite.build_xml_doc()
         return element
+
+    def attempts(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
+        """What the earlier attempts came to, in the elements of Maven's Surefire, which consumers of reruns read."""
+        if len(outcome.attempts) == 1:
+            return
+        properties = ElementTree.Element("properties")
+        for name, value in (("attempts", len(outcome.attempts)), ("flaky", outcome.flaky)):
+            fact = {"name": f"disttest.{name}", "value": str(value).lower()}
+            properties.append(ElementTree.Element("property", fact))
+        yield properties
+        prefix = "flaky" if outcome.flaky else "rerun"
+        for attempt in outcome.attempts[:-1]:
+            if not attempt.outcome.is_bad:
+                continue
+            kind = "Error" if attempt.outcome is Outcome.ERROR else "Failure"
+            facts = {"message": _message(attempt), "type": _kind(attempt, kind.lower())}
+            element = ElementTree.Element(f"{prefix}{kind}", facts)
+            trace = ElementTree.SubElement(element, "stackTrace")
+            trace.text = self.body(outcome, attempt)
+            yield element
 
     def case(self, outcome: TestOutcome) -> junit_xml.TestCase:
         test = outcome.test
@@ -123,16 +151,23 @@ class _Document:
             file=file,
             line=max(1, test.line) if file else None,
         )
-        self.judge(case, outcome.final)
+        self.judge(case, outcome)
         return case
 
-    def judge(self, case: junit_xml.TestCase, result: TestResult) -> None:
+    def judge(self, case: junit_xml.TestCase, outcome: TestOutcome) -> None:
+        result = outcome.final
         message = _message(result, limit=min(2000, self.room.details))
         match result.outcome:
             case Outcome.FAILED:
-                case.add_failure_info(message, self.body(result), _kind(result, "failure"))
+                case.add_failure_info(message, self.body(outcome), _kind(result, "failure"))
             case Outcome.ERROR:
-                case.add_error_info(message, self.body(result), _kind(result, "error"))
+                case.add_error_info(message, self.body(outcome), _kind(result, "error"))
+            case _ if outcome.flaky and self.run.flaky_fails:
+                first = outcome.first_bad
+                message = (
+                    f"flaky: passed at attempt {result.attempt}; attempt {first.attempt}: {_message(first)}"
+                )
+                case.add_failure_info(message, self.body(outcome, first), "flaky")
             case Outcome.SKIPPED:
                 case.add_skipped_info(message)
             case Outcome.XFAILED:
@@ -168,12 +203,12 @@ class _Document:
             return None
         return None if self.root and not (self.root / path).exists() else str(path)
 
-    def body(self, result: TestResult) -> str:
-        """The text of a failure: the finding first, then the details, then what the other ranks say."""
+    def body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
+        """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
+        result = result or outcome.final
         parts = [clean(result.message), *_labels(result), *evidence(result)]
-        return _text(
-            shorten("\n\n".join(part for part in parts if part.strip()), self.room.details), "no details"
-        )
+        text = shorten("\n\n".join(part for part in parts if part.strip()), self.room.details)
+        return _text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
 
     def system_out(self, outcome: TestOutcome) -> Iterator[str]:
         if outcome.test.world:
@@ -200,6 +235,14 @@ class _Document:
             for rank in attempt.ranks:
                 if self.logs.path(rank.log) and clean(rank.log) == rank.log and "]]" not in rank.log:
                     yield f"[[ATTACHMENT|{rank.log}]]"
+
+
+def _insert_attempts(case: ElementTree.Element, elements: list[ElementTree.Element]) -> None:
+    """Properties first, reruns after the verdict and before what was printed."""
+    for element in elements:
+        output = case.find("system-out")
+        place = len(case) if output is None else list(case).index(output)
+        case.insert(0 if element.tag == "properties" else place, element)
 
 
 def _text(text: str | bytes, default: str = "", *, limit: int = MAX_TEXT) -> str:

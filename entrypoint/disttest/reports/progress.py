@@ -36,6 +36,7 @@ from disttest.results.events import (
     WorldStarted,
 )
 from disttest.results.fold import TestOutcome
+from disttest.results.repeat import repeat_command
 
 HEARTBEAT_S = 30.0
 """A log in CI is never silent for longer than this while tests run."""
@@ -60,6 +61,7 @@ class Progress:
 
     expected_s: Mapping[str, float] = field(default_factory=dict)
     root: str = ""
+    started: RunStarted | None = None
     started_at_s: float = 0.0
     now_s: float = 0.0
     tests: dict[str, TestCase] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Progress:
         match event:
             case RunStarted():
                 self.root = event.root
+                self.started = event
                 self.started_at_s = event.at_s
             case TestCollected(test=test):
                 self._collected(test)
@@ -325,7 +328,9 @@ class PlainView:
         line.append(f" ({duration(result.duration_s)})", style="bright_black")
         if result.outcome.is_bad:
             self._say(line)
-            group = FailureGroup(message=digest.finding(result), tests=(outcome,))
+            started = self._progress.started
+            repeat = repeat_command(outcome.test, started) if started else ""
+            group = FailureGroup(message=digest.finding(result), tests=(outcome,), repeat=repeat)
             repository = Repository(root=self._progress.root)
             print_failure(self._console, group, repository, on_github=self._on_github)
         elif self._on_github:

@@ -143,7 +143,7 @@ class _Summary:
             yield ""
         yield from self.block("\n\n".join(digest.evidence(result)))
         yield from self.ranks(result)
-        yield f"Repeat: {code(digest.repeat_command(test))}"
+        yield f"Repeat: {exact_code(group.repeat)}"
         yield ""
 
     def ranks(self, result: TestResult) -> Iterator[str]:
@@ -194,7 +194,7 @@ class _Summary:
         yield "### Flaky"
         yield ""
         for test in flaky[: self.detail.listed * 5]:
-            first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+            first = test.first_bad
             yield (
                 f"- {code(test.test.nodeid)} passed at attempt {test.final.attempt}; "
                 f"attempt {first.attempt}: {escape(digest.finding(first))}"
@@ -287,6 +287,11 @@ def cell(text: str) -> str:
 def code(text: str, limit: int = 300) -> str:
     """Return ``text`` as code, in HTML: it survives in titles, lists and tables, whatever it contains."""
     return f"<code>{escape(one_line(text, limit))}</code>"
+
+
+def exact_code(text: str) -> str:
+    """The same for what is to be copied: neither cut nor with its spaces joined."""
+    return f"<code>{escape(text)}</code>"
 
 
 def fenced(text: str) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _failure_foot(group: FailureGroup) -> Iterator[Text]:
     if logs:
         more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
         yield Text(f"  log: {logs[0]}{more}", style="bright_black")
-    yield Text.assemble(("  repeat: ", "bright_black"), (digest.repeat_command(group.first), "cyan"))
+    yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
 
 
 def print_evidence(console: Console, text: str, *, on_github: bool) -> None:
@@ -164,7 +164,7 @@ def _titled(title: str, lines: list[Text], total: int) -> Group:
 
 
 def _flaky_line(test: TestOutcome) -> Text:
-    first = next(attempt for attempt in test.attempts if attempt.outcome.is_bad)
+    first = test.first_bad
     nodeid = one_line(test.test.nodeid)
     return Text(
         f"  {nodeid}: passed at attempt {test.final.attempt}; {digest.finding(first)}", style="yellow"

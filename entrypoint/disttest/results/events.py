@@ -6,7 +6,7 @@ from typing import dataclass_transform
 
 import msgspec
 
-from disttest.model import SCHEMA_VERSION, Hardware, ShardSpan, TestCase, TestResult, WorldShape
+from disttest.model import SCHEMA_VERSION, Hardware, Invocation, ShardSpan, TestCase, TestResult, WorldShape
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -32,6 +32,7 @@ class RunStarted(Event, tag="run_started"):
     """The plan that this run is a shard of; empty when it is a whole run."""
     shard: int | None = None
     """The number of that shard."""
+    invocation: Invocation = Invocation()
 
 
 class TestCollected(Event, tag="test_collected"):

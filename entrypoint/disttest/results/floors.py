@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, Outcome
-from disttest.results.fold import RunResult
+from disttest.results.fold import RunResult, TestOutcome
 
 
 class Expectation(Frozen):
@@ -35,6 +35,8 @@ class Floors(Frozen):
     expect: tuple[Expectation, ...] = ()
     expect_file: str = ""
     """For messages."""
+    strict: bool = False
+    """Every suite of the run must have run something: see :func:`idle_suites`."""
 
 
 def parse_expectations(text: str) -> tuple[Expectation, ...]:
@@ -44,7 +46,12 @@ def parse_expectations(text: str) -> tuple[Expectation, ...]:
 
 
 def make_floors(
-    *, min_tests: int = 0, max_skip_ratio: float = 1.0, expect: str = "", expect_file: str = ""
+    *,
+    min_tests: int = 0,
+    max_skip_ratio: float = 1.0,
+    expect: str = "",
+    expect_file: str = "",
+    strict: bool = False,
 ) -> Floors:
     """Check what the user asked for; ``expect`` is the text of the file of that name.
 
@@ -61,7 +68,11 @@ def make_floors(
             f"--expect {expect_file} names no test; leave the option out, or write one node id a line"
         )
     return Floors(
-        min_tests=min_tests, max_skip_ratio=max_skip_ratio, expect=expectations, expect_file=expect_file
+        min_tests=min_tests,
+        max_skip_ratio=max_skip_ratio,
+        expect=expectations,
+        expect_file=expect_file,
+        strict=strict,
     )
 
 
@@ -79,9 +90,21 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
     if ratio > floors.max_skip_ratio:
         broken.append(
             f"{skipped} of {len(run.tests)} tests were skipped ({ratio:.0%}) and --max-skip-ratio allows "
-            f"{floors.max_skip_ratio:.0%}: {_commonest_skip(run)}"
+            f"{floors.max_skip_ratio:.0%}: {_commonest_skip(run.tests)}"
         )
     return (*broken, *_missing(floors, ran, {test.test.nodeid for test in run.tests}))
+
+
+def idle_suites(run: RunResult) -> tuple[str, ...]:
+    """One message for each suite of which every test was skipped: this torch or this machine can not run it."""
+    suites: dict[str, list[TestOutcome]] = {}
+    for test in run.tests:
+        suites.setdefault(test.test.suite, []).append(test)
+    return tuple(
+        f"--strict: no test of {name} ran, {len(tests)} were skipped: {_commonest_skip(tests)}"
+        for name, tests in suites.items()
+        if all(test.final.outcome is Outcome.SKIPPED for test in tests)
+    )
 
 
 def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> Iterable[str]:
@@ -94,9 +117,9 @@ def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> It
         yield f"{where} expects {expectation.text} to run, and it {what}: run it, or take out the line"
 
 
-def _commonest_skip(run: RunResult) -> str:
+def _commonest_skip(tests: Iterable[TestOutcome]) -> str:
     reasons: dict[str, int] = {}
-    for test in run.tests:
+    for test in tests:
         if test.final.outcome is Outcome.SKIPPED:
             reasons[test.final.message] = reasons.get(test.final.message, 0) + 1
     reason = max(reasons, key=lambda text: (reasons[text], text))

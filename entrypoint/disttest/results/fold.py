@@ -9,8 +9,10 @@ import msgspec
 from disttest.model import (
     SCHEMA_VERSION,
     Cause,
+    FlakyRule,
     Frozen,
     Hardware,
+    Invocation,
     Outcome,
     ShardSpan,
     TestCase,
@@ -51,6 +53,11 @@ class TestOutcome(Frozen):
     def flaky(self) -> bool:
         """Passed in the end, but not at first."""
         return not self.final.outcome.is_bad and any(a.outcome.is_bad for a in self.attempts[:-1])
+
+    @property
+    def first_bad(self) -> TestResult:
+        """The attempt that failed first; the final one if none did."""
+        return next((attempt for attempt in self.attempts if attempt.outcome.is_bad), self.final)
 
 
 class WorldSpan(Frozen):
@@ -95,6 +102,7 @@ class RunResult(Frozen):
     plan_id: str = ""
     """The plan that this run is a shard (or the merge) of."""
     shard: int | None = None
+    invocation: Invocation = Invocation()
 
     @property
     def duration_s(self) -> float:
@@ -112,6 +120,16 @@ class RunResult(Frozen):
     def bad(self) -> tuple[TestOutcome, ...]:
         """The tests that make the run red, in order."""
         return tuple(test for test in self.tests if test.final.outcome.is_bad)
+
+    @property
+    def flaky(self) -> tuple[TestOutcome, ...]:
+        """The tests that passed only when they were tried again, in order."""
+        return tuple(test for test in self.tests if test.flaky)
+
+    @property
+    def flaky_fails(self) -> bool:
+        """Whether a flaky test makes this run red."""
+        return self.invocation.options.get("flaky") == FlakyRule.FAIL
 
     @property
     def false_greens(self) -> tuple[TestOutcome, ...]:
@@ -162,8 +180,9 @@ class _Fold:
 
     def start(self, event: RunStarted) -> None:
         """The guard's word is the user's own command; the controller's, which follows, knows the rest."""
-        argv = self.started.argv if self.started is not None else event.argv
-        self.started = msgspec.structs.replace(event, argv=argv)
+        if self.started is not None:
+            event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
+        self.started = event
 
     def finish_test(self, result: TestResult) -> None:
         self.running.pop(result.nodeid, None)
@@ -230,4 +249,5 @@ def fold(events: Iterable[AnyEvent]) -> RunResult:
         shards=tuple(state.shards),
         plan_id=started.plan_id if started else "",
         shard=started.shard if started else None,
+        invocation=started.invocation if started else Invocation(),
     )

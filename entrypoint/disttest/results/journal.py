@@ -5,17 +5,22 @@ Only one process writes at a time: the controller while it lives, the command af
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
-from disttest.errors import UsageError
+from disttest.errors import JournalError, UsageError
+from disttest.masking import masker
 from disttest.results.events import AnyEvent, Event, Noted
 
 FILE_NAME = "events.jsonl"
+_NAMES = ("nodeid", "slug", "log")
+"""Fields by which events and files belong together."""
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _encoder = msgspec.json.Encoder()
@@ -37,15 +42,82 @@ class Journal:
     def __init__(self, path: Path, *, clock: Callable[[], float] | None = None) -> None:
         self.path = path
         self.now = clock or run_clock()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.unwritten: list[Event] = []
+        """Events for which there was no room on the disk."""
+        self._names: dict[str, str] = {}
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def append(self, event: Event) -> None:
-        """Write one event as one line, in one system call."""
-        os.write(self._fd, _encoder.encode(event) + b"\n")
+        """Write one event as one line, in one system call; values that are to be hidden are.
+
+        Raises:
+            JournalError: it can not be written. Only the first such event says so: the run is to end then, and what
+                else happens meanwhile is kept in :attr:`unwritten`.
+        """
+        if self.unwritten:
+            self.unwritten.append(event)
+            return
+        try:
+            _write_line(self._fd, self._encode(event) + b"\n")
+        except OSError as error:
+            self.unwritten.append(event)
+            raise JournalError(
+                f"{self.path.parent} can not be written any more: {error.strerror}. The run ends here, since results "
+                "would be lost: make room, or choose another place with --results"
+            ) from error
+
+    def _encode(self, event: Event) -> bytes:
+        """One event as JSON: without values that are to be hidden, and without what UTF-8 can not say."""
+        if not masker.active:
+            try:
+                return _encoder.encode(event)
+            except UnicodeEncodeError:  # a lone surrogate somewhere
+                pass
+        return _encoder.encode(self._clean(msgspec.to_builtins(event)))
+
+    def _clean(self, value: Any, name: str = "") -> Any:
+        if isinstance(value, str):
+            text = value.encode("utf-8", "backslashreplace").decode("utf-8")
+            # A name stays what it was at first: a value that is learned later must not tear events apart.
+            return self._names.setdefault(text, masker.text(text)) if name in _NAMES else masker.text(text)
+        if isinstance(value, dict):
+            return {self._clean(key): self._clean(item, key) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._clean(item) for item in value]
+        return value
+
+    def restore(self) -> bool:
+        """Put the journal back where it was, if somebody has removed it meanwhile; whether that was so."""
+        try:
+            if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
+                return False
+        except OSError:
+            pass
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        os.close(self._fd)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, 0)
+        _write_line(self._fd, content)
+        return True
+
+    def events(self) -> Iterator[AnyEvent]:
+        """Yield what has been appended so far, by whomever, and what could not be."""
+        yield from read_events(self.path)
+        yield from cast("list[AnyEvent]", self.unwritten)
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def _write_line(fd: int, line: bytes) -> None:
+    before = os.fstat(fd).st_size
+    written = os.write(fd, line)
+    if written < len(line):
+        # Half a line would take the next one along.
+        os.ftruncate(fd, before)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:

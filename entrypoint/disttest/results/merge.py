@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from disttest.errors import ExitCode, UsageError
-from disttest.model import Cause, Hardware, Outcome, RankRecord, ShardSpan, TestCase, TestResult
+from disttest.model import Cause, Hardware, Invocation, Outcome, RankRecord, ShardSpan, TestCase, TestResult
 from disttest.planning.plan import VANISHED, Plan, Shard
 from disttest.results.events import (
     AnyEvent,
@@ -168,6 +168,7 @@ class _Merge:
             slots=sum(start.slots for start in starts),
             disttest=self._disttest or (first.disttest if first else ""),
             plan_id=self._plan.plan_id if self._plan else "",
+            invocation=first.invocation if first else Invocation(),
         )
 
     def _joined(self, event: AnyEvent, shard: _ShardStream) -> Iterator[AnyEvent]:

@@ -142,6 +142,7 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
         disttest=run.disttest,
         plan_id=run.plan_id,
         shard=run.shard,
+        invocation=run.invocation,
     )
     for error in run.collection_errors:
         yield CollectionFailed(at_s=run.started_at_s, nodeid=error.nodeid, message=error.message)

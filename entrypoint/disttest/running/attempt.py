@@ -154,6 +154,8 @@ class Attempt:
     failed_s: float | None = None
     """When the first rank failed, died or gave up (an expected failure too: its peers may wait for it)."""
     cancelled: str = ""
+    """Why it was cancelled, if it was."""
+    cancelled_s: float = 0.0
 
     @property
     def limit_s(self) -> float:
@@ -185,9 +187,21 @@ class Attempt:
         if self.failed_s is None:
             self.failed_s = at_s
 
+    def cancel(self, reason: str, at_s: float) -> None:
+        """Give it up; the first reason counts."""
+        if not self.cancelled:
+            self.cancelled, self.cancelled_s = reason, at_s
+
+    @property
+    def cancel_margin_s(self) -> float:
+        """How long after it was cancelled the ranks may go on."""
+        return 0.0
+
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
-        if self.cancelled or now_s - self.started_s >= self.limit_s:
+        if now_s - self.started_s >= self.limit_s:
+            return True
+        if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True
         return self.failed_s is not None and now_s - self.failed_s >= grace_s
 
@@ -196,6 +210,8 @@ class Attempt:
         limits = [self.started_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)
+        if self.cancelled:
+            limits.append(self.cancelled_s + self.cancel_margin_s)
         return max(0.0, min(limits) - now_s)
 
 
@@ -204,11 +220,18 @@ class MainAttempt(Attempt):
 
     MARGIN_S = 3.0
     """The main process ends its ranks at the test's deadline; this long for it to do so and to report."""
+    CANCEL_MARGIN_S = 1.2
+    """The same when the run is cancelled, and everybody is in a hurry."""
 
     @property
     def limit_s(self) -> float:
         """How long it may take."""
         return self.test.timeout_s + (self.MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
+
+    @property
+    def cancel_margin_s(self) -> float:
+        """How long after it was cancelled it may go on."""
+        return self.CANCEL_MARGIN_S if self.test.kind is Kind.MAIN else 0.0
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from disttest.masking import masker
 from disttest.model import Outcome
 from disttest.results.verdict import STRICT_XPASS
 from disttest.running.protocol import Channel, PhaseBegan, PhaseEnded, clean_text
@@ -69,7 +70,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
         duration_s=max(0.0, report.duration),
         ended_at_s=ended_at_s,
         message=clean_text(message_of(report))[:2000],
-        details=clean_text(_details(report, outcome)),
+        details=_details(report, outcome),
         report=_as_json(data, report),
     )
 
@@ -101,7 +102,7 @@ def _details(report: pytest.TestReport, outcome: Outcome) -> str:
     if not outcome.is_bad:
         return ""
     sections = (f"----- {title} -----\n{content}" for title, content in report.sections)
-    return shorten("\n".join([report.longreprtext, *sections]))
+    return shorten(clean_text("\n".join([report.longreprtext, *sections])))
 
 
 def shorten(text: str) -> str:
@@ -114,12 +115,12 @@ def shorten(text: str) -> str:
 
 def _serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:
     data = config.hook.pytest_report_to_serializable(config=config, report=report)
-    return cast("dict[str, Any]", data)
+    return cast("dict[str, Any]", masker.tree(data) if masker.active else data)
 
 
 def _as_json(data: dict[str, Any], report: pytest.TestReport) -> str:
     """The report as ASCII JSON; one that is too long loses its traceback, not its outcome."""
     text = json.dumps(data, default=repr)
     if len(text) > _REPORT_LIMIT:
-        text = json.dumps({**data, "longrepr": message_of(report), "sections": []}, default=repr)
+        text = json.dumps({**data, "longrepr": clean_text(message_of(report)), "sections": []}, default=repr)
     return text

@@ -13,6 +13,7 @@ import pytest
 from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
+from disttest.masking import masker
 from disttest.model import Frozen, Isolation, Kind, TestCase, WorldShape
 from disttest.planning.options import RunOptions, check_seconds, check_world_size
 from disttest.running.hosting.recognise import Hosted, hosted
@@ -276,7 +277,7 @@ def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
 
 def slug_of(nodeid: str) -> str:
     """A folder name for a test: readable, safe anywhere, and different for different tests."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", nodeid.rpartition("/")[2]).strip("-.")[:80]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", masker.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return f"{readable}-{digest}"
 

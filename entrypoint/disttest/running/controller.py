@@ -5,6 +5,7 @@ It lives in the pytest process, touches no GPU and starts no thread, so that wor
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +19,13 @@ from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.options import RunOptions
 from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
+from disttest.results.repeat import repeat_command
 from disttest.running.collect import known_skip, modules_of
 from disttest.running.crew import Crew, Listener, Running
 from disttest.running.protocol import TestJudged, WorldOrder
-from disttest.running.pytest_reports import late_reports, reports_of, skip_reports
+from disttest.running.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
 from disttest.running.recorder import Recorder
+from disttest.running.retries import Retries
 from disttest.running.starters import ForkStarter, InterpreterStarter
 from disttest.running.world import RankStarter
 
@@ -65,10 +68,12 @@ class Controller(Listener):
         self._failed_first = failed_first
         self._items: dict[str, pytest.Item] = {}
         self._tests: dict[str, TestCase] = {}
-        self._good: set[str] = set()
+        self._told: set[str] = set()
+        """Tests whose verdict pytest knows."""
         self._worlds = 0
         self._scheduler: Scheduler = GangScheduler(slots, clock=recorder.now)
         self._crew = Crew(self, recorder.now)
+        self._retries = Retries(options, time.monotonic)
         self._hazard: str | None = None
 
     def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
@@ -89,11 +94,16 @@ class Controller(Listener):
         failed = self._timings.failed if self._failed_first else ()
         for gang in build_gangs(runnable, self._timings, slots=len(self._slots), failed=failed):
             self._scheduler.submit(gang)
-        with self._crew.on_duty():
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._tell_unresolved)
+            ending.enter_context(self._crew.on_duty())
+            ending.callback(self._retries.stop)
             self._loop()
 
     def _loop(self) -> None:
-        while not self._scheduler.idle:
+        while not self._scheduler.idle or self._retries.open:
+            for gang in self._retries.due():
+                self._scheduler.submit(gang)
             for start in self._scheduler.due():
                 self._start(start.gang, start.slots)
             for gang in self._scheduler.stranded():
@@ -102,21 +112,26 @@ class Controller(Listener):
             self._stop_if_asked()
 
     def _patience_s(self) -> float:
+        patience_s = min(_IDLE_S, self._retries.patience_s())
         if self._deadline_s is None:
-            return _IDLE_S
-        return min(_IDLE_S, self._deadline_s - time.monotonic())
+            return patience_s
+        return min(patience_s, self._deadline_s - time.monotonic())
 
     def _stop_if_asked(self) -> None:
         session = self._session
         if session.shouldfail:
-            self._crew.end_all(f"the run stopped: {session.shouldfail}")
+            self._stop(f"the run stopped: {session.shouldfail}")
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
-            self._crew.end_all(f"the run stopped: {session.shouldstop}")
+            self._stop(f"the run stopped: {session.shouldstop}")
             raise session.Interrupted(session.shouldstop)
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            self._crew.end_all(f"the deadline of the run ({self._options.deadline:g} s) passed")
+            self._stop(f"the deadline of the run ({self._options.deadline:g} s) passed")
             raise DeadlinePassed
+
+    def _stop(self, reason: str) -> None:
+        self._retries.stop()
+        self._crew.end_all(reason)
 
     def _skip_early(self, item: pytest.Item, test: TestCase) -> bool:
         reason = known_skip(item)
@@ -153,7 +168,7 @@ class Controller(Listener):
         order = WorldOrder(
             world_id=world_id,
             tests=tuple(self._tests[nodeid] for nodeid in gang.nodeids),
-            attempts=(1,) * len(gang.nodeids),
+            attempts=tuple(map(self._retries.attempt_of, gang.nodeids)),
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
             results_dir=str(self._workplace.results),
             scratch_dir=str(scratch),
@@ -175,21 +190,40 @@ class Controller(Listener):
 
     def on_began(self, world: Running, test: TestCase) -> None:
         """A test starts."""
-        self._recorder.test_started(test.nodeid, world_id=world.world_id)
+        attempt = self._retries.attempt_of(test.nodeid)
+        self._recorder.test_started(test.nodeid, attempt=attempt, world_id=world.world_id)
 
     def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; a second one is of a rank that died after the first."""
         del world
-        result = judged.result
-        first = test.nodeid not in self._good
+        judged = self._retries.settle(judged)
+        self._recorder.test_finished(judged.result)
+        pause_s = self._retries.take(test, judged)
+        if pause_s is None:
+            self._tell_verdict(test, judged)
+            return
+        if judged.result.cause is Cause.INFRASTRUCTURE:
+            self._recorder.noted(
+                f"infrastructure, tried again in {pause_s:.1f} s: {judged.result.message}", test.nodeid
+            )
         item = self._items[test.nodeid]
-        self._recorder.test_finished(result)
-        if first:
-            self._good.add(test.nodeid)
-            self._tell_pytest(item, reports_of(item, test, judged, self._workplace.results))
-        else:
-            for report in late_reports(item, test, result, self._workplace.results):
+        self._tell_pytest(item, rerun_reports(item, test, judged, self._workplace.results))
+
+    def _tell_verdict(self, test: TestCase, judged: TestJudged) -> None:
+        """Tell pytest what a test came to, with all its attempts."""
+        item, started = self._items[test.nodeid], self._recorder.started
+        repeat = repeat_command(test, started) if started and judged.result.outcome.is_bad else ""
+        if test.nodeid not in self._told:
+            self._told.add(test.nodeid)
+            self._tell_pytest(item, reports_of(item, test, judged, self._workplace.results, repeat))
+        elif judged.result.outcome.is_bad:
+            for report in late_reports(item, test, judged.result, self._workplace.results, repeat):
                 item.ihook.pytest_runtest_logreport(report=report)
+
+    def _tell_unresolved(self) -> None:
+        """The run stopped before these could be tried again: their failures stand."""
+        for nodeid, judged in self._retries.unresolved():
+            self._tell_verdict(self._tests[nodeid], judged)
 
     def on_ended(self, world: Running, ended: Exit) -> None:
         """A world is gone: free its slots, and give what it still owes to the next one."""
@@ -226,6 +260,7 @@ class Controller(Listener):
             nodeid=test.nodeid,
             outcome=Outcome.ERROR,
             cause=Cause.INFRASTRUCTURE,
+            attempt=self._retries.attempt_of(test.nodeid),
             started_at_s=self._recorder.now(),
             message=world.failure
             or (world.closed.reason if world.closed else "")
@@ -250,11 +285,12 @@ class Controller(Listener):
                 started_at_s=self._recorder.now(),
                 message=message,
             )
+            if (earlier := self._retries.withdraw(test.nodeid)) is not None:
+                self._recorder.noted(f"not tried again: {message}", test.nodeid)
+                self._tell_verdict(test, earlier)
+                continue
             self._recorder.test_finished(result)
-            item = self._items[test.nodeid]
-            self._tell_pytest(
-                item, reports_of(item, test, TestJudged(result=result), self._workplace.results)
-            )
+            self._tell_verdict(test, TestJudged(result=result))
 
     def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """All of a test at once, so that its output is one block however many worlds run."""

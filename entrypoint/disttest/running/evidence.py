@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from disttest.host.process import STACKS_SIGNAL, Child, process_state
+from disttest.masking import masker
 from disttest.model import Collective
 from disttest.results.explain import PROCESS_STATE
 from disttest.running.flight import ask, read_answer
@@ -85,7 +86,7 @@ class EvidenceSource:
             return ""
         with self._path.open("rb") as file:
             file.seek(self._seen)
-            return file.read(_MOST_KEPT).decode("utf-8", "replace").strip()
+            return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
 
 
 def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:

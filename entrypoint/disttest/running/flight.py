@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from disttest.masking import masker
 from disttest.model import Collective
 
 KEPT = 100
@@ -84,9 +85,11 @@ def write_flight(target: Path, rank: int, *, since_s: float) -> None:
         record = pickle.loads(dump())  # noqa: S301  # made by this very process
     record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
     record["pg_config"].pop("", None)
+    # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
+    record = masker.tree(record) if masker.active else record
     whole = dump_path(target, rank)
     whole.parent.mkdir(parents=True, exist_ok=True)
-    _write_whole(whole, pickle.dumps(record))
+    _write_whole(whole, pickle.dumps(record, protocol=2))
     _write_whole(target, _encoder.encode(tuple(read_dump(record, since_s=since_s))[-KEPT:]))
 
 

@@ -6,14 +6,20 @@ runs, the middle of a file that is too long is given back to the file system by 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 from pathlib import Path
+
+from disttest.masking import masker
 
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
 _BLOCK = 4096
+_HIGH_FD = 200
+"""Out of the way of tests that close or count low descriptors."""
 
 
 class RankLog:
@@ -49,32 +55,110 @@ class RankLog:
             os.close(fd)
 
     def finish(self) -> None:
-        """Rewrite a file over the limit as head, mark and tail; the rank must not write to it any more."""
-        try:
-            size = self.path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size <= 2 * self._half:
-            return
-        cut = size - 2 * self._half
-        short = self.path.with_suffix(".cut")
-        with self.path.open("rb") as source, short.open("wb") as target:
-            target.write(source.read(self._half))
-            target.write(f"\n\n[disttest: {cut} bytes cut here, log limit reached]\n\n".encode())
-            source.seek(-self._half, os.SEEK_END)
-            target.write(source.read())
-        short.replace(self.path)
+        """Rewrite a file over the limit as head, mark and tail, and hide what is to be hidden.
+
+        The rank must not write to it any more. A disk that has no room leaves the file as it is.
+        """
+        with contextlib.suppress(OSError):
+            kept = self._kept()
+            if kept is not None:
+                _replace(self.path, kept)
+
+    def publish(self, target: Path) -> None:
+        """The same, but into another file, which may have a beginning already."""
+        with contextlib.suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            kept = self._kept()
+            with target.open("ab") as file:
+                file.write(self.path.read_bytes() if kept is None else kept)
+
+    def _kept(self) -> bytes | None:
+        """What is to be kept; None if that is all of it, as it is."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= 2 * self._half:
+                data = file.read()
+                masker.learn(data)
+                masked = masker.data(data)
+                return None if masked is data else masked
+            head = file.read(self._half)
+            file.seek(-self._half, os.SEEK_END)
+            tail = file.read()
+        masker.learn(head)
+        masker.learn(tail)
+        mark = f"\n\n[disttest: {size - 2 * self._half} bytes cut here, log limit reached]\n\n".encode()
+        return masker.data(head, cut_end=True) + mark + masker.data(tail, cut_start=True)
 
     def tail(self, size: int) -> str:
-        """The last bytes as text; empty if there is no file."""
+        """The last bytes as text, without what is to be hidden; empty if there is no file."""
         try:
             with self.path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-                return file.read().decode("utf-8", "replace").strip()
+                start = max(0, file.seek(0, os.SEEK_END) - size)
+                file.seek(start)
+                data = masker.data(file.read(), cut_start=start > 0)
         except FileNotFoundError:
             return ""
+        return data.decode("utf-8", "replace").strip()
 
     def append(self, text: str) -> None:
-        """Add evidence to the end, such as the stacks of the rank."""
-        with self.path.open("ab") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+        """Add evidence to the end, such as the stacks of the rank; without room on the disk it is left out."""
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    pending = path.with_suffix(".cut")
+    try:
+        pending.write_bytes(data)
+        pending.replace(path)
+    finally:
+        pending.unlink(missing_ok=True)
+
+
+class LogRoom:
+    """Where the ranks of one supervisor write: their log files, or memory while there are values to hide.
+
+    Nothing that has not been masked touches the disk then, however the run ends: anonymous memory goes with the
+    processes that hold it. Ranks open it by a path as they would a file.
+    """
+
+    def __init__(self, results: Path, *, limit: int) -> None:
+        self._results = results
+        self._limit = limit
+        self._hidden: dict[str, int] = {}
+
+    def open(self, log: str) -> Path:
+        """The path that a rank is to write to; ``log`` is relative to the results directory."""
+        return self.divert(self._results / log, log) if masker.active else self._results / log
+
+    def divert(self, path: Path, name: str = "") -> Path:
+        """A path in memory instead, if there are values to hide."""
+        if not masker.active:
+            return path
+        name = name or str(path)
+        if name not in self._hidden:
+            low = os.memfd_create("disttest-log")
+            self._hidden[name] = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+            os.close(low)
+        return Path(f"/proc/{os.getpid()}/fd/{self._hidden[name]}")
+
+    def log(self, log: str) -> RankLog:
+        """The log as it is being written."""
+        path = self.divert(self._results / log, log) if log in self._hidden else self._results / log
+        return RankLog(path, limit=self._limit)
+
+    def finish(self, log: str) -> None:
+        """Bring a log into its final form and place; nobody may write to it any more."""
+        if log not in self._hidden:
+            self.log(log).finish()
+            return
+        self.log(log).publish(self._results / log)
+        os.close(self._hidden.pop(log))
+
+    def close(self) -> None:
+        """Give back what is left."""
+        for fd in self._hidden.values():
+            os.close(fd)
+        self._hidden.clear()

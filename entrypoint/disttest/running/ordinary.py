@@ -12,6 +12,10 @@ from disttest.running.recorder import Recorder
 if TYPE_CHECKING:
     import pytest
 
+NOT_RETRIED = (
+    "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
+    "failure has left there would be part of the next attempt (pytest-rerunfailures does that, if you want it)"
+)
 _WORST_FIRST = (
     Outcome.FAILED,
     Outcome.ERROR,
@@ -25,8 +29,9 @@ _WORST_FIRST = (
 class OrdinaryTests:
     """A pytest plugin that folds the reports of each ordinary test into one result."""
 
-    def __init__(self, tests: dict[str, TestCase], recorder: Recorder) -> None:
+    def __init__(self, tests: dict[str, TestCase], recorder: Recorder, *, retries: int) -> None:
         self._tests = tests
+        self._unsaid = retries > 0
         self._recorder = recorder
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._began_at_s = 0.0
@@ -44,7 +49,11 @@ class OrdinaryTests:
         reports = self._reports.setdefault(report.nodeid, [])
         reports.append(report)
         if report.when == "teardown":
-            self._recorder.test_finished(self._result(report.nodeid, self._reports.pop(report.nodeid)))
+            result = self._result(report.nodeid, self._reports.pop(report.nodeid))
+            self._recorder.test_finished(result)
+            if result.outcome.is_bad and self._unsaid:
+                self._unsaid = False
+                self._recorder.noted(NOT_RETRIED)
 
     def _result(self, nodeid: str, reports: list[pytest.TestReport]) -> TestResult:
         by_outcome = {outcome_of(report): report for report in reversed(reports)}

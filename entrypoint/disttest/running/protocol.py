@@ -14,6 +14,7 @@ from typing import dataclass_transform
 import msgspec
 
 from disttest.errors import ProtocolError
+from disttest.masking import masker
 from disttest.model import Outcome, RankRecord, TestCase, TestResult, VerdictRule
 
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -78,13 +79,15 @@ class RunTest(Message):
     next_nodeid: str | None
     """The test that follows in this world; fixtures that it shares stay set up."""
     log: str
-    """Absolute path of the log file for this rank and attempt."""
+    """Absolute path that this rank writes its log to."""
     scratch: str
     """Absolute path of the directory that the ranks share during this test."""
     generation: int
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
     limit_s: float = 0.0
     """How long the test may take; for processes that supervise ranks of their own."""
+    folder: str = ""
+    """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
 
 
 class Leave(Message):
@@ -169,8 +172,8 @@ _HELD_LIMIT = 64 * 1024
 
 
 def clean_text(text: str) -> str:
-    """The text with lone surrogates escaped, so that it can be encoded."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    """The text without values that are to be hidden, lone surrogates escaped, so that it can be encoded."""
+    return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def encode(message: Message) -> bytes:

@@ -11,12 +11,15 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
+from disttest.masking import masker
 from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.evidence import STACKS_HEADING
 from disttest.running.protocol import TestJudged
 
+RERUN = "rerun"
+"""Outcome of a report that stands for an attempt which is followed by another one."""
 _TAIL = 4096
 _READ = 32 * 1024
 """How much of the log is read for that, so that a long crash dump can be shortened first."""
@@ -25,8 +28,11 @@ _READ = 32 * 1024
 class WorldFailure(TerminalRepr):
     """The failure of a world: the finding first, then the culprit's traceback, then every rank in a line."""
 
-    def __init__(self, test: TestCase, result: TestResult, original: object, results_dir: Path) -> None:
+    def __init__(
+        self, test: TestCase, result: TestResult, original: object, results_dir: Path, repeat: str
+    ) -> None:
         self.result = result
+        self.repeat = repeat
         self.original = original
         self.logs_in = f"{short_path(results_dir)}/"
         self.tail = _tail_of(result, results_dir)
@@ -48,6 +54,9 @@ class WorldFailure(TerminalRepr):
         if self.tail:
             tw.sep("-", f"end of the log of rank {_speaker(self.result)}")
             tw.line(self.tail)
+        if self.repeat:
+            tw.line()
+            tw.line(f"repeat: {self.repeat}", cyan=True)
 
 
 def _speaker(result: TestResult) -> int:
@@ -55,13 +64,13 @@ def _speaker(result: TestResult) -> int:
 
 
 def reports_of(
-    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path
+    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path, repeat: str = ""
 ) -> list[pytest.TestReport]:
     """The reports of one test: those of the rank that stands for it, the failing one in our words."""
     result = judged.result
     reports = [_load(item.config, text) for text in judged.reports]
     if result.outcome.is_bad:
-        reports = _accuse(reports, item, test, result, results_dir)
+        reports = _accuse(reports, item, test, result, results_dir, repeat)
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))
     return reports
@@ -74,16 +83,38 @@ def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
     return [_made_up(item, "setup", "skipped", longrepr), _made_up(item, "teardown", "passed", None)]
 
 
+def rerun_reports(
+    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path
+) -> list[pytest.TestReport]:
+    """The report of a failure that does not count yet: neither passed nor failed, as pytest-rerunfailures has it."""
+    failure = WorldFailure(test, judged.result, None, results_dir, "")
+    return [_made_up(item, "call", RERUN, failure, duration_s=judged.result.duration_s)]
+
+
 def late_reports(
-    item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path
+    item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path, repeat: str = ""
 ) -> list[pytest.TestReport]:
     """The report of a rank that died after its test had been reported as good."""
-    failure = WorldFailure(test, result, None, results_dir)
+    failure = WorldFailure(test, result, None, results_dir, repeat)
     return [_made_up(item, "teardown", "failed", failure)]
 
 
+def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
+    """The report without values that are to be hidden, those included that its output asks GitHub to mask."""
+    for _, content in report.sections:
+        masker.learn(content.encode("utf-8", "surrogatepass"))
+    if not masker.active:
+        return report
+    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
+    masked = {**masker.tree(data), "nodeid": report.nodeid}
+    return report if masked == data else _from_data(config, masked)
+
+
 def _load(config: pytest.Config, text: str) -> pytest.TestReport:
-    data = json.loads(text)
+    return _from_data(config, json.loads(text))
+
+
+def _from_data(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport:
     # JSON has no tuples, and pytest insists on them here.
     data["location"] = tuple(data["location"])
     if isinstance(data["longrepr"], list):
@@ -100,6 +131,7 @@ def _accuse(
     test: TestCase,
     result: TestResult,
     results_dir: Path,
+    repeat: str,
 ) -> list[pytest.TestReport]:
     """Put the finding on the report that decided; make one up where the rank could not send it."""
     kept = list(reports)
@@ -107,7 +139,7 @@ def _accuse(
     # Where a rank is to blame, the main process's own traceback only shows how it waited.
     waited = test.kind is not Kind.RANKS and result.culprit is not None
     original = decided.longrepr if decided and not waited else None
-    failure = WorldFailure(test, result, original, results_dir)
+    failure = WorldFailure(test, result, original, results_dir, repeat)
     if decided is not None:
         decided.longrepr = failure
         return kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disttest
-from disttest.model import Hardware, Slot, TestCase, TestResult, WorldShape
+from disttest.model import Hardware, Invocation, Slot, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -24,10 +24,14 @@ class Recorder:
     """One method for each thing that can happen."""
 
     def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+        self.journal = journal
         self.now = journal.now
         self.false_greens: list[str] = []
         """Tests that are red here and that torch's own harness would have passed."""
+        self.flaky: dict[str, str] = {}
+        """Tests that passed only when they were tried again, each with a line that says why they had failed."""
+        self.started: RunStarted | None = None
+        self._failed: dict[str, TestResult] = {}
 
     def run_started(
         self,
@@ -39,54 +43,66 @@ class Recorder:
         slots: int,
         plan_id: str = "",
         shard: int | None = None,
+        invocation: Invocation | None = None,
     ) -> None:
         """The controller is up."""
-        self._journal.append(
-            RunStarted(
-                at_s=self.now(),
-                run_id=run_id,
-                argv=tuple(argv),
-                root=root,
-                hardware=hardware,
-                slots=slots,
-                disttest=disttest.__version__,
-                plan_id=plan_id,
-                shard=shard,
-            )
+        self.started = RunStarted(
+            at_s=self.now(),
+            run_id=run_id,
+            argv=tuple(argv),
+            root=root,
+            hardware=hardware,
+            slots=slots,
+            disttest=disttest.__version__,
+            plan_id=plan_id,
+            shard=shard,
+            invocation=invocation or Invocation(),
         )
+        self.journal.append(self.started)
 
     def collected(self, test: TestCase) -> None:
         """A test is owed a result."""
-        self._journal.append(TestCollected(at_s=self.now(), test=test))
+        self.journal.append(TestCollected(at_s=self.now(), test=test))
 
     def collection_failed(self, nodeid: str, message: str) -> None:
         """A file could not be collected."""
-        self._journal.append(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
+        self.journal.append(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
 
     def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[Slot], pid: int) -> None:
         """A world holds slots."""
         names = tuple(slot.name for slot in slots)
-        self._journal.append(
+        self.journal.append(
             WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=names, pid=pid)
         )
 
     def world_ended(self, world_id: str, reason: str) -> None:
         """A world has let go of its slots."""
-        self._journal.append(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
+        self.journal.append(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
 
     def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
         """An attempt began."""
-        self._journal.append(TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id))
+        self.journal.append(TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id))
 
     def test_finished(self, result: TestResult) -> None:
         """An attempt was judged."""
-        self._journal.append(TestFinished(at_s=self.now(), result=result))
+        self.journal.append(TestFinished(at_s=self.now(), result=result))
+        self._note_flaky(result)
         if result.is_false_green_avoided and result.nodeid not in self.false_greens:
             self.false_greens.append(result.nodeid)
 
+    def _note_flaky(self, result: TestResult) -> None:
+        self.flaky.pop(result.nodeid, None)
+        first = self._failed.get(result.nodeid)
+        if result.outcome.is_bad:
+            self._failed.setdefault(result.nodeid, result)
+        elif first is not None and first.attempt < result.attempt:
+            self.flaky[result.nodeid] = (
+                f"{result.nodeid}: passed at attempt {result.attempt}; attempt {first.attempt}: {first.message}"
+            )
+
     def noted(self, message: str, nodeid: str = "") -> None:
         """Something a reader should know."""
-        self._journal.append(Noted(at_s=self.now(), message=message, nodeid=nodeid))
+        self.journal.append(Noted(at_s=self.now(), message=message, nodeid=nodeid))
 
     def run_finished(self, exit_code: int, reason: str = "") -> None:
         """The last word."""
@@ -95,4 +111,4 @@ class Recorder:
             self.noted(
                 f"torch's own rules would have passed {len(self.false_greens)} of the failed tests: {names}"
             )
-        self._journal.append(RunFinished(at_s=self.now(), exit_code=exit_code, reason=reason))
+        self.journal.append(RunFinished(at_s=self.now(), exit_code=exit_code, reason=reason))

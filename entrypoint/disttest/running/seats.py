@@ -21,10 +21,11 @@ import msgspec
 from disttest.errors import ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
+from disttest.masking import masker
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
-from disttest.running.logs import RankLog
+from disttest.running.logs import LogRoom, RankLog
 from disttest.running.native import NATIVE_HEADING, native_stacks
 from disttest.running.protocol import (
     AnyMessage,
@@ -78,6 +79,7 @@ class Supervisor:
         self.attempt: Attempt | None = None
         self._results = results
         self._log_limit = log_limit
+        self.logs = LogRoom(results, limit=log_limit)
         self._grace_s = grace_s
         self._native = native
         self._oom_kills = 0
@@ -90,6 +92,7 @@ class Supervisor:
         for seat in self.seats:
             seat.channel.close()
             seat.child.close()
+        self.logs.close()
 
     # --- what is watched
 
@@ -165,7 +168,7 @@ class Supervisor:
     def _take_native_stacks(self, victims: Sequence[Progress]) -> None:
         told = native_stacks([self.seats[progress.rank].child for progress in victims])
         for progress, text in zip(victims, told, strict=True):
-            progress.native = text
+            progress.native = masker.text(text)
 
     def close_logs(self, attempt: Attempt) -> None:
         """Add the stacks that were taken to the logs, and cut those that are too long."""
@@ -176,7 +179,7 @@ class Supervisor:
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
             if progress.native:
                 log.append(f"\n{NATIVE_HEADING}{progress.rank} at the deadline]\n{progress.native}\n")
-            log.finish()
+            self.logs.finish(progress.log)
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
         """Write a death into the attempt, unless it was our doing or is explained already."""
@@ -206,7 +209,7 @@ class Supervisor:
         return (self._results / progress.log).with_name(f"rank{progress.rank}.collectives.json")
 
     def _log(self, progress: Progress) -> RankLog:
-        return RankLog(self._results / progress.log, limit=self._log_limit)
+        return self.logs.log(progress.log)
 
     def _drain(self, seats: Sequence[Seat]) -> None:
         waiting = {seat.rank for seat in seats}

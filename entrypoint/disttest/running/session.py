@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from disttest.errors import ExitCode, UsageError
+from disttest.errors import ExitCode, JournalError, ReportError, UsageError
 from disttest.host.devices import detect_machine
-from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, RunOptions, resolve_options
+from disttest.masking import masker
+from disttest.model import FlakyRule, Invocation, TestCase
+from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
 from disttest.planning.plan import Plan, decode_plan, select
+from disttest.planning.targets import suites_dir
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports import write_reports
 from disttest.results.directory import claim
 from disttest.results.durations import read_timings
-from disttest.results.fold import fold
+from disttest.results.events import RunStarted
+from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
 from disttest.running.controller import Workplace
 from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import clean_text
 from disttest.running.recorder import Recorder
+from disttest.running.relay import REMOVED, hide_what_was_learned
 from disttest.running.starters import InterpreterOrder, read_order
 from disttest.running.sweep import Sweep
 
@@ -40,6 +47,8 @@ class RunSession:
         self.config = config
         self.started_s = time.monotonic()
         self.options = _options_of(config)
+        masker.open_ledger(config.getoption("disttest_ledger"))
+        masker.hide(self.options.mask)
         self.machine = detect_machine()
         gpus = len(self.machine.usable_gpus)
         device = self.options.device if self.options.device != "auto" else "cuda" if gpus else "cpu"
@@ -86,6 +95,7 @@ class RunSession:
     def take(self, items: list[pytest.Item]) -> None:
         """Describe what was collected, and open the journal if there is anything to write into it."""
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
+        _check_names(test.nodeid for _, test in self.pairs)
         if self.options.results or any(test.world for _, test in self.pairs):
             self._open_journal()
 
@@ -106,12 +116,32 @@ class RunSession:
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
         if not reason and exit_code == ExitCode.INTERRUPTED:
             reason = "the run was interrupted"
-        if not self._guarded:
-            for message, nodeid in self._sweep.clean(fold(read_events(self.workplace.results / FILE_NAME))):
+        if exit_code == ExitCode.PASSED and self.recorder.flaky and self.options.flaky is FlakyRule.FAIL:
+            exit_code = session.exitstatus = ExitCode.FAILED
+        try:
+            for message, nodeid in () if self._guarded else self._sweep.clean(self._run_so_far()):
                 self.recorder.noted(message, nodeid)
-        self.recorder.run_finished(exit_code, reason)
+            self.recorder.run_finished(exit_code, reason)
+        except JournalError as error:
+            session.exitstatus = error.exit_code
+            print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
         if self.options.results and not self._guarded and not self.config.option.collectonly:
-            write_reports(fold(read_events(self.workplace.results / FILE_NAME)), self.workplace.results)
+            self._write_reports(session, self.workplace.results)
+
+    def _run_so_far(self) -> RunResult:
+        assert self.recorder is not None
+        return fold(self.recorder.journal.events())
+
+    def _write_reports(self, session: pytest.Session, results: Path) -> None:
+        assert self.recorder is not None
+        if self.recorder.journal.restore():
+            self.recorder.noted(REMOVED)
+        hide_what_was_learned(results)
+        try:
+            write_reports(fold(self.recorder.journal.events()), results)
+        except ReportError as error:
+            session.exitstatus = session.exitstatus or error.exit_code
+            print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
 
     def _describe(self, item: pytest.Item) -> TestCase:
         try:
@@ -130,6 +160,7 @@ class RunSession:
             slots=len(self.slots),
             plan_id=self._plan.plan_id if self._plan else "",
             shard=self._shard if self._plan else None,
+            invocation=self._invocation(workplace.results),
         )
         for nodeid, message in self._plan_notes:
             recorder.noted(message, nodeid)
@@ -138,7 +169,14 @@ class RunSession:
         for _, test in self.pairs:
             recorder.collected(test)
         ordinary = {test.nodeid: test for _, test in self.pairs if test.world is None}
-        self.config.pluginmanager.register(OrdinaryTests(ordinary, recorder), "disttest-ordinary")
+        self.config.pluginmanager.register(
+            OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
+        )
+
+    def _invocation(self, results: Path) -> Invocation:
+        """What the command was asked (its record is there already), or plain pytest."""
+        started = next(read_events(results / FILE_NAME), None)
+        return started.invocation if isinstance(started, RunStarted) else _invocation_of(self.config)
 
     def _make_workplace(self) -> Workplace:
         factory = getattr(self.config, "_tmp_path_factory", None)
@@ -155,10 +193,38 @@ class RunSession:
         return Workplace(results=results, scratch=scratch)
 
 
+def _flags_of(config: pytest.Config) -> dict[str, str | None]:
+    return {option.field: config.getoption(f"disttest_{option.field}", None) for option in OPTIONS}
+
+
+def _invocation_of(config: pytest.Config) -> Invocation:
+    """What plain pytest was asked."""
+    asked, ours = config.invocation_params, "--disttest-"
+    positional = config.getoption("file_or_dir") or ()
+    return Invocation(
+        cwd=str(asked.dir),
+        bundled=config.rootpath == suites_dir(),
+        options=given_options(_flags_of(config)),
+        pytest_args=tuple(a for a in map(str, asked.args) if a not in positional and not a.startswith(ours)),
+    )
+
+
+def _check_names(nodeids: Iterable[str]) -> None:
+    """Two tests whose names are equal once values are hidden would be one in every report."""
+    if not masker.active:
+        return
+    names = Counter(map(masker.text, nodeids))
+    equal = [name for name, count in names.items() if count > 1]
+    if equal:
+        raise pytest.UsageError(
+            f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
+            "give their parameters ids of their own (pytest.param(…, id=…))"
+        )
+
+
 def _options_of(config: pytest.Config) -> RunOptions:
-    flags = {option.field: config.getoption(f"disttest_{option.field}") for option in OPTIONS}
     try:
-        return resolve_options(flags)
+        return resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
 

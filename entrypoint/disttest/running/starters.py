@@ -12,6 +12,7 @@ import pytest
 
 import disttest
 from disttest.host.process import Child, fork_child, spawn_child
+from disttest.masking import masker
 from disttest.model import Frozen, Kind
 from disttest.running.hosting.main import serve_main
 from disttest.running.protocol import Channel
@@ -61,7 +62,7 @@ class InterpreterStarter:
     def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
         """Spawn; the descriptors that are not its own are not inherited."""
         del close
-        folder = Path(spec.log).parent
+        folder = spec.scratch.parent
         order = folder / f"rank{spec.rank}.order.json"
         order.write_bytes(
             msgspec.json.encode(
@@ -70,12 +71,14 @@ class InterpreterStarter:
             )
         )
         argv = [sys.executable, "-m", "pytest", *self._arguments, f"--disttest-rank={order}"]
+        if masker.ledger >= 0:
+            argv.append(f"--disttest-ledger={masker.ledger}")
         log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             return spawn_child(
                 argv,
                 extra_env={**spec.environment(), "PYTHONPATH": _import_path()},
-                pass_fds=[channel.fileno()],
+                pass_fds=[channel.fileno(), *([masker.ledger] if masker.ledger >= 0 else [])],
                 stdout=log,
             )
         finally:

@@ -26,6 +26,7 @@ from disttest.host.process import (
     end_all,
     kill_descendants,
 )
+from disttest.masking import masker
 from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
@@ -124,7 +125,7 @@ class World:
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             scratch=scratch / f"rank{rank}",
-            log=scratch / f"rank{rank}.log",
+            log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             seed=order.seed,
             threads=order.threads,
             results=Path(order.results_dir),
@@ -201,7 +202,8 @@ class World:
                 RunTest(
                     nodeid=test.nodeid,
                     next_nodeid=following,
-                    log=str(Path(self._order.results_dir) / progress.log),
+                    log=str(self._ranks.logs.open(progress.log)),
+                    folder=relative,
                     scratch=str(scratch),
                     generation=generation,
                     limit_s=test.timeout_s,
@@ -272,8 +274,13 @@ class World:
 
     def _cancel(self, reason: str) -> None:
         self._reason = self._reason or reason
-        if self._ranks.attempt is not None:
-            self._ranks.attempt.cancelled = self._ranks.attempt.cancelled or reason
+        attempt = self._ranks.attempt
+        if attempt is None or attempt.cancelled:
+            return
+        attempt.cancel(reason, time.monotonic())
+        if self._kind is Kind.MAIN:  # it knows what its ranks are doing
+            for seat in self._ranks.seats:
+                seat.channel.send(Cancel(reason=reason))
 
     # --- ending
 
@@ -286,6 +293,9 @@ class World:
         if left:
             notes.append(f"processes left by its ranks were killed: {_describe_processes(left)}")
         survivors = kill_descendants(spare=())
+        if masker.active:  # they name files and functions as they are
+            for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
+                stacks.unlink(missing_ok=True)
         if not self._abandoned:
             self._controller.send(WorldClosed(reason=self._reason, notes=tuple(notes), survivors=survivors))
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.errors import UsageError
-from disttest.launch.inputs import INPUTS, Kind, read_inputs, step_arguments
+from disttest.launch.environment import is_allowed
+from disttest.launch.inputs import INPUTS, Kind, read_inputs, secret_variables, step_arguments
 from disttest.launch.step import check_command, enter
 
 HOSTILE = "$(touch x); `id` \"'\n${{ github.token }} --help -x"
@@ -83,3 +84,13 @@ def test_commands_and_folders_that_are_none(tmp_path) -> None:
         enter(str(tmp_path / "none"))
     with pytest.raises(UsageError, match="can not be entered"):
         enter("a\0b")
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_is_to_be_masked_travels_as_a_variable(in_place: bool) -> None:
+    values = {"suite": "ddp", "mask": "one s3cret\nanother", "retries": "2"}
+
+    assert not any("s3cret" in word for word in step_arguments("run", values, in_place=in_place))
+    assert {"DISTTEST_MASK": "one s3cret\nanother"} == secret_variables("run", values)
+    assert {} == secret_variables("run", {"suite": "ddp"})
+    assert is_allowed("DISTTEST_MASK")

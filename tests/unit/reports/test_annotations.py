@@ -33,7 +33,7 @@ class TestWhich:
         assert lines[1] == (
             "::error title=test_all_reduce[2xgloo],file=tests/test_ddp.py,line=19::"
             "rank 1 failed: assert tensor(1.) == 3%0Arank 1 is the culprit; victim: rank 0%0A"
-            "repeat: pytest 'tests/test_ddp.py::test_all_reduce[2xgloo]'"
+            "repeat: disttest run 'tests/test_ddp.py::test_all_reduce[2xgloo]' --world-sizes 2 --backend gloo --device cpu"
         )
 
     def test_a_broken_machine_is_one_annotation_without_a_line(self):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lxml import etree
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
-from disttest.model import Cause, Outcome, RankEnd
+from disttest.model import Cause, Invocation, Outcome, RankEnd
 from disttest.reports import junit
 from disttest.reports.junit import render_junit
 
@@ -103,8 +103,31 @@ class TestWhatItSays:
         sample.test(attempts=[{"outcome": Outcome.FAILED, "message": "connection reset"}])
         case = only_case(sample)
 
-        assert [child.tag for child in case] == ["system-out"]
+        assert [child.tag for child in case] == ["properties", "flakyFailure", "system-out"]
+        assert case.find("flakyFailure").get("message") == "connection reset"
+        facts = {fact.get("name"): fact.get("value") for fact in case.find("properties")}
+        assert facts == {"disttest.attempts": "2", "disttest.flaky": "true"}
         assert "attempt 1: failed: connection reset" in case.findtext("system-out")
+
+    def test_attempts_that_all_failed_are_reruns_of_a_failure(self):
+        sample = SampleRun()
+        sample.test(
+            Outcome.FAILED, message="again", attempts=[{"outcome": Outcome.ERROR, "message": "rank 1 died"}]
+        )
+        case = only_case(sample)
+
+        assert [child.tag for child in case] == ["properties", "failure", "rerunError", "system-out"]
+        assert "rank 1 died" in case.findtext("rerunError/stackTrace")
+
+    def test_a_flaky_test_fails_where_the_run_says_so(self):
+        sample = SampleRun(invocation=Invocation(options={"flaky": "fail"}))
+        sample.test(attempts=[{"outcome": Outcome.FAILED, "message": "connection reset"}])
+
+        verdict = verdict_of(only_case(sample))
+
+        assert "failure" == verdict.tag
+        assert "flaky: passed at attempt 2; attempt 1: connection reset" == verdict.get("message")
+        assert "flaky" == verdict.get("type")
 
     def test_what_did_not_finish_is_an_error(self):
         sample = SampleRun()

@@ -48,7 +48,7 @@ class TestFinal:
     def test_repeat_commands_can_be_pasted(self):
         text = render_final(mixed_run(), width=40)
 
-        assert "repeat: pytest 'tests/test_ddp.py::test_all_reduce[2xgloo]'\n" in text
+        assert "repeat: disttest run 'tests/test_ddp.py::test_all_reduce[2xgloo]' --world-sizes 2 " in text
 
     def test_skip_reasons_are_grouped(self):
         assert "       2  needs 2 GPUs, there are 0" in render_final(mixed_run())
@@ -115,7 +115,7 @@ class TestPlainView:
             "✗ tests/test_ddp.py::test_bad[2xgloo] failed (500 ms)",
             "tests/test_ddp.py:12: error: rank 1 failed",
             "  tests/test_ddp.py::test_bad[2xgloo] · fault: test",
-            "  repeat: pytest 'tests/test_ddp.py::test_bad[2xgloo]'",
+            "  repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]' --world-sizes 2 --backend gloo --device cpu",
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]
 

@@ -55,7 +55,7 @@ class TestWriteReports:
 
         assert len(caught.value.written) == len(reporters) - 1
         assert all(path.is_file() for path in caught.value.written)
-        assert "`disttest report DIR` writes the reports again" in str(caught.value)
+        assert "`disttest report DIR` writes them again from the journal" in str(caught.value)
 
     def test_a_place_that_can_not_be_written_is_told_with_each_report(self, tmp_path):
         with pytest.raises(ReportError, match=r"junit\.xml: FileNotFoundError"):

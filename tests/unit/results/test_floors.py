@@ -8,7 +8,7 @@ from sample_runs import SampleRun
 
 from disttest.errors import UsageError
 from disttest.model import Outcome
-from disttest.results.floors import Floors, check_floors, make_floors
+from disttest.results.floors import Floors, check_floors, idle_suites, make_floors
 from disttest.results.fold import RunResult, fold
 
 
@@ -28,6 +28,14 @@ def ids(run: RunResult) -> list[str]:
 def test_no_floors_are_never_broken() -> None:
     assert () == check_floors(run_of(0, 3), Floors())
     assert () == check_floors(run_of(), Floors())
+
+
+def test_a_suite_of_which_nothing_ran_is_idle() -> None:
+    (message,) = idle_suites(run_of(0, 3))
+
+    assert "3 were skipped: most often (3 times) because needs 2 GPUs" in message
+    assert () == idle_suites(run_of(1, 3))
+    assert () == idle_suites(run_of())
 
 
 def test_too_few_tests() -> None:

@@ -14,6 +14,7 @@ from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.repeat import repeat_command
 
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
 """In the order in which a reader wants to see them."""
@@ -67,7 +68,6 @@ def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, An
 
 def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
     """Return index of a test -> all that is known of it, for tests that somebody will want to open."""
-    repository = Repository(root=run.root)
     opened = [(index, test) for index, test in enumerate(run.tests) if _is_worth_opening(test)]
     opened.sort(key=lambda entry: KINDS.index(digest.classify(entry[1])))
     opened = opened[:MAX_OPENED]
@@ -76,7 +76,7 @@ def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
         details=min(20_000, DETAILS_TOTAL // max(1, len(opened))),
         log=min(24_000, LOGS_TOTAL // max(1, ranks)),
     )
-    return {str(index): _details(test, repository, logs, room) for index, test in opened}
+    return {str(index): _details(test, run, logs, room) for index, test in opened}
 
 
 def _shape_key(test: TestOutcome) -> tuple[int, str]:
@@ -131,10 +131,10 @@ def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]
     return found
 
 
-def _details(test: TestOutcome, repository: Repository, logs: LogFolder, room: _Room) -> dict[str, Any]:
-    place = locate(test, repository) if test.final.outcome.is_bad else None
+def _details(test: TestOutcome, run: RunResult, logs: LogFolder, room: _Room) -> dict[str, Any]:
+    place = locate(test, Repository(root=run.root)) if test.final.outcome.is_bad else None
     return {
-        "repeat": digest.repeat_command(test),
+        "repeat": clean(repeat_command(test.test, run)),
         "place": str(place or ""),
         "fault": digest.fault(test) if test.final.outcome.is_bad else "",
         "attempts": [_attempt(attempt, logs, room) for attempt in test.attempts],

@@ -103,7 +103,7 @@ class Account:
                 duration_s=now_s - self._began_s,
                 ended_at_s=now_s if at_s is None else at_s,
                 message=clean_text(message)[:2000],
-                details=clean_text(shorten(details)),
+                details=shorten(clean_text(details)),
             )
         )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import unittest
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,9 +29,9 @@ from disttest.running.hosting.team import (
     blame_for_waiting,
     foreign_record,
 )
-from disttest.running.protocol import Channel, RankReady, RanksJoined, RunTest, TestDone
+from disttest.running.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
 from disttest.running.rank import RankSpec
-from disttest.running.seats import Seat
+from disttest.running.seats import Seat, Supervisor
 from disttest.testing.hosting import Body, RanksFailed
 
 
@@ -137,7 +137,7 @@ class ForkHost:
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
         order = self._running()
         for seat in team.supervisor.seats:
-            log = str(self._log(seat.rank))
+            log = str(team.supervisor.logs.open(self._log(seat.rank)))
             seat.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
         records = self._watch(team, attempt)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
@@ -158,8 +158,9 @@ class ForkHost:
             raise RanksFailed("ranks were started while no test runs")
         return self._order
 
-    def _log(self, rank: int) -> Path:
-        return Path(self._running().log).with_name(f"rank{rank}.log")
+    def _log(self, rank: int) -> str:
+        """Where a rank's log of the running test comes to lie, relative to the results directory."""
+        return f"{self._running().folder}/rank{rank}.log"
 
     def _limit_s(self) -> float:
         return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
@@ -170,7 +171,8 @@ class ForkHost:
         self._starts += 1
         stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
         questions = stacks.with_suffix(".ask")
-        spec, config, log, parent = self._spec, self._config, self._log(rank), os.getpid()
+        spec, config, parent = self._spec, self._config, os.getpid()
+        log = team.supervisor.logs.open(self._log(rank))
 
         def be_rank() -> None:
             die_with_parent(parent)
@@ -206,9 +208,7 @@ class ForkHost:
             started_s=now_s,
             started_at_s=0.0,
             ranks=[
-                Progress(
-                    rank=seat.rank, pid=seat.child.pid, log=self._relative(self._log(seat.rank)), phase="call"
-                )
+                Progress(rank=seat.rank, pid=seat.child.pid, log=self._log(seat.rank), phase="call")
                 for seat in team.supervisor.seats
             ],
         )
@@ -216,15 +216,13 @@ class ForkHost:
         attempt.patient = self._spec.verdict is VerdictRule.TORCH or rule.any_code or rule.expected != 0
         return attempt
 
-    def _relative(self, path: Path) -> str:
-        return path.relative_to(self._spec.results).as_posix()
-
     def _watch(
         self, team: Team, attempt: HostedAttempt, *, never_joined: bool = False
     ) -> tuple[RankRecord, ...]:
         supervisor = team.supervisor
         supervisor.begin(attempt)
-        supervisor.watch(attempt)
+        with self._heeding_the_world(supervisor, attempt):
+            supervisor.watch(attempt)
         supervisor.close_logs(attempt)
         readings = [attempt.read(progress) for progress in attempt.ranks]
         if never_joined:
@@ -233,6 +231,24 @@ class ForkHost:
         theirs = torch_outcome(readings, attempt.rule, self._skips) if attempt.ranks else None
         self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
         return records
+
+    @contextlib.contextmanager
+    def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
+        """While ranks are watched, a cancelled run ends them with their stacks taken."""
+
+        def on_message() -> None:
+            for message in self._channel.receive(wait=False):
+                if isinstance(message, Cancel):
+                    attempt.cancel(message.reason, time.monotonic())
+            if self._channel.closed_by_peer:
+                supervisor.ignore(self._channel)
+                attempt.cancel("the world is gone", time.monotonic())
+
+        supervisor.watch_also(self._channel, on_message)
+        try:
+            yield
+        finally:
+            supervisor.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
         if self._spec.verdict is VerdictRule.TORCH:

@@ -1,0 +1,253 @@
+"""Values that must reach nothing that is kept or shown: each becomes ``***`` wherever text leaves a process.
+
+One set for each process, like its log handlers. Processes of a run share what they learn (a test that prints
+``::add-mask::VALUE``) through an anonymous file in memory, the ledger, which they inherit: values stand on no command
+line and on no disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MASK = "***"
+SHORTEST = 4
+"""A shorter value is not hidden: it would be found everywhere, and reports would be stars."""
+
+_MASK = MASK.encode()
+_HIGH_FD = 200
+"""Out of the way of tests that close or count low descriptors."""
+_MOST_HELD = 1 << 16
+_LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
+_GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
+
+
+class Masker:
+    """Knows the values in all the forms in which they are likely to appear."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+        self._forms: tuple[bytes, ...] = ()
+        self._ledger = -1
+        self._identity = (0, 0)
+        self._read = 0
+
+    # --- what is hidden
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to hide."""
+        self._refresh()
+        return bool(self._forms)
+
+    def hide(self, values: Iterable[str]) -> tuple[str, ...]:
+        """Hide values from here on, in every process of the run; return the lines that are too short for it.
+
+        Each line of a value is hidden by itself too, since programs print them one by one.
+        """
+        whole = [value for value in values if value.strip()]
+        lines = [line.strip() for value in whole for line in value.splitlines()]
+        good = {value for value in (*whole, *lines) if len(value) >= SHORTEST and value != MASK}
+        fresh = sorted(good - self._values)
+        if fresh:
+            self._take(fresh)
+            self._tell(fresh)
+        return tuple(line for line in lines if 0 < len(line) < SHORTEST)
+
+    def learn(self, data: bytes) -> None:
+        """Hide the values that a program asks GitHub to mask in this output of it."""
+        if b"::add-mask::" in data:
+            self.hide(_unescaped(match[1]).decode("utf-8", "replace") for match in _LEARNED.finditer(data))
+
+    def _take(self, values: Iterable[str]) -> None:
+        self._values.update(values)
+        forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
+        self._forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
+
+    # --- hiding
+
+    def text(self, text: str) -> str:
+        """The text without any of the values."""
+        if not self.active:
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        masked = self.data(data)
+        return text if masked is data else masked.decode("utf-8", "surrogatepass")
+
+    def data(self, data: bytes, *, cut_start: bool = False, cut_end: bool = False) -> bytes:
+        """The same for bytes; with ``cut_…`` a part of a value at that border is hidden too."""
+        if not self.active:
+            return data
+        spans = list(self._spans(data))
+        if cut_start:
+            spans.append((0, max(_cut_at_start(data, form) for form in self._forms)))
+        if cut_end:
+            spans.append((len(data) - self._unfinished(data), len(data)))
+        merged = _merged(spans)
+        return _replaced(data, merged) if merged else data
+
+    def tree(self, value: Any) -> Any:
+        """The same for all strings in lists and dictionaries; keys too."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.tree(key): self.tree(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        if type(value) is tuple:
+            return tuple(self.tree(item) for item in value)
+        return value
+
+    def _spans(self, data: bytes) -> Iterator[tuple[int, int]]:
+        for form in self._forms:
+            at = data.find(form)
+            while at >= 0:
+                yield at, at + len(form)
+                at = data.find(form, at + 1)
+
+    def _unfinished(self, data: bytes) -> int:
+        """How many bytes at the end may be the beginning of a value."""
+        return max(_cut_at_end(data, form) for form in self._forms)
+
+    # --- the ledger
+
+    def open_ledger(self, fd: int | None = None) -> None:
+        """Share what is hidden with the processes that inherit the ledger; an inherited one is taken over."""
+        given = os.memfd_create("disttest-masks") if fd is None else fd
+        self._ledger = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        os.close(given)
+        fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
+        found = os.fstat(self._ledger)
+        self._identity = (found.st_dev, found.st_ino)
+        self._tell(sorted(self._values))
+        self._refresh()
+
+    @property
+    def ledger(self) -> int:
+        """Its descriptor, for a program that is to share it; -1 if there is none."""
+        return self._ledger
+
+    def _ledger_size(self) -> int:
+        """Bytes in the ledger; one that a test has closed (or replaced) is used no more."""
+        if self._ledger < 0:
+            return 0
+        try:
+            found = os.fstat(self._ledger)
+        except OSError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._identity:
+            self._ledger = -1
+            return 0
+        return found.st_size
+
+    def _refresh(self) -> None:
+        size = self._ledger_size()
+        if size <= self._read:
+            return
+        added = os.pread(self._ledger, size - self._read, self._read)
+        self._read = size
+        self._take(filter(None, added.decode("utf-8", "surrogatepass").split("\0")))
+
+    def _tell(self, values: Iterable[str]) -> None:
+        text = "".join(f"{value}\0" for value in values)
+        self._ledger_size()  # is it still the ledger?
+        if text and self._ledger >= 0:
+            os.write(self._ledger, text.encode("utf-8", "surrogatepass"))
+
+
+class MaskedStream:
+    """Hides values in a stream that comes in pieces: what may be the beginning of one is held back."""
+
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take a piece; return what can be shown by now."""
+        if not self._masker.active:
+            return data
+        buffer = self._held + data
+        end = len(buffer) - self._masker._unfinished(buffer)  # noqa: SLF001
+        for start, stop in reversed(_merged(list(self._masker._spans(buffer)))):  # noqa: SLF001
+            if start < end < stop:
+                end = start
+        if len(buffer) - end > _MOST_HELD:
+            end = len(buffer)
+        self._held = buffer[end:]
+        return self._masker.data(buffer[:end])
+
+    def finish(self) -> bytes:
+        """Return what was held back: the stream is over."""
+        held, self._held = self._held, b""
+        return self._masker.data(held, cut_end=True)
+
+
+masker = Masker()
+"""What this process hides."""
+
+
+def _cut_at_end(data: bytes, form: bytes) -> int:
+    """How many bytes at the end of the data are the beginning of a form, but not all of it."""
+    longest = min(len(data), len(form) - 1)
+    return next((length for length in range(longest, 0, -1) if data.endswith(form[:length])), 0)
+
+
+def _cut_at_start(data: bytes, form: bytes) -> int:
+    """How many bytes at the beginning of the data are the end of a form, but not all of it."""
+    longest = min(len(data), len(form) - 1)
+    return next((length for length in range(longest, 0, -1) if form.endswith(data[:length])), 0)
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans in order, those that touch as one; values may overlap each other."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _replaced(data: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
+    parts, at = [], 0
+    for start, stop in spans:
+        parts += [data[at:start], _MASK]
+        at = stop
+    return b"".join([*parts, data[at:]])
+
+
+def _unescaped(data: bytes) -> bytes:
+    for escape, character in _GITHUB_ESCAPES:
+        data = data.replace(escape, character)
+    return data
+
+
+def _forms(value: str) -> Iterator[bytes]:
+    """The value as it is, and as programs quote it: JSON, Python, pytest's ids, URL, HTML, base64 (inside of other text, too)."""
+    import base64
+    import html
+    import json
+    from urllib.parse import quote, quote_plus
+
+    raw = value.encode("utf-8", "surrogatepass")
+    texts = (
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        repr(value)[1:-1],
+        ascii(value)[1:-1],
+        value.encode("unicode_escape").decode(),
+        html.escape(value),
+        html.escape(value, quote=False),
+    )
+    yield raw
+    yield from (text.encode("utf-8", "surrogatepass") for text in texts)
+    yield from (quoted(raw).encode() for quoted in (quote, quote_plus))
+    yield quote(raw, safe="").encode()
+    for shift in range(3) if len(raw) >= 2 * SHORTEST else ():
+        # Only the characters that do not depend on what stands before and behind.
+        encoded = base64.b64encode(b"\0" * shift + raw)
+        yield encoded[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]

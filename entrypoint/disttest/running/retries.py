@@ -1,0 +1,130 @@
+"""What becomes of a test that failed: another attempt in a new world, or the failure stands. No process here.
+
+Two budgets, since the two have nothing to do with each other: a test's own failures, and attempts that a broken
+machine has spoiled. The second are spaced out, as whatever broke may need a moment (tenacity says how long).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.model import Cause, Gang, Isolation, Outcome, TestCase, TestResult
+from disttest.planning.options import RunOptions
+from disttest.running.protocol import TestJudged
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+"""Between attempts that a machine has spoiled: about half a second, then twice as long each time, up to this."""
+
+
+class _Waiting(NamedTuple):
+    due_s: float
+    gang: Gang
+
+
+class Retries:
+    """Counts attempts, and holds what is to be tried again until its time has come."""
+
+    def __init__(self, options: RunOptions, clock: Callable[[], float]) -> None:
+        self._budget = {Cause.TEST: options.retries, Cause.INFRASTRUCTURE: options.infra_retries}
+        self._clock = clock
+        self._spent: Counter[tuple[str, Cause]] = Counter()
+        self._attempts: Counter[str] = Counter()
+        self._failed: dict[str, TestJudged] = {}
+        self._waiting: list[_Waiting] = []
+        self._submitted = 0
+        self._stopped = False
+
+    def attempt_of(self, nodeid: str) -> int:
+        """The number of a test's running (or next) attempt, from 1."""
+        return self._attempts[nodeid] + 1
+
+    @property
+    def open(self) -> bool:
+        """Whether something waits for its time."""
+        return bool(self._waiting)
+
+    def settle(self, judged: TestJudged) -> TestJudged:
+        """The verdict as it counts: an attempt that skips, or is cut short, does not undo the failure before it."""
+        result = judged.result
+        earlier = self._failed.get(result.nodeid)
+        if earlier is None:
+            return judged
+        if result.outcome is Outcome.SKIPPED:
+            what = f"skipped: {result.message}"
+        elif self._stopped and result.cause is Cause.INFRASTRUCTURE:
+            what = "was cut short"
+        else:
+            return judged
+        message = f"{earlier.result.message} (attempt {result.attempt} {what})"
+        return msgspec.structs.replace(
+            earlier,
+            result=msgspec.structs.replace(earlier.result, attempt=result.attempt, message=message),
+        )
+
+    def take(self, test: TestCase, judged: TestJudged) -> float | None:
+        """Decide on an attempt: the seconds until the next one, or None if this one counts."""
+        result = judged.result
+        cause = result.cause or Cause.TEST
+        key = (test.nodeid, cause)
+        self._failed.pop(test.nodeid, None)
+        if self._stopped or not result.outcome.is_bad or self._spent[key] >= self._budget[cause]:
+            return None
+        self._spent[key] += 1
+        self._attempts[test.nodeid] += 1
+        self._failed[test.nodeid] = judged
+        pause_s = 0.0 if cause is Cause.TEST else _pause_s(self._spent[key])
+        self._waiting.append(_Waiting(self._clock() + pause_s, self._gang_of(test, result)))
+        return pause_s
+
+    def due(self) -> Iterator[Gang]:
+        """Take out what is to be tried again now."""
+        now_s = self._clock()
+        ready = [waiting for waiting in self._waiting if waiting.due_s <= now_s]
+        self._waiting = [waiting for waiting in self._waiting if waiting.due_s > now_s]
+        yield from (waiting.gang for waiting in ready)
+
+    def patience_s(self) -> float:
+        """Seconds until something is due; infinite if nothing waits."""
+        return max(
+            0.0, min((waiting.due_s for waiting in self._waiting), default=float("inf")) - self._clock()
+        )
+
+    def withdraw(self, nodeid: str) -> TestJudged | None:
+        """The failure that stands since the next attempt will not come; None if there was none."""
+        return self._failed.pop(nodeid, None)
+
+    def stop(self) -> None:
+        """Try nothing again from here on."""
+        self._stopped = True
+        self._waiting.clear()
+
+    def unresolved(self) -> list[tuple[str, TestJudged]]:
+        """Failures whose next attempt has not been judged."""
+        return list(self._failed.items())
+
+    def _gang_of(self, test: TestCase, result: TestResult) -> Gang:
+        assert test.world is not None
+        self._submitted += 1
+        return Gang(
+            gang_id=f"retry-{self._submitted}",
+            nodeids=(test.nodeid,),
+            shape=test.world,
+            isolation=Isolation.FRESH,
+            expected_s=result.duration_s,
+            exclusive=test.exclusive,
+        )
+
+
+def _pause_s(number: int) -> float:
+    # Only runs that meet a broken machine need the library.
+    from tenacity import RetryCallState, wait_exponential, wait_random
+
+    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+    state.attempt_number = number
+    wait = wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S) + wait_random(0, FIRST_PAUSE_S)
+    return wait(state)

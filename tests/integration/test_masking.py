@@ -1,0 +1,306 @@
+"""Values that are to be hidden reach no file and no terminal, wherever a test puts them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from disttest.model import Outcome
+
+from .conftest import Ended, Lab
+
+GIVEN = "t0ken-ünï-🔑-given"
+BY_VARIABLE = "variable-s3cret"
+MULTILINE = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n-----END KEY-----"
+LEARNED = "learned-fr0m-the-test"
+SECRETS = (GIVEN, BY_VARIABLE, "MIIEvQIBADANBgkqhkiG9w0B", LEARNED)
+
+# The tests put the values together, so that their own source has none.
+LEAKY = """
+    import os, pathlib, sys, time, pytest
+    import torch
+    import torch.distributed as dist
+
+    GIVEN = "t0ken-ünï-" + "🔑-given"
+    BY_VARIABLE = os.environ["DISTTEST_MASK"].splitlines()[0]
+    LINE = "MIIEvQIBADAN" + "BgkqhkiG9w0B"
+    ALL = (GIVEN, BY_VARIABLE, LINE)
+
+    def leak():
+        for value in ALL:
+            print("printed", value)
+            print("to stderr", repr(value), file=sys.stderr)
+            os.system(f"echo from a child {value}")
+            data = f"in pieces {value}\\n".encode()
+            for at in range(len(data)):
+                os.write(1, data[at : at + 1])
+
+    @pytest.mark.world_size(2)
+    def test_says_it_all(world):
+        leak()
+        raise ValueError(f"rank {world.rank} fails with {GIVEN} and {BY_VARIABLE}\\n{LINE}")
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("value", [GIVEN, "harmless"])
+    def test_called_by_it(world, value):
+        leak()
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout(4)
+    def test_hangs(world):
+        leak()
+        group = dist.new_group([0, 1], group_desc=f"group {GIVEN}")
+        dist.all_reduce(torch.ones(1), group=group)
+        if world.rank == 0:
+            code = compile("def waits():\\n dist.barrier()", f"/nowhere/{GIVEN}.py", "exec")
+            scope = {"dist": dist}
+            exec(code, scope)
+            scope["waits"]()
+        time.sleep(600)
+
+    @pytest.mark.world_size(1)
+    def test_floods(world):
+        chunk = "".join(f"{number:05} {GIVEN} " for number in range(300)) + "\\n"
+        for _ in range(100):
+            sys.stdout.write(chunk)
+
+    def test_ordinary():
+        leak()
+        assert GIVEN == BY_VARIABLE
+"""
+HOSTED = """
+    import test_leaky
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestHosted(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            test_leaky.leak()
+            self._spawn_processes()
+
+        def test_hosted(self):
+            test_leaky.leak()
+            raise ValueError(test_leaky.GIVEN)
+"""
+TEACHES = """
+    import pytest
+
+    VALUE = "learned-fr0m-" + "the-test"
+
+    @pytest.mark.world_size(2)
+    def test_before(world):
+        print("said before it was a secret:", VALUE)
+        assert world.rank, VALUE
+
+    @pytest.mark.world_size(2)
+    def test_teaches(world):
+        print("::add-mask::" + VALUE)
+        print(VALUE)
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.fresh_world
+    def test_later(world):
+        assert world.rank, VALUE
+"""
+
+
+def assert_hidden(folder: Path, secrets: tuple[str, ...] = SECRETS) -> None:
+    """No file below holds any of the values, nor a name of one."""
+    for path in folder.rglob("*"):
+        assert not any(secret in str(path) for secret in secrets), path
+        if path.is_file():
+            data = path.read_bytes()
+            found = [
+                secret
+                for secret in secrets
+                if secret.encode() in data or ascii(secret)[1:-1].encode() in data
+            ]
+            assert not found, (path, found)
+
+
+@pytest.fixture(scope="module")
+def ended(module_lab: Lab) -> Ended:
+    lab = module_lab.write(test_leaky=LEAKY, test_hosted=HOSTED)
+    return lab.run(
+        *("run", ".", "--slots", "2", "--log-limit", "64k", f"--mask={GIVEN}", "--mask", MULTILINE),
+        *("--timeout", "20", "--", "-v", "-s"),
+        DISTTEST_MASK=BY_VARIABLE,
+        GITHUB_ACTIONS="true",
+        GITHUB_STEP_SUMMARY=str(lab.folder / "step-summary.md"),
+        GITHUB_OUTPUT=str(lab.folder / "outputs"),
+    )
+
+
+def test_nothing_is_in_any_file(ended: Ended) -> None:
+    assert_hidden(ended.results)
+    for name in ("step-summary.md", "outputs"):
+        text = (ended.results.parent / name).read_text()
+        assert not any(secret in text for secret in SECRETS)
+    assert {"events.jsonl", "junit.xml", "summary.md", "report.html", "results.json"} <= {
+        path.name for path in ended.results.iterdir()
+    }
+
+
+def test_nothing_is_on_the_terminal_nor_in_annotations(ended: Ended) -> None:
+    assert "::error" in ended.output
+    assert not any(secret in ended.output or ascii(secret)[1:-1] in ended.output for secret in SECRETS)
+    assert "printed ***" in ended.output  # of the ordinary test, with -s
+
+
+def test_the_rest_of_what_was_said_is_there(ended: Ended) -> None:
+    log = ended.log("test_says_it_all", 1)
+
+    assert "printed ***" in log
+    assert "from a child ***" in log
+    assert "in pieces ***" in log
+    assert "fails with *** and ***" in ended.result("test_says_it_all").message
+    assert "printed ***" in ended.log("test_hosted", 0)
+    assert "ValueError: ***" in ended.result("test_hosted").message
+    main = next((ended.results / "logs").glob("*test_hosted*/attempt-1/main.log"))
+    assert "printed ***" in main.read_text()
+
+
+def test_a_hang_is_explained_and_its_evidence_has_nothing(ended: Ended) -> None:
+    result = ended.result("test_hangs")
+
+    assert "barrier" in result.message
+    assert "/nowhere/***.py" in result.ranks[0].stacks
+    assert "disttest: stacks of rank 0" in ended.log("test_hangs", 0)
+    flight = next((ended.results / "logs").glob("*test_hangs*/attempt-1/flight"))
+    assert "group ***" in (flight / "rank_0.json").read_text()
+    assert (flight / "rank_0").exists()
+
+
+def test_a_log_is_cut_without_leaving_half_a_value(ended: Ended) -> None:
+    log = ended.log("test_floods", 0)
+    head, _, tail = log.partition("[disttest:")
+
+    assert "bytes cut here" in tail
+    for part in (head, tail):
+        assert not any(piece in part for piece in ("t0ken", "given", "ünï"))
+
+
+def test_tests_that_are_called_by_a_value_keep_their_results(ended: Ended) -> None:
+    names = [test.test.nodeid for test in ended.run.tests if "test_called_by_it" in test.test.nodeid]
+
+    assert [
+        "test_leaky.py::test_called_by_it[2xgloo-***]",
+        "test_leaky.py::test_called_by_it[2xgloo-harmless]",
+    ] == (sorted(names))
+    assert all(
+        Outcome.PASSED is test.final.outcome
+        for test in ended.run.tests
+        if "test_called_by_it" in test.test.nodeid
+    )
+
+
+def test_no_child_has_a_value_on_its_command_line(lab: Lab) -> None:
+    lab.write(
+        test_lines="""
+        import pathlib, pytest
+
+        @pytest.mark.world_size(1)
+        def test_lines(world):
+            found = []
+            for process in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    words = process.read_bytes()
+                except OSError:
+                    continue
+                if b"--disttest-guarded" in words:
+                    found.append(words)
+            assert found
+            assert not any(b"cmd-l1ne" + b"-secret" in words for words in found)
+        """
+    )
+    ended = lab.run("test_lines.py", "--mask", "cmd-l1ne-secret")
+
+    assert 0 == ended.exit_code, ended.output
+    assert_hidden(ended.results, ("cmd-l1ne-secret",))
+
+
+def test_a_test_that_teaches_a_value_has_it_hidden_before_and_after(lab: Lab) -> None:
+    ended = lab.write(test_teaches=TEACHES).run("test_teaches.py", "--slots", "1")
+
+    assert_hidden(ended.results)
+    assert "said before it was a secret: ***" in ended.log("test_before", 0)
+    assert "::add-mask::***" in ended.log("test_teaches", 1)
+    assert "AssertionError: ***" in ended.result("test_later").message
+
+
+def test_the_same_under_plain_pytest(lab: Lab) -> None:
+    ended = lab.write(test_leaky=LEAKY).pytest(
+        *(
+            "--disttest-slots=1",
+            "-k",
+            "says or ordinary or called",
+            "--junitxml=own.xml",
+            "-v",
+        ),
+        DISTTEST_MASK=f"{BY_VARIABLE}\n{GIVEN}\n{MULTILINE}",
+    )
+
+    assert_hidden(ended.results)
+    assert_hidden(lab.folder / ".pytest_cache")
+    for text in (ended.output, (lab.folder / "own.xml").read_text()):
+        assert not any(secret in text for secret in SECRETS)
+
+
+def test_names_that_only_differ_in_hidden_values_are_refused(lab: Lab) -> None:
+    lab.write(
+        test_names="""
+        import pytest
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("value", ["first-" + "secret", "second-" + "secret"])
+        def test_named(world, value):
+            pass
+        """
+    )
+    ended = lab.run("test_names.py", "--mask", "first-secret", "--mask", "second-secret")
+
+    assert 4 == ended.exit_code
+    assert (
+        "2 tests are called test_names.py::test_named[1xgloo-***] once masked values are hidden"
+        in ended.output
+    )
+
+
+def test_a_short_value_is_refused(lab: Lab) -> None:
+    ended = lab.write(test_x="def test_x(): pass").run("test_x.py", "--mask", "abc")
+
+    assert 4 == ended.exit_code
+    assert "fewer than 4 characters can not be hidden" in ended.output
+
+
+def test_kill_of_the_command_leaves_nothing_unmasked(lab: Lab) -> None:
+    lab.write(
+        test_waits="""
+        import pathlib, time, pytest
+
+        @pytest.mark.world_size(2)
+        def test_waits(world):
+            print("k1lled-" + "secret", flush=True)
+            pathlib.Path(f"up{world.rank}").touch()
+            time.sleep(600)
+        """
+    )
+    process = lab.start("test_waits.py", "--mask", "k1lled-secret", TMPDIR=str(lab.folder))
+    deadline = time.monotonic() + 60
+    while not all((lab.folder / f"up{rank}").exists() for rank in range(2)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    below = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(below, timeout=20)
+
+    assert [] == alive
+    assert (lab.folder / "results" / "events.jsonl").exists()
+    assert_hidden(lab.folder, ("k1lled-secret",))

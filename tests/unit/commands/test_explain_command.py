@@ -1,0 +1,90 @@
+"""``disttest explain`` tells a stored failure as the run did: the finding first, the command that repeats it last."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sample_runs import ASSERTION, SampleRun, rank
+
+from disttest.cli import command
+from disttest.model import Outcome, RankEnd
+from disttest.results.journal import FILE_NAME, Journal
+from tests.unit.test_explain import CASES
+
+ERRORS = Path(__file__).parents[3] / "docs" / "errors.md"
+
+
+@pytest.fixture
+def results(tmp_path):
+    sample = SampleRun()
+    sample.test()
+    sample.test(
+        Outcome.FAILED,
+        name="test_bad",
+        message="rank 1 of 2 failed: AssertionError: boom",
+        details=ASSERTION,
+        culprit=1,
+        victims=(0,),
+        ranks=(rank(0, None, end=RankEnd.KILLED), rank(1, Outcome.FAILED, message="AssertionError: boom")),
+    )
+    sample.test(
+        name="test_flaky", attempts=[{"outcome": Outcome.FAILED, "message": "rank 0 of 2 failed: no"}]
+    )
+    sample.finish()
+    journal = Journal(tmp_path / FILE_NAME)
+    for event in sample.events:
+        journal.append(event)
+    journal.close()
+    return tmp_path
+
+
+def told(*arguments):
+    done = CliRunner().invoke(command, ["explain", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines()
+
+
+def test_a_failure_begins_with_its_finding_and_ends_with_the_command(results):
+    lines = told(results, "test_bad")
+
+    assert "rank 1 of 2 failed: AssertionError: boom" == lines[0]
+    assert "  tests/test_ddp.py::test_bad[2xgloo]: failed" == lines[1]
+    assert any(line.startswith("rank 0: ") and "[victim]" in line for line in lines)
+    assert lines[-1].startswith("repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]'")
+
+
+def test_without_a_name_what_failed_and_what_was_flaky_is_told(results):
+    text = "\n".join(told(results))
+
+    assert "test_bad[2xgloo]: failed" in text
+    assert "test_flaky[2xgloo]: flaky\n  attempt 1: rank 0 of 2 failed: no" in text
+    assert "test_sum[" not in text
+
+
+def headings():
+    """The headings of the page as patterns: capitals and dots stand for anything."""
+    for heading in re.findall(r"^### (.*)$", ERRORS.read_text(), re.MULTILINE):
+        for name in re.findall(r"`([^`]+)`", heading):
+            pattern = re.sub(r"\b[A-Z]+(:[A-Z]+)?\b", "…", name)
+            pattern = (
+                re.escape(pattern)
+                .replace("…", ".+?")
+                .replace(r"rank\ ", r"ranks?\ ")
+                .replace("waits", "waits?")
+            )
+            yield re.compile(pattern)
+
+
+FINDINGS = {
+    **{name: case[1] for name, case in CASES.items()},
+    "raised while others wait": "rank 1 of 2 failed: ValueError: boom",
+    "killed": "rank 1 of 2 was killed by SIGSEGV in call, before it reported",
+    "left": "rank 1 of 2 left with exit code 3 in call, before it reported",
+    "nobody could be asked": "timed out after 300 s: rank 0,1 of 2 still in call",
+}
+
+
+@pytest.mark.parametrize("message", FINDINGS.values(), ids=FINDINGS)
+def test_every_finding_has_a_section_on_the_page_of_messages(message):
+    assert any(heading.match(message) for heading in headings()), message

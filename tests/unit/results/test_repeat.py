@@ -1,0 +1,143 @@
+"""The command that closes a failure runs that very test: the shell and the command's own parser agree."""
+
+import shlex
+
+import pytest
+
+from disttest.model import Hardware, Invocation, Kind, TestCase, WorldShape
+from disttest.results.events import RunStarted
+from disttest.results.repeat import keep_pytest_args, quote, repeat_command
+
+
+def case(nodeid="tests/test_a.py::test_a[2xgloo]", world=("gloo", "cpu", 2), kind=Kind.RANKS):
+    shape = WorldShape(backend=world[0], device=world[1], size=world[2]) if world else None
+    return TestCase(
+        nodeid=nodeid,
+        slug="s",
+        classname="c",
+        name="n",
+        file=nodeid.partition("::")[0],
+        line=1,
+        suite="s",
+        world=shape,
+        kind=kind,
+    )
+
+
+def run(root="/repo", **asked):
+    return RunStarted(
+        at_s=0.0,
+        run_id="r",
+        argv=(),
+        root=root,
+        hardware=Hardware(cpus=1),
+        slots=1,
+        disttest="0",
+        invocation=Invocation(**{"cwd": "/repo", **asked}),
+    )
+
+
+def test_the_world_is_the_tests_own():
+    assert (
+        "disttest run 'tests/test_a.py::test_a[2xgloo]' --world-sizes 2 --backend gloo --device cpu"
+        == repeat_command(case(), run())
+    )
+    assert repeat_command(case(world=("gloo", "cuda", 4)), run()).endswith(
+        "--world-sizes 4 --backend gloo --device cuda"
+    )
+    assert repeat_command(case(world=("nccl", "cuda", 8)), run()).endswith("--world-sizes 8 --backend nccl")
+
+
+def test_a_class_that_starts_its_ranks_has_its_own_size():
+    assert "--world-sizes" not in repeat_command(case(kind=Kind.MAIN), run())
+
+
+def test_an_ordinary_test_has_no_world():
+    assert "disttest run tests/test_a.py::test_a" == repeat_command(
+        case("tests/test_a.py::test_a", world=None), run()
+    )
+
+
+def test_options_that_matter_are_kept_and_others_left_out():
+    options = {
+        "isolation": "fresh",
+        "verdict": "torch",
+        "timeout": "7",
+        "seed": "3",
+        "world-sizes": "1,2,4",
+        "backend": "gloo,nccl",
+        "results": "out",
+        "retries": "2",
+        "deadline": "100",
+        "flaky": "fail",
+    }
+    command = repeat_command(case(), run(options=options))
+
+    assert command.endswith(
+        "--world-sizes 2 --backend gloo --device cpu --isolation fresh --verdict torch --timeout 7 --seed 3"
+    )
+
+
+def test_the_path_is_as_seen_from_where_the_run_was_started():
+    assert repeat_command(case(), run(cwd="/repo/tests")).startswith("disttest run 'test_a.py::test_a[")
+    assert repeat_command(case(), run(cwd="/elsewhere")).startswith("disttest run '../repo/tests/test_a.py::")
+
+
+def test_a_bundled_suite_goes_by_its_name():
+    command = repeat_command(
+        case("ddp/test_join.py::test_j[2xgloo]"), run(root="/opt/x/suites", bundled=True)
+    )
+
+    assert command.startswith("disttest run 'ddp/test_join.py::test_j[2xgloo]'")
+
+
+def test_an_old_journal_says_nothing_of_the_invocation():
+    assert repeat_command(case(), run(cwd="")).startswith("disttest run 'tests/test_a.py::test_a[2xgloo]' ")
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "a b",
+        "a  b",
+        "$(touch x)",
+        "`x`",
+        "it's",
+        'say "x"',
+        "back\\slash",
+        "x;y&z|w",
+        "ünï 🔥",
+        "*?",
+        "!!",
+        "-x",
+    ],
+)
+def test_whatever_a_parameter_is_called_the_shell_hands_it_over_whole(parameter):
+    nodeid = f"tests/test_a.py::test_a[{parameter}-2xgloo]"
+
+    assert nodeid == shlex.split(repeat_command(case(nodeid), run()))[2]
+
+
+def test_characters_that_can_not_be_seen_are_escaped_as_bash_reads_them():
+    assert r"$'a\x0ab\'c\\d'" == quote("a\nb'c\\d")
+
+
+def test_arguments_for_pytest_that_only_select_or_print_are_left_out():
+    given = [
+        "-k",
+        "x or y",
+        "-x",
+        "-o",
+        "addopts=",
+        "--lf",
+        "-m=slow",
+        "--my-option",
+        "7",
+        "--maxfail",
+        "2",
+        "-v",
+    ]
+
+    assert ["-o", "addopts=", "--my-option", "7"] == [*keep_pytest_args(given)]
+    assert [] == [*keep_pytest_args(["-p", "disttest.plugin"])]
+    assert repeat_command(case(), run(pytest_args=("--my-option", "a b"))).endswith("-- --my-option 'a b'")

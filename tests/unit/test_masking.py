@@ -1,0 +1,175 @@
+"""No value survives, whole or in part, whatever border it lies across and however it is quoted."""
+
+import base64
+import itertools
+import json
+import os
+import urllib.parse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.masking import MaskedStream, Masker
+
+VALUE = 'pä$$"w\\ord 🔑'
+
+
+def hiding(*values):
+    masker = Masker()
+    masker.hide(values)
+    return masker
+
+
+def test_nothing_to_hide_leaves_everything_as_it_is():
+    data = b"anything"
+
+    assert Masker().data(data) is data
+    assert not Masker().active
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        VALUE,
+        json.dumps(VALUE),
+        json.dumps(VALUE, ensure_ascii=False),
+        repr(VALUE),
+        ascii(VALUE),
+        VALUE.encode("unicode_escape").decode(),
+        urllib.parse.quote(VALUE),
+        urllib.parse.quote_plus(VALUE),
+        "pä$$&quot;w\\ord 🔑",
+    ],
+)
+def test_a_value_is_hidden_in_the_forms_that_programs_write(form):
+    masked = hiding(VALUE).text(f"<{form}>")
+
+    assert "***" in masked
+    assert "ord" not in masked
+
+
+@pytest.mark.parametrize("before", ["", "u", "us", "user:"])
+def test_a_value_is_hidden_inside_of_base64(before):
+    value = "ghs_0123456789abcdef"
+    header = base64.b64encode(f"{before}{value}".encode()).decode()
+
+    masked = hiding(value).text(f"Authorization: Basic {header}")
+
+    assert "***" in masked
+    assert len(masked) < len("Authorization: Basic ") + len("***") + 12
+
+
+def test_the_lines_of_a_value_are_hidden_one_by_one():
+    key = "-----BEGIN KEY-----\n  MIIEvQIBADANBg\n  kqhkiG9w0BAQ\n-----END KEY-----"
+    masked = hiding(key).text("[rank0] MIIEvQIBADANBg\n[rank1] kqhkiG9w0BAQ\n")
+
+    assert "[rank0] ***\n[rank1] ***\n" == masked
+
+
+def test_values_that_overlap_leave_nothing_between_them():
+    assert "x***y" == hiding("abcd", "cdef").text("xabcdefy")
+    assert "***" == hiding("abab").text("ababab")
+
+
+def test_a_short_value_is_told_and_not_hidden():
+    masker = Masker()
+
+    assert ("abc",) == masker.hide(["abc", "long enough"])
+    assert "abc ***" == masker.text("abc long enough")
+
+
+def test_text_that_is_not_utf8_and_lone_surrogates_come_through():
+    masker = hiding("secret")
+
+    assert b"\xff*** \xfe" == masker.data(b"\xffsecret \xfe")
+    assert "\udcff***" == masker.text("\udcffsecret")
+
+
+def test_what_is_cut_at_a_border_is_hidden_too():
+    masker = hiding("secret-value")
+
+    assert b"a ***" == masker.data(b"a secret-v", cut_end=True)
+    assert b"*** b" == masker.data(b"et-value b", cut_start=True)
+    assert b"a secret-v" == masker.data(b"a secret-v")
+
+
+def test_all_strings_of_a_tree_are_hidden_in():
+    tree = {"a secret": ["secret", ("secret", 1), {"b": None}]}
+
+    assert {"a ***": ["***", ("***", 1), {"b": None}]} == hiding("secret").tree(tree)
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(["secret", "sec", "ret", "cre", "x", " ", "\n", "sé🔑t", "sé", "tse"]), max_size=12
+    ),
+    cuts=st.lists(st.integers(0, 80), max_size=8),
+)
+def test_a_stream_in_pieces_says_what_the_whole_says(pieces, cuts):
+    masker = hiding("secret", "sé🔑t", "retse")
+    whole = "".join(pieces).encode()
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    stream = MaskedStream(masker)
+
+    shown = b"".join(stream.feed(whole[a:b]) for a, b in itertools.pairwise(places))
+    held = stream._held
+    assert shown + masker.data(held) == masker.data(whole)
+    assert b"secret" not in shown + stream.finish()
+
+
+def test_a_stream_holds_back_no_more_than_what_may_become_a_value():
+    stream = MaskedStream(hiding("secret"))
+
+    assert b"dots ...." == stream.feed(b"dots ....")
+    assert b" " == stream.feed(b" secr")
+    assert b"***." == stream.feed(b"et.")
+
+
+def test_a_stream_that_ends_inside_of_a_value_shows_no_part_of_it():
+    stream = MaskedStream(hiding("secret"))
+
+    assert b"a " == stream.feed(b"a secr")
+    assert b"***" == stream.finish()
+
+
+def test_a_stream_of_nothing_but_beginnings_is_not_held_for_ever():
+    stream = MaskedStream(hiding("aaaa"))
+    shown = b"".join(stream.feed(b"a" * 4096) for _ in range(40))
+
+    assert b"a" not in shown
+    assert len(stream._held) <= 1 << 16
+
+
+def test_github_s_command_teaches_values_in_its_own_escapes():
+    masker = Masker()
+    masker.learn(b"noise\n  ::add-mask::top%25secret%0Asecond line\r\n::add-mask::abc\n")
+
+    assert "*** and *** and abc" == masker.text("top%secret and second line and abc")
+
+
+def test_processes_share_what_they_learn_through_the_ledger():
+    first, second = hiding("from the start"), Masker()
+    first.open_ledger()
+    second.open_ledger(os.dup(first.ledger))
+
+    assert "***" == second.text("from the start")
+    second.hide(["learned later"])
+    assert "***" == first.text("learned later")
+    assert not os.get_inheritable(first.ledger)
+
+
+def test_a_ledger_that_a_test_has_closed_or_replaced_is_left_alone(tmp_path):
+    masker = hiding("known value")
+    masker.open_ledger()
+    fd = masker.ledger
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    os.dup2(other, fd)
+
+    masker.hide(["another value"])
+
+    assert "*** ***" == masker.text("known value another value")
+    assert b"" == (tmp_path / "other").read_bytes()
+    os.close(fd)
+    os.close(other)
+    assert "***" == masker.text("known value")

@@ -1,0 +1,135 @@
+"""Two budgets, pauses for broken machines only, and failures that stand when nothing follows."""
+
+import msgspec
+import pytest
+
+from disttest.model import Cause, Isolation, Outcome, TestCase, TestResult, WorldShape
+from disttest.planning.options import RunOptions
+from disttest.running.protocol import TestJudged
+from disttest.running.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
+
+TEST = TestCase(
+    nodeid="t.py::t",
+    slug="t",
+    classname="t",
+    name="t",
+    file="t.py",
+    line=1,
+    suite="t",
+    world=WorldShape(size=2, backend="gloo"),
+    isolation=Isolation.WARM,
+)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def judged(retries, outcome=Outcome.FAILED, cause=Cause.TEST, message="boom"):
+    return TestJudged(
+        result=TestResult(
+            nodeid=TEST.nodeid,
+            outcome=outcome,
+            cause=cause if outcome.is_bad else None,
+            attempt=retries.attempt_of(TEST.nodeid),
+            message=message,
+        )
+    )
+
+
+def made(retries=0, infra_retries=0):
+    clock = Clock()
+    return Retries(RunOptions(retries=retries, infra_retries=infra_retries), clock), clock
+
+
+def test_without_retries_every_failure_counts():
+    retries, _ = made()
+
+    assert retries.take(TEST, judged(retries)) is None
+    assert not retries.open
+
+
+def test_a_failure_is_tried_again_at_once_alone_in_a_new_world_until_the_budget_is_spent():
+    retries, _ = made(retries=2)
+    for attempt in (2, 3):
+        assert 0 == retries.take(TEST, judged(retries))
+        (gang,) = retries.due()
+        assert ((TEST.nodeid,), TEST.world, Isolation.FRESH) == (gang.nodeids, gang.shape, gang.isolation)
+        assert attempt == retries.attempt_of(TEST.nodeid)
+
+    assert retries.take(TEST, judged(retries)) is None
+
+
+def test_gangs_have_names_of_their_own():
+    retries, _ = made(retries=2)
+    names = []
+    for _ in range(2):
+        retries.take(TEST, judged(retries))
+        names += [gang.gang_id for gang in retries.due()]
+
+    assert 2 == len(set(names))
+
+
+def test_a_pass_needs_no_other_attempt():
+    retries, _ = made(retries=1)
+    retries.take(TEST, judged(retries))
+
+    assert retries.take(TEST, judged(retries, Outcome.PASSED)) is None
+    assert [] == retries.unresolved()
+
+
+def test_a_broken_machine_has_a_budget_and_growing_pauses_of_its_own():
+    retries, clock = made(retries=1, infra_retries=3)
+    pauses = []
+    for _ in range(3):
+        pauses.append(retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)))
+        assert [] == list(retries.due())
+        assert pauses[-1] == pytest.approx(retries.patience_s())
+        clock.now_s += pauses[-1]
+        assert 1 == len(list(retries.due()))
+
+    assert all(pause <= LONGEST_PAUSE_S + FIRST_PAUSE_S for pause in pauses)
+    assert FIRST_PAUSE_S <= pauses[0] < pauses[2]
+    assert retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)) is None
+    assert 0 == retries.take(TEST, judged(retries))
+
+
+def test_nothing_waits_for_ever():
+    retries, _ = made(retries=1)
+
+    assert float("inf") == retries.patience_s()
+
+
+def test_a_skip_after_a_failure_is_still_that_failure():
+    retries, _ = made(retries=1)
+    retries.take(TEST, judged(retries))
+
+    settled = retries.settle(judged(retries, Outcome.SKIPPED, message="no more")).result
+
+    assert (Outcome.FAILED, 2) == (settled.outcome, settled.attempt)
+    assert "boom (attempt 2 skipped: no more)" == settled.message
+
+
+def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():
+    retries, _ = made(retries=3, infra_retries=3)
+    retries.take(TEST, judged(retries))
+    retries.stop()
+
+    assert not retries.open
+    assert [TEST.nodeid] == [nodeid for nodeid, _ in retries.unresolved()]
+    cut = judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE, message="did not finish")
+    assert "boom (attempt 2 was cut short)" == retries.settle(cut).result.message
+    other = msgspec.structs.replace(TEST, nodeid="other")
+    assert retries.take(other, judged(retries)) is None
+
+
+def test_a_failure_whose_world_can_never_start_is_handed_back():
+    retries, _ = made(retries=1)
+    failure = judged(retries)
+    retries.take(TEST, failure)
+
+    assert failure == retries.withdraw(TEST.nodeid)
+    assert retries.withdraw(TEST.nodeid) is None
