@@ -107,7 +107,8 @@ def test_the_first_line_everywhere_is_the_finding(ended):
 def test_ranks_that_wait_at_the_same_place_are_told_once(ended):
     case = next(c for c in ended.junit().iter("testcase") if c.get("name") == "test_point_to_point[2xgloo]")
 
-    assert "stacks of rank 0,1:" in case.find("failure").text
+    assert "----- rank 0, rank 1: killed in call -----" in case.find("failure").text
+    assert 1 == case.find("failure").text.count("in test_point_to_point")
 
 
 def test_torchs_analyser_reads_the_dumps(ended):

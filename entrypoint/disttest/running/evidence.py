@@ -6,6 +6,8 @@ writes to a file of its own, so that the dump can be told from the rank's output
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +29,11 @@ _STATES = {
     "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
 }
 
-_SETTLED_S = 0.02
+_LOOK_S = 0.01
+_SETTLED_LOOKS = 10
+"""An answer without a known end counts as whole once it has not grown for so many looks."""
+_LINE = 1024
+_BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MOST_KEPT = 64 * 1024
 
 
@@ -68,6 +74,12 @@ class EvidenceSource:
         """Bytes that have arrived since the question."""
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
 
+    def has_told_stacks(self) -> bool:
+        """Whether the answer ends where the main thread begins, which faulthandler tells last."""
+        with self._path.open("rb") as file:
+            file.seek(max(self._seen, file.seek(0, os.SEEK_END) - _LINE))
+            return _BOTTOM.search(file.read()) is not None
+
     def has_told_flight(self) -> bool:
         """Whether its collectives are there, or will never be."""
         return self._flight is None or self._flight.exists()
@@ -95,13 +107,16 @@ def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) ->
         source.ask(flight)
     sources = [source for source, _ in asked]
     deadline = time.monotonic() + limit_s
-    sizes: list[int] = []
+    history: list[list[int]] = []
     while time.monotonic() < deadline:
-        now = [source.answer_size() for source in sources]
-        silent = [source for source, size in zip(sources, now, strict=True) if not size]
-        told = all(source.has_told_flight() for source in sources if source not in silent)
-        if now == sizes and told and all(source.state() == _STOPPED for source in silent):
+        sizes = [source.answer_size() for source in sources]
+        history = [*history[-_SETTLED_LOOKS:], sizes]
+        silent = [source for source, size in zip(sources, sizes, strict=True) if not size]
+        speaking = [source for source in sources if source not in silent]
+        settled = len(history) > _SETTLED_LOOKS and all(earlier == sizes for earlier in history)
+        whole = settled or all(source.has_told_stacks() for source in speaking)
+        told = all(source.has_told_flight() for source in speaking)
+        if whole and told and all(source.state() == _STOPPED for source in silent):
             break
-        sizes = now
-        time.sleep(_SETTLED_S)
+        time.sleep(_LOOK_S)
     return [source.read() for source in sources]
