@@ -1,6 +1,7 @@
 """torch's own 285 tests (gloo, 2 ranks) and a part of its RPC suites (4 ranks): its harness against ours.
 
     python bench/torch_suite.py [--select EXPRESSION] [--skip-rpc] [--slots N]
+    python bench/torch_suite.py --skip-rpc --slots 4      # two worlds of two ranks side by side
 
 Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
 test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness.
@@ -17,6 +18,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
+from disttest.reports.costs import cost_lines
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, read_events
 from tests.compat import harness
 from tests.compat.harness import Suite
 
@@ -35,6 +39,8 @@ def measure(suite: Suite, select: str, folder: Path) -> None:
     print(f"{suite.name}: {len(theirs)} tests, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"  torch's harness {their_s:8.1f} s  {count(theirs)}")
     print(f"  disttest        {our_s:8.1f} s  {count(ours)}")
+    for name, fact in cost_lines(fold(read_events(folder / "ours" / "results" / FILE_NAME))):
+        print(f"    {name}: {fact}")
     print(f"  {their_s / our_s:.1f} times faster; verdicts differ on {len(differing)} tests")
     for line in differing:
         print(f"    {line}")

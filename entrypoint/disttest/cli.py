@@ -20,12 +20,12 @@ from disttest.commands.merge import merge_command
 from disttest.commands.plan import plan_command
 from disttest.commands.selection import selection_options, take_selection
 from disttest.doctor.commands import doctor
-from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
+from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.launch.commands import launch
 from disttest.launch.step import github_step
 from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, TestCase
-from disttest.planning.options import OPTIONS, RunOptions, environment, given_options, resolve_options
+from disttest.planning.options import OPTIONS, environment, given_options, resolve_options
 from disttest.planning.targets import resolve_targets, suite_names
 from disttest.reports.commands import report, trend
 from disttest.results.fold import RunResult
@@ -57,7 +57,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
             f"--{option.name}",
             option.field,
-            metavar=option.metavar,
+            **({"is_flag": True, "flag_value": "true"} if option.switch else {"metavar": option.metavar}),
             help=f"{option.help}  [{option.variable}]",
             multiple=option.secret,
             callback=_joined if option.secret else None,
@@ -73,24 +73,39 @@ def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[
 
 @command.command(context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@click.option(
+    "--progress",
+    type=click.Choice(("auto", "live", "lines", "pytest")),
+    default="auto",
+    show_default=True,
+    help="What a run shows while it lasts; pytest: its own output.",
+)
 @selection_options
 @run_options
 @click.pass_obj
-def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -> None:
+def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
+    from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
+    from disttest.running.devices import Devices
     from disttest.running.guard import cancelled_late, hold_signals, pytest_command, run_guarded
+    from disttest.running.listing import ask_pytest
 
     hold_signals()
     selection = take_selection(flags)
     options = resolve_options(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
-    _check_devices(options)
+    if runs_nothing(pytest_args):
+        with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
+            extra = [*selection.pytest_arguments(), *pytest_args]
+            _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
+    hardware = Devices(options).machine.hardware()
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
-    extra = [*selection.pytest_arguments(), *pytest_args]
+    showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
+    extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
     argv = pytest_command(resolved, _given(flags, results), extra)
     invocation = Invocation(
         cwd=str(Path.cwd()),
@@ -99,7 +114,14 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         pytest_args=tuple(pytest_args),
     )
     result = run_guarded(
-        argv, options, results, invocation=invocation, plan=selection.plan, shard=selection.shard
+        argv,
+        options,
+        results,
+        invocation=invocation,
+        hardware=hardware,
+        plan=selection.plan,
+        shard=selection.shard,
+        view=showing.view,
     )
 
     from disttest.commands.ending import finish_run
@@ -109,6 +131,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], **flags: Any) -
         results,
         floors=selection.floors,
         empty_shard=selection.is_empty_shard,
+        failures=showing.owes_failures,
         environ=environment(),
     )
     late = cancelled_late()
@@ -126,18 +149,6 @@ def _hide(values: Sequence[str]) -> None:
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value} | {"results": str(results)}
-
-
-def _check_devices(options: RunOptions) -> None:
-    from disttest.host.devices import detect_machine
-
-    gpus = len(detect_machine().usable_gpus)
-    if not gpus and (options.device == "cuda" or "nccl" in options.backend):
-        asked = "--device cuda" if options.device == "cuda" else "--backend nccl"
-        raise NotEnoughDevices(
-            f"{asked} needs a GPU, and this machine has none that works: ask disttest doctor why, "
-            "or drop the option to run on the CPU"
-        )
 
 
 @command.command(name="list")

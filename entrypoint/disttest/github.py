@@ -6,6 +6,7 @@ Source: https://docs.github.com/en/actions/reference/workflow-commands-for-githu
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ MAX_ANNOTATIONS = 10
 """Errors, and as many warnings, that GitHub shows for one step."""
 MAX_SUMMARY_BYTES = 1024 * 1024
 """A longer step summary is dropped as a whole."""
+
+_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def escape_data(text: str) -> str:
@@ -62,6 +65,11 @@ def group(title: str) -> str:
 def end_group() -> str:
     """Return the command that ends the block."""
     return command("endgroup")
+
+
+def has_commands(text: str) -> bool:
+    """Whether GitHub might take a line of this for a command; the older form of commands counts too."""
+    return _COMMAND.search(text) is not None
 
 
 @contextmanager

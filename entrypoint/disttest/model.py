@@ -18,8 +18,12 @@ SCHEMA_VERSION = 1
 
 # Type checkers do not see that msgspec hands these keywords on to subclasses.
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
-class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of all data types."""
+class Frozen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Base of all data types.
+
+    Frozen data built from the inside out can hold no cycle, so the collector need not look for one: a run of 100,000
+    tests is most of a million of these.
+    """
 
 
 class Isolation(StrEnum):
@@ -235,6 +239,16 @@ class Hardware(Frozen):
     python: str = ""
     torch: str = ""
     platform: str = ""
+    driver: str = ""
+    """Version of the GPUs' driver."""
+    cuda: str = ""
+    """Newest CUDA version that it serves."""
+    memory: int = 0
+    """Bytes that this run may use."""
+    shm: int = 0
+    """Bytes of ``/dev/shm``."""
+    uuids: tuple[str, ...] = ()
+    """Of the GPUs, by index."""
 
 
 class Invocation(Frozen):
@@ -292,5 +306,7 @@ class Gang(Frozen):
     """How long it is expected to take, world start included; 0 when nothing is known."""
     exclusive: bool = False
     """Nothing else may run meanwhile."""
+    shares: bool = False
+    """Its ranks may share GPUs: tests that start their ranks by themselves say what they need by themselves."""
     urgent: bool = False
     """It starts before all others: one of its tests failed last time and ``--failed-first`` was given."""

@@ -27,6 +27,7 @@ from disttest.running.controller import Controller, DeadlinePassed
 from disttest.running.preload import load_torch, load_what_tests_use
 from disttest.running.protocol import Channel
 from disttest.running.pytest_reports import RERUN, masked_report
+from disttest.running.quiet import quieten
 from disttest.running.relay import mask_terminal
 from disttest.running.session import RunSession
 from disttest.running.starters import InterpreterOrder, live
@@ -57,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
     )
+    group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption(
         "--disttest-ledger",
@@ -84,13 +86,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     _undo_single_threaded.append(import_single_threaded())
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marks and read the options."""
+    """Declare the marks and read the options; pytest's own terminal is there by then."""
     for mark in collect.MARKS:
         config.addinivalue_line("markers", mark)
     run = config.stash[_RUN] = RunSession(config)
     collect.remember_gpus(config, run.host.gpus)
     config.pluginmanager.register(run, "disttest-run")
+    columns = config.getoption("disttest_view")
+    if columns and run.runs_tests and not config.option.collectonly:
+        quieten(config, columns, lambda: run.recorder is not None)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -99,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     sizes = run.options.world_sizes or run.host.default_sizes()
     backends = run.options.backend or (run.host.default_backend(),)
     return (
-        f"disttest {__version__}: {len(run.slots)} {run.host.device} slots, "
+        f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
         f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
     )
 
@@ -190,6 +196,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
         or session.config.option.collectonly
         or run.recorder is None
         or run.workplace is None
+        or run.devices is None
     ):
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -201,7 +208,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
     controller = Controller(
         session,
         run.options,
-        run.slots,
+        run.devices,
+        run.host,
         run.recorder,
         run.workplace,
         deadline_s=run.deadline_s,
@@ -213,7 +221,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    allow_threads(run.machine.cpus)
+    allow_threads(run.devices.machine.cpus)
     ordinary = [item for item, test in run.pairs if test.world is None]
     _run_ordinary(session, ordinary)
     return True

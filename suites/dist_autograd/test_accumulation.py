@@ -24,6 +24,7 @@ pytestmark = pytest.mark.world_size(2, 4)
 
 @pytest.mark.covers("AG-54")
 def test_passes_add_up(agents: World, context: int) -> None:
+    """Two passes over a kept graph leave twice the gradient of one in the context."""
     leaves = [dense(seed=1), dense(seed=2)]
     there = (agents.rank + 1) % agents.size
     loss = sync(there, torch.mul, *leaves).sum()
@@ -36,6 +37,7 @@ def test_passes_add_up(agents: World, context: int) -> None:
 @pytest.mark.world_size(3, 4)
 @both  # covers: AG-55 AG-90
 def test_nested_passes_add_up(agents: World, context: int, make: Maker) -> None:
+    """A call that goes through a second rank to a third: the second pass doubles each gradient."""
     leaves = [make(seed=1), make(seed=2)]
     path = [(agents.rank + 2) % agents.size]
     loss = total(sync((agents.rank + 1) % agents.size, remote.add_along, *leaves, path))
@@ -47,6 +49,7 @@ def test_nested_passes_add_up(agents: World, context: int, make: Maker) -> None:
 
 @both  # covers: AG-56 AG-93
 def test_many_passes_over_one_graph(agents: World, context: int, make: Maker) -> None:
+    """After 300 passes over the graph of one addition, the largest entry of each gradient is 300."""
     leaves = [make(seed=1), make(seed=2)]
     loss = total(sync((agents.rank + 1) % agents.size, torch.add, *leaves))
     passes = 300
@@ -84,6 +87,7 @@ def test_threads_have_contexts_of_their_own(agents: World) -> None:
 
 @pytest.mark.covers("AG-62")
 def test_hooks_after_accumulation_run(agents: World, context: int) -> None:
+    """Hooks on a leaf's accumulator run in the order of registration, a removed one not, and the gradient stays right."""
     calls: list[int] = []
     leaf = dense()
     node = leaf.expand_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
@@ -143,6 +147,7 @@ def _address(gradient: Tensor) -> int:
     ],
 )
 def test_gradient_is_taken_over_unless_shared_or_expanded(agents: World, make: Any, expand: Any) -> None:
+    """The context keeps the very buffer that backward made; an expanded gradient, or one given to two leaves, is copied."""
     leaves = [dense(seed=1), dense(seed=2)]
     given: list[int] = []
 
@@ -173,6 +178,7 @@ def test_gradient_is_taken_over_unless_shared_or_expanded(agents: World, make: A
 @pytest.mark.world_size(1, 2)
 @pytest.mark.covers("AG-61")
 def test_views_of_a_sparse_gradient_do_not_force_a_copy(agents: World) -> None:
+    """A sparse gradient whose indices and values somebody else holds is kept with that same memory."""
     held: list[Tensor] = []
 
     def gradients() -> tuple[Tensor, Tensor]:
@@ -189,6 +195,7 @@ def test_views_of_a_sparse_gradient_do_not_force_a_copy(agents: World) -> None:
 
 @pytest.mark.covers("AG-58")
 def test_hook_changes_the_gradient_that_travels(agents: World, context: int) -> None:
+    """A hook on the fetched value triples the gradient before it goes to the other rank and comes back to the leaf."""
     leaf = dense()
     rref = rpc.remote(worker((agents.rank + 1) % agents.size), torch.add, args=(leaf, 1))
     value = rref.to_here()

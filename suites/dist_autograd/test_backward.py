@@ -159,6 +159,7 @@ def _next_other(world: World, rank: int) -> int:
 
 @both  # covers: AG-24 AG-79
 def test_gradients_go_to_the_context_only(agents: World, context: int, make: Maker) -> None:
+    """A distributed backward leaves ``.grad`` unset, or as a local backward has set it."""
     left, right = make(seed=1), make(seed=2)
     loss = total(sync((agents.rank + 1) % agents.size, torch.add, left, right))
     dist_autograd.backward(context, [loss], retain_graph=True)
@@ -175,6 +176,7 @@ def test_gradients_go_to_the_context_only(agents: World, context: int, make: Mak
 def test_only_tensors_that_want_a_gradient_get_one(
     agents: World, context: int, make: Maker, call: Any
 ) -> None:
+    """``requires_grad`` of each argument travels, and the context has a gradient only for the one that wants it."""
     left, right = make(seed=1), make(seed=2, grad=False)
     result = call((agents.rank + 1) % agents.size, remote.by_flag, left, right)
     assert_same(result.detach(), (left * right).detach())
@@ -185,6 +187,7 @@ def test_only_tensors_that_want_a_gradient_get_one(
 @pytest.mark.world_size(3, 4)
 @both  # covers: AG-49 AG-91
 def test_graph_spread_over_three_ranks(agents: World, context: int, make: Maker) -> None:
+    """A call whose function calls a third rank gives the gradients of the same computation in one process."""
     first, second = ((agents.rank + step) % agents.size for step in (1, 2))
     leaves = make(seed=1), make(seed=2)
     expected = local_gradients(total(remote.nested_locally(*leaves)), leaves)
@@ -195,6 +198,7 @@ def test_graph_spread_over_three_ranks(agents: World, context: int, make: Maker)
 
 @pytest.mark.covers("AG-40")
 def test_backward_without_any_call(agents: World, context: int) -> None:
+    """A loss made without any remote call gets its gradients into the context too."""
     leaves = [dense(seed=1), dense(seed=2)]
     dist_autograd.backward(context, [torch.add(*leaves).sum()])
     assert_gradients(context, leaves, [torch.ones(3, 3)] * 2)

@@ -49,6 +49,7 @@ def test_identity_names_its_rank(agents: World) -> None:
 
 @pytest.mark.covers("AG-02")
 def test_contexts_do_not_nest(context: int) -> None:
+    """Entering a second context in the same thread raises, and the first stays the current one."""
     nested = dist_autograd.context()
     with pytest.raises(RuntimeError, match="Already have an autograd context id for this thread"):
         nested.__enter__()
@@ -68,6 +69,7 @@ def _contexts_are_gone(world: World, identities: list[int]) -> None:
 @both  # covers: AG-17 AG-18 AG-76 AG-77
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 def test_context_is_forgotten_by_every_rank(agents: World, make: Maker, grad: bool) -> None:
+    """A Python call makes the context known to every rank, gradients or not; after its block none of them knows it."""
     with dist_autograd.context() as identity:
         _to_everybody(agents, remote.add, make(grad=grad), make(grad=grad))
         identities = exchange(agents, identity)
@@ -80,6 +82,7 @@ def test_context_is_forgotten_by_every_rank(agents: World, make: Maker, grad: bo
 
 @pytest.mark.covers("AG-19")
 def test_context_without_tensors_is_forgotten(agents: World) -> None:
+    """After calls with plain numbers too, no rank knows the context once its block has ended."""
     with dist_autograd.context() as identity:
         _to_everybody(agents, remote.add_numbers, 1, 2)
         identities = exchange(agents, identity)
@@ -105,6 +108,7 @@ def test_context_of_a_nested_call_is_forgotten(agents: World, make: Maker) -> No
 @pytest.mark.covers("AG-21")
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
 def test_context_knows_whom_it_called(agents: World, context: int, grad: bool) -> None:
+    """A new context knows no other rank; after calls to all others it knows exactly those, gradients or not."""
     assert shim.known_ranks(shim.current()) == set()
     _to_everybody(agents, remote.add, dense(grad=grad), dense(grad=grad))
     assert shim.known_ranks(shim.current()) == set(range(agents.size)) - {agents.rank}
@@ -112,6 +116,7 @@ def test_context_knows_whom_it_called(agents: World, context: int, grad: bool) -
 
 @pytest.mark.covers("AG-22")
 def test_profile_of_backward_has_both_ends(agents: World, context: int) -> None:
+    """The profile has one sending and one receiving event, each shorter than the backward event as a whole."""
     left, right = dense(), dense(seed=1)
     loss = total(rpc.rpc_sync(worker((agents.rank + 1) % agents.size), torch.add, args=(left, right)))
     with torch.autograd.profiler.profile() as recorded:
@@ -126,6 +131,7 @@ def test_profile_of_backward_has_both_ends(agents: World, context: int) -> None:
 
 @pytest.mark.covers("AG-52")
 def test_counters_follow_contexts_and_passes(agents: World) -> None:
+    """The counters are 0 before, between 1 and the world's size during backward, and 0 again when all contexts have ended."""
     seen: list[int] = []
 
     class Look(torch.autograd.Function):

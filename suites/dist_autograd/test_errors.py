@@ -22,6 +22,7 @@ pytestmark = pytest.mark.world_size(2, 4)
 
 @pytest.mark.covers("AG-41", "AG-39")
 def test_wrong_arguments_are_named(agents: World, context: int) -> None:
+    """No or wrong roots and an unknown context each raise an error that names the fault, and the context gets no gradient."""
     leaf = dense()
     for arguments, kind, message in (
         ((None, None), TypeError, "incompatible function arguments"),
@@ -43,6 +44,7 @@ def test_wrong_arguments_are_named(agents: World, context: int) -> None:
 
 @pytest.mark.covers("AG-23")
 def test_error_of_a_call_inside_a_context(agents: World, context: int) -> None:
+    """A remote operator's error is raised at the caller, and the same context then serves a good call and its backward."""
     with pytest.raises(RuntimeError, match=r"size|shape"):
         sync((agents.rank + 1) % agents.size, torch.matmul, torch.rand(3, 3), torch.rand(6, 6))
     leaf = dense()
@@ -53,6 +55,7 @@ def test_error_of_a_call_inside_a_context(agents: World, context: int) -> None:
 @pytest.mark.fresh_world  # the part of the graph that backward never reached keeps waiting for it
 @pytest.mark.covers("AG-37")
 def test_error_in_backward_names_the_rank(world: World) -> None:
+    """The error of a function in the middle of the graph is raised by backward, with the number of the node where it arose."""
     there = (world.rank + 1) % world.size
     with agent(world, graceful=False), dist_autograd.context() as context:
         broken = remote.FailInBackward.apply(sync(there, torch.add, dense(), dense(seed=1)))
@@ -66,6 +69,7 @@ def test_error_in_backward_names_the_rank(world: World) -> None:
 @pytest.mark.world_size(3, 4)
 @pytest.mark.covers("AG-47")
 def test_error_in_backward_of_a_nested_call_reaches_the_caller(agents: World, context: int) -> None:
+    """What raises in backward on the third rank of a chain raises at the rank that began."""
     first, second = ((agents.rank + step) % agents.size for step in (1, 2))
     result = sync(first, remote.fail_along, dense(), dense(seed=1), [second])
     with pytest.raises(RuntimeError, match="broken on purpose in backward"):
@@ -75,6 +79,7 @@ def test_error_in_backward_of_a_nested_call_reaches_the_caller(agents: World, co
 
 @pytest.mark.covers("AG-57")
 def test_graph_works_again_when_its_error_is_gone(agents: World, context: int) -> None:
+    """Twenty failed passes leave nothing in the gradient; the next twenty over the same graph add up exactly."""
     leaf = dense()
     value = remote.FailInBackward.apply(sync((agents.rank + 1) % agents.size, torch.mul, leaf, 2))
     try:
@@ -135,6 +140,7 @@ def test_backward_through_a_rank_that_left(world: World) -> None:
 @pytest.mark.fresh_world
 @pytest.mark.covers("AG-48")
 def test_backward_of_a_nested_call_through_a_rank_that_left(world: World) -> None:
+    """Rank 3, the last of a chain, has left: backward on rank 0 raises the transport's error."""
     start(world)
     with dist_autograd.context() as identity:
         value = sync(1, remote.add_along, dense(), dense(seed=1), [2, 3]) if world.rank == 0 else None

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.world_size(4), pytest.mark.fresh_world]
 
 @pytest.mark.covers("AG-95", "AG-96")
 def test_contexts_are_cleaned_although_messages_get_lost(world: World) -> None:
+    """With the first send of every clean-up message lost, each rank still forgets all contexts."""
     options = faulty_options(num_fail_sends=1)
     with agent(world, backend="FAULTY_TENSORPIPE", options=options):
         found = rpc.api._get_current_rpc_agent()._get_backend_options()

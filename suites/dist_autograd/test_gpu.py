@@ -34,6 +34,7 @@ def _options(world: World) -> Any:
 @pytest.mark.needs_gpus(1)
 @pytest.mark.covers("AG-97")
 def test_gradients_of_gpu_tensors(agents: World, context: int) -> None:
+    """The gradients of a local sum on a GPU are ones, on that GPU, in the context."""
     leaves = [torch.rand(3, 3, device="cuda", requires_grad=True) for _ in range(2)]
     dist_autograd.backward(context, [(leaves[0] + leaves[1]).sum()])
     assert_gradients(context, leaves, [torch.ones(3, 3, device="cuda")] * 2)
@@ -44,6 +45,7 @@ def test_gradients_of_gpu_tensors(agents: World, context: int) -> None:
 @pytest.mark.covers("AG-98", "AG-99")
 @pytest.mark.parametrize("root", ["cpu", "cuda"])
 def test_graph_that_changes_device(agents: World, context: int, root: str) -> None:
+    """A graph that goes from CPU to GPU and back between remote calls gives the local gradients, three passes added up."""
     there = (agents.rank + 1) % agents.size
     leaves = [torch.rand(3, 3, requires_grad=True), torch.rand(3, 3, device="cuda:0", requires_grad=True)]
 
@@ -60,6 +62,7 @@ def test_graph_that_changes_device(agents: World, context: int, root: str) -> No
 @pytest.mark.needs_gpus(4)
 @pytest.mark.covers("AG-100")
 def test_gradients_return_to_the_device_of_their_tensor(world: World) -> None:
+    """Result and gradients of a call under device maps are on the caller's own device."""
     with agent(world, options=_options(world)):
         leaves = [torch.rand(10, device=world.device, requires_grad=True) for _ in range(2)]
         with dist_autograd.context() as identity:

@@ -56,6 +56,7 @@ def _assert_graph_of_forwarder(context: Any) -> None:
 @in_both_ways  # covers: AG-03 AG-64 AG-05 AG-66
 # covers: AG-04 AG-06 AG-65 AG-67
 def test_graph_of_one_call(agents: World, context: int, function: Any, call: Any, make: Maker) -> None:
+    """The caller records a send from its two leaves and a receive that made the result; the callee an addition between both."""
     left, right = make(seed=1), make(seed=2)
     result = call((agents.rank + 1) % agents.size, function, left, right)
     assert_same(result.detach(), (left + right).detach())
@@ -112,6 +113,7 @@ def test_no_gradients_no_graph(agents: World, context: int, call: Any, make: Mak
 
 @in_both_ways  # covers: AG-15 AG-74 AG-16 AG-75
 def test_tensors_inside_a_list_are_found(agents: World, context: int, call: Any, make: Maker) -> None:
+    """Of a list of ten tensors, the send function has exactly the five that want a gradient, in order."""
     tensors = [make(seed=number, grad=number % 2 == 0) for number in range(10)]
     there = (agents.rank + 1) % agents.size
     result = call(there, torch.stack, tensors)
@@ -132,6 +134,7 @@ def test_tensors_inside_a_list_are_found(agents: World, context: int, call: Any,
     ],
 )
 def test_gradient_of_what_the_other_side_returned(agents: World, context: int, call: Any) -> None:
+    """The gradient of a tensor that the callee owned and returned is on the callee, and the caller has none."""
     result = call((agents.rank + 1) % agents.size, remote.give_own_tensor)
     dist_autograd.backward(context, [result.sum()])
     identities = exchange(agents, context)
@@ -143,6 +146,7 @@ def test_gradient_of_what_the_other_side_returned(agents: World, context: int, c
 
 @both  # covers: AG-04 AG-65
 def test_context_ends_with_its_block(agents: World, make: Maker) -> None:
+    """After the block its context can not be retrieved, and the thread has no current one."""
     with dist_autograd.context() as identity:
         result = sync((agents.rank + 1) % agents.size, remote.add, make(), make())
         dist_autograd.backward(identity, [total(result)])

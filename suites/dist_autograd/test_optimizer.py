@@ -66,6 +66,7 @@ def _optimizer(kind: Any, references: list[Any], **kwargs: Any) -> Any:
     ],
 )
 def test_steps_equal_those_of_one_process(agents: World, kind: Any, options: dict[str, float]) -> None:
+    """Three steps over two layers, one here and one on another rank, give the parameters of the same steps in one process."""
     here = [Layer(agents.rank * 10 + place) for place in (0, 1)]
     there = [worker((agents.rank + step) % agents.size) for step in (0, 1)]
     layers = [rpc.remote(to, Layer, args=(agents.rank * 10 + place,)) for place, to in enumerate(there)]
@@ -88,6 +89,7 @@ def test_steps_equal_those_of_one_process(agents: World, kind: Any, options: dic
 
 
 def test_step_that_fails_says_why(agents: World) -> None:
+    """The exception of the optimiser on the other rank is raised by ``step``, with its text."""
     layer = rpc.remote(worker((agents.rank + 1) % agents.size), Layer, args=(1,))
     reference = layer.remote().reference().to_here()
     distributed = _optimizer(FailingOptimizer, [reference], lr=0.1)

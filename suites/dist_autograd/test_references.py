@@ -38,6 +38,7 @@ def _make_leaf(make: Maker) -> Tensor:
 def test_gradient_arrives_at_the_owner(
     agents: World, context: int, make: Maker, placed: str, ids: None
 ) -> None:
+    """The referred value has its gradient in the caller's context on its owner, and the other operand has its own here."""
     following = (agents.rank + 1) % agents.size
     owner = {"next": following, "first": 0, "nested": (agents.rank + 2) % agents.size}[placed]
     right = make(seed=2)
@@ -153,6 +154,7 @@ class Table:
 
 @pytest.mark.covers("AG-94")
 def test_embedding_on_another_rank_gets_a_sparse_gradient(agents: World, context: int) -> None:
+    """The owner's gradient is sparse and equal to the local one; a second pass doubles it."""
     places, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4])
     weights = torch.rand(8, requires_grad=True)
     here = Table()

@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.world_size(1, 2), pytest.mark.backend("gloo")]
 @pytest.mark.covers("DY-29", "DY-58")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_group_queries_are_constants(world: World, backend: str) -> None:
+    """Compiled code returns the true world size and rank."""
+
     @torch.compile(backend=backend)
     def ask() -> tuple[int, int]:
         return dist.get_world_size(), dist.get_rank()
@@ -31,6 +33,7 @@ def test_group_queries_are_constants(world: World, backend: str) -> None:
 @pytest.mark.world_size(1)
 @pytest.mark.covers("DY-38")
 def test_unfinished_results_of_any_length_share_a_graph(world: World) -> None:
+    """Two lengths of a collective's not yet awaited result go through one dynamic graph, with the right sums."""
     wrap = private("torch.distributed._functional_collectives._maybe_wrap_tensor")
     graphs = Graphs()
 
@@ -54,6 +57,7 @@ def _every_collective(tensor: torch.Tensor, group: Any) -> tuple[torch.Tensor, .
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_functional_collectives_are_compiled_whole(world: World, backend: str) -> None:
+    """All-reduce, all-gather, reduce-scatter and broadcast compile without a break and give what eager gives."""
     value = torch.arange(4.0) + 10 * world.rank
     compiled = torch.compile(_every_collective, backend=backend, fullgraph=True)
     expected = _every_collective(value, world.group)

@@ -70,6 +70,7 @@ def _checkpointed(model: nn.Module, kind: type[nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("use_orig_params", [True, False])
 @pytest.mark.parametrize("wrap", [None, {nn.Linear}], ids=["root", "nested"])
 def test_compiled_fsdp_gives_what_eager_gives(world: World, wrap: Any, use_orig_params: bool) -> None:
+    """The compiled wrapped model's output is that of the plain model."""
     model, value = seeded(Toy, 50), toy_input()
     expected = model(value)
     wrapped = _fsdp(world, copy.deepcopy(model), wrap, use_orig_params=use_orig_params)
@@ -80,6 +81,7 @@ def test_compiled_fsdp_gives_what_eager_gives(world: World, wrap: Any, use_orig_
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize("wrap", [None, {nn.TransformerEncoderLayer}], ids=["root", "nested"])
 def test_compiled_encoder_trains_like_eager_fsdp(world: World, wrap: Any, checkpointed: bool) -> None:
+    """Loss, logits and gradients of one compiled step are those of the same step in eager FSDP."""
     results = []
     for backend in (None, "aot_eager"):
         model = _fsdp(world, seeded(Encoder), wrap)
@@ -96,6 +98,7 @@ def test_compiled_encoder_trains_like_eager_fsdp(world: World, wrap: Any, checkp
 
 @pytest.mark.parametrize("wrap", ["blocks", "root"])
 def test_compiled_fully_sharded_model_trains_like_eager(world: World, wrap: str) -> None:
+    """Loss, logits and whole gradients of one compiled FSDP2 step are those of the eager step."""
     results = []
     for backend in (None, "aot_eager"):
         model = seeded(Encoder)
@@ -112,6 +115,7 @@ def test_compiled_fully_sharded_model_trains_like_eager(world: World, wrap: str)
 
 @pytest.mark.covers("DY-15", "DY-H06", "DY-H07")
 def test_checkpoint_is_one_node_of_the_graph(world: World) -> None:
+    """Two checkpointed parts compile to two graphs; the first holds the checkpoint as an operator, and the output is right."""
     value = torch.rand(100, 100)
     model = seeded(Outer)
     wrapped = _checkpointed(_fsdp(world, copy.deepcopy(model), {Inner}), Inner)
@@ -124,6 +128,8 @@ def test_checkpoint_is_one_node_of_the_graph(world: World) -> None:
 
 @pytest.mark.covers("DY-13", "DY-H05")
 def test_attribute_set_in_forward(world: World) -> None:
+    """The attribute has its new value afterwards, the output is eager's, and the only graph break is not due to it."""
+
     class Mutating(Toy):
         state = 1
 
@@ -147,6 +153,7 @@ def test_attribute_set_in_forward(world: World) -> None:
     ("skip", "source"), [(True, "local_fsdp_module"), (False, "local_unspecialized_nn_module")]
 )
 def test_guards_on_the_wrapped_module(world: World, skip: bool, source: str) -> None:
+    """Every guard on the inner module has the source that ``skip_fsdp_guards`` decides on."""
     import io
 
     comptime = private("torch._dynamo.comptime.comptime")
@@ -179,6 +186,7 @@ def test_guards_on_the_wrapped_module(world: World, skip: bool, source: str) -> 
 @pytest.mark.world_size(1)
 @pytest.mark.covers("DY-34")
 def test_parameters_are_inputs_of_the_graph(world: World) -> None:
+    """The graph has nine inputs, eight parameters and the tensor, and no attributes; its output is the plain model's."""
     model, value = seeded(Toy, 50), toy_input()
     graphs = Graphs()
     assert_close(torch.compile(_fsdp(world, copy.deepcopy(model)), backend=graphs)(value), model(value))
@@ -189,6 +197,8 @@ def test_parameters_are_inputs_of_the_graph(world: World) -> None:
 @pytest.mark.world_size(1)
 @pytest.mark.covers("DY-35")
 def test_tensor_used_twice_is_one_input(world: World) -> None:
+    """An attribute and a buffer, each used twice, are one graph input each, beside the argument."""
+
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -207,6 +217,8 @@ def test_tensor_used_twice_is_one_input(world: World) -> None:
 @pytest.mark.world_size(1)
 @pytest.mark.covers("DY-36")
 def test_buffer_under_two_names_is_not_guarded_apart(world: World) -> None:
+    """A buffer that two modules share and one changes in place costs one compilation for 15 calls, and counts them all."""
+
     class Holder(nn.Module):
         def __init__(self, buffer: torch.Tensor) -> None:
             super().__init__()
@@ -238,6 +250,8 @@ def test_buffer_under_two_names_is_not_guarded_apart(world: World) -> None:
 @pytest.mark.covers("DY-37")
 @pytest.mark.parametrize("through", ["instance", "class"])
 def test_static_method(world: World, through: str) -> None:
+    """A static method, called through the instance or the class, is compiled into one graph with the right result."""
+
     class Static(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -258,6 +272,8 @@ def test_static_method(world: World, through: str) -> None:
 
 @pytest.mark.covers("DY-54")
 def test_hidden_layer_in_the_dictionary(world: World) -> None:
+    """A layer that only ``__dict__`` holds, unknown to FSDP, is used: the compiled output is the plain model's."""
+
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -27,6 +27,7 @@ pytestmark = [
 
 @pytest.mark.covers("DY-01", "DY-07")
 def test_split_encoder_trains_like_a_whole_one(world: World) -> None:
+    """Two steps of an encoder cut by the splitter give the results and gradients of the plain one."""
     fake = FakeDDP(seeded(Encoder), 1)
     assert_trains_alike(seeded(Encoder), torch.compile(fake, backend="inductor"), fake, tokens())
 
@@ -34,6 +35,7 @@ def test_split_encoder_trains_like_a_whole_one(world: World) -> None:
 @pytest.mark.covers("DY-19", "DY-22")
 @pytest.mark.parametrize("optimize", [True, False])
 def test_ddp_gives_what_eager_gives(world: World, optimize: bool) -> None:
+    """The output of compiled DDP, with the splitter and without, is the plain model's."""
     model, value = seeded(Toy, 600), toy_input()
     with shim.config(optimize_ddp=optimize):
         compiled = torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend="inductor")
@@ -42,6 +44,7 @@ def test_ddp_gives_what_eager_gives(world: World, optimize: bool) -> None:
 
 @pytest.mark.covers("DY-14")
 def test_fsdp_gives_what_eager_gives(world: World) -> None:
+    """The output of compiled FSDP is the plain model's."""
     model, value = seeded(Toy, 50), toy_input()
     wrapped = FullyShardedDataParallel(copy.deepcopy(model), use_orig_params=True, device_id=world.device)
     assert_close(torch.compile(wrapped, backend="inductor")(value), model(value))
@@ -60,6 +63,7 @@ def test_convolutions_across_splits(world: World, train: bool) -> None:
 
 @pytest.mark.covers("DY-51")
 def test_dynamic_rows_are_compiled_once(world: World) -> None:
+    """Two batch sizes, marked as dynamic, go through one compilation, with the plain model's output."""
     model = seeded(Toy, 50)
     counts = []
 

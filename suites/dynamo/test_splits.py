@@ -34,6 +34,7 @@ def _run(model: nn.Module, *inputs: Any) -> tuple[Graphs, Any]:
     ("width", "megabytes", "expected"), [(1000, 1, 3), (1000, 4, 2), (1000, 250, 2), (5, 250, 1)]
 )
 def test_graphs_follow_the_buckets(world: World, width: int, megabytes: int, expected: int) -> None:
+    """The number of graphs is what width and bucket size give; with the splitter off it is one, and the output never changes."""
     model, value = seeded(Toy, width), toy_input()
     graphs, output = _run(_ddp(model, megabytes), value)
     assert len(graphs) == expected
@@ -61,6 +62,7 @@ def test_borders_are_filled_from_the_end(world: World) -> None:
 
 @pytest.mark.covers("DY-20", "DY-D05")
 def test_explanation_names_the_splitter(world: World) -> None:
+    """Dynamo's explanation of the call gives three reasons for breaks, all of them DDPOptimizer."""
     model = _ddp(seeded(Toy), 1)
     found = shim.explain(model, toy_input())
     assert len(found.break_reasons) == 3
@@ -71,6 +73,7 @@ def test_explanation_names_the_splitter(world: World) -> None:
 @pytest.mark.parametrize("backend", ["graphs", "aot_eager"])
 @pytest.mark.parametrize("mode", ["float16", "bfloat16", "grad", "no grad"])
 def test_context_managers_cross_the_splits(world: World, mode: str, backend: str) -> None:
+    """Under autocast or a gradient mode entered in ``forward``, the output has eager's values, dtype and ``requires_grad``."""
     context = {
         "float16": functools.partial(torch.autocast, "cpu", torch.float16),
         "bfloat16": functools.partial(torch.autocast, "cpu", torch.bfloat16),
@@ -92,6 +95,7 @@ def test_context_managers_cross_the_splits(world: World, mode: str, backend: str
 @pytest.mark.covers("DY-27", "DY-18")
 @pytest.mark.parametrize("optimize", [True, False])
 def test_gradients_cross_the_splits(world: World, optimize: bool) -> None:
+    """Output and gradients of compiled DDP, split or whole, are those of the plain model."""
     model, alone, value = seeded(Toy), seeded(Toy), toy_input()
     with shim.config(optimize_ddp=optimize):
         output = torch.compile(_ddp(model, 1), backend="aot_eager")(value)
@@ -128,6 +132,7 @@ def _split_with_ignored_parameters() -> tuple[Any, Graphs, Custom]:
 
 @pytest.mark.covers("DY-30")
 def test_model_with_ignored_parameters_is_split(world: World) -> None:
+    """There are at least two graphs, one for each bucket, and no bucket holds an ignored parameter."""
     optimizer, graphs, model = _split_with_ignored_parameters()
     assert 2 <= len(graphs) == len(optimizer.buckets)
     in_buckets = {identity for bucket in optimizer.buckets for identity in bucket.param_ids}
@@ -140,6 +145,7 @@ def test_model_with_ignored_parameters_is_split(world: World) -> None:
     reason="the splitter of torch 2.13 looks for the ignoring mark on fake parameters, which do not have it",
 )
 def test_ignored_parameters_fill_no_bucket(world: World) -> None:
+    """The buckets' sizes add up to the parameters that are not ignored, which makes two graphs."""
     optimizer, graphs, model = _split_with_ignored_parameters()
     counted = sum(bucket.size for bucket in optimizer.buckets)
     named = model.named_parameters()
@@ -149,6 +155,8 @@ def test_ignored_parameters_fill_no_bucket(world: World) -> None:
 
 @pytest.mark.covers("DY-31")
 def test_checkpointing_inside_a_split_model(world: World) -> None:
+    """The output of a checkpointed model in compiled DDP is the plain one's, and backward runs."""
+
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -165,6 +173,8 @@ def test_checkpointing_inside_a_split_model(world: World) -> None:
 
 @pytest.mark.covers("DY-03", "DY-H12")
 def test_model_without_inputs_and_parameters(world: World) -> None:
+    """It compiles under the splitter, runs, and gives a result of the right shape."""
+
     class Random(nn.Module):
         def forward(self) -> torch.Tensor:
             return torch.randn(3) * torch.randn(3)
@@ -174,6 +184,8 @@ def test_model_without_inputs_and_parameters(world: World) -> None:
 
 @pytest.mark.covers("DY-04", "DY-52")
 def test_symbolic_sizes_cross_the_splits(world: World) -> None:
+    """A model that computes with its number of rows makes two dynamic graphs, right for both numbers."""
+
     class Joined(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,6 +209,8 @@ def test_symbolic_sizes_cross_the_splits(world: World) -> None:
 
 @pytest.mark.covers("DY-05")
 def test_layers_called_through_forward(world: World) -> None:
+    """Layers called by ``.forward`` and not as functions give the plain model's output."""
+
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -213,6 +227,8 @@ def test_layers_called_through_forward(world: World) -> None:
 
 @pytest.mark.covers("DY-25")
 def test_compiled_before_it_is_wrapped(world: World) -> None:
+    """DDP around a compiled model gives the model's own output for three numbers of rows."""
+
     class Turned(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -230,5 +246,6 @@ def test_compiled_before_it_is_wrapped(world: World) -> None:
 
 @pytest.mark.covers("DY-N07")
 def test_bucket_smaller_than_the_first_is_refused(world: World) -> None:
+    """A bucket limit below that of the first bucket raises, with the rule in the message."""
     with pytest.raises(Exception, match="First bucket should be smaller/equal to other buckets"):
         _run(_ddp(seeded(Toy), 0.5), toy_input())

@@ -55,6 +55,7 @@ def _share(world: World, value: Tensor, placement: Any) -> Tensor:
 @pytest.mark.parametrize("placement", PLACEMENTS[:3], ids=str)
 @pytest.mark.parametrize("rows", [4, 5, 3])
 def test_each_rank_gets_its_share(world: World, placement: Any, rows: int) -> None:
+    """Each rank's part is its chunk, possibly empty, or the whole when replicated; put together it is the value again."""
     value = _value(world, rows, 6)
     tensor = distribute_tensor(value, _mesh(world), [placement])
     assert_close(tensor.to_local(), _share(world, value, placement))
@@ -65,6 +66,7 @@ def test_each_rank_gets_its_share(world: World, placement: Any, rows: int) -> No
 @pytest.mark.parametrize("target", PLACEMENTS[:3], ids=str)
 @pytest.mark.parametrize("source", PLACEMENTS, ids=str)
 def test_redistribution_keeps_the_value(world: World, source: Any, target: Any) -> None:
+    """From every placement, partial sums included, to every other: each rank's part and the whole value are right."""
     value = _value(world, 5, 6)
     if isinstance(source, Partial):
         weights = torch.arange(1.0, world.size + 1, device=world.device)
@@ -81,6 +83,7 @@ def test_redistribution_keeps_the_value(world: World, source: Any, target: Any) 
 @pytest.mark.parametrize("right", PLACEMENTS[:3], ids=str)
 @pytest.mark.parametrize("left", PLACEMENTS[:3], ids=str)
 def test_product_of_sharded_matrices(world: World, left: Any, right: Any) -> None:
+    """For each pair of placements, the product and both gradients are those of whole matrices."""
     mesh = _mesh(world)
     a, b = _value(world, 5, 8) / 10, _value(world, 8, 3) / 10
     one, other = (value.clone().requires_grad_() for value in (a, b))
@@ -97,6 +100,7 @@ def test_product_of_sharded_matrices(world: World, left: Any, right: Any) -> Non
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_operators_on_shards(world: World, dim: int) -> None:
+    """Sum, mean, ReLU, softmax, transpose and reshape of a sharded tensor equal those of the whole one."""
     value = _value(world, 8, 8).sub(10)
     tensor = distribute_tensor(value, _mesh(world), [Shard(dim)])
     for operation in (
@@ -162,6 +166,8 @@ def test_parallel_layers_train_like_whole_ones(world: World, plan: str) -> None:
 
 
 def test_module_distributed_by_a_function(world: World) -> None:
+    """A module sharded by a user's function, its inputs replicated by another, gives the plain module's output."""
+
     def shard_rows(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, parameter in module.named_parameters(recurse=False):
             module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
@@ -199,5 +205,6 @@ def test_sharded_data_and_tensor_parallel_together(world: World) -> None:
 
 
 def test_wrong_shapes_are_refused(world: World) -> None:
+    """Two placements for a mesh of one dimension raise ``ValueError``."""
     with pytest.raises(ValueError, match=r"must have the same length|placements"):
         distribute_tensor(_value(world, 4, 4), _mesh(world), [Shard(0), Shard(1)])

@@ -59,6 +59,7 @@ def _train(world: World, model: nn.Module, steps: Any, make_optimizer: Any) -> l
 @pytest.mark.parametrize("make_optimizer", [sgd, adam])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_training_equals_one_process(world: World, strategy: str, make_optimizer: Any) -> None:
+    """After each of three steps, for every strategy, the whole parameters are those of one process on the whole batch."""
     model, steps = make_model(world.device), batches(world, 3)
     expected = reference(model, steps, make_optimizer)
     sharded = _wrapped(world, model, sharding_strategy=ShardingStrategy[strategy])
@@ -69,6 +70,7 @@ def test_training_equals_one_process(world: World, strategy: str, make_optimizer
 @pytest.mark.parametrize("use_orig_params", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_way_to_wrap(world: World, policy: str, use_orig_params: bool) -> None:
+    """Two steps give one process's parameters, whatever is wrapped and with or without original parameters."""
     model, steps = make_model(world.device), batches(world, 2)
     expected = reference(model, steps, sgd)
     sharded = _wrapped(world, model, auto_wrap_policy=POLICIES[policy], use_orig_params=use_orig_params)
@@ -77,6 +79,7 @@ def test_every_way_to_wrap(world: World, policy: str, use_orig_params: bool) -> 
 
 @pytest.mark.parametrize("prefetch", [None, *BackwardPrefetch], ids=str)
 def test_prefetching_changes_nothing(world: World, prefetch: Any) -> None:
+    """Two steps give one process's parameters in every prefetching order."""
     model, steps = make_model(world.device), batches(world, 2)
     expected = reference(model, steps, sgd)
     sharded = _wrapped(world, model, backward_prefetch=prefetch, forward_prefetch=prefetch is not None)
@@ -84,6 +87,7 @@ def test_prefetching_changes_nothing(world: World, prefetch: Any) -> None:
 
 
 def test_gradients_accumulate_without_synchronisation(world: World) -> None:
+    """Two batches under ``no_sync`` and one outside give the summed gradients of all three whole batches."""
     model, steps = make_model(world.device), batches(world, 3)
     plain = make_model(world.device)
     sharded = _wrapped(world, model)
@@ -100,6 +104,7 @@ def test_gradients_accumulate_without_synchronisation(world: World) -> None:
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 def test_clipping_sees_the_whole_gradient(world: World, norm: float) -> None:
+    """The norm returned and the clipped gradients are those of the plain model on the whole batch."""
     model, batch = make_model(world.device), batches(world, 1)[0]
     plain = make_model(world.device)
     sharded = _wrapped(world, model)
@@ -113,6 +118,7 @@ def test_clipping_sees_the_whole_gradient(world: World, norm: float) -> None:
 
 
 def test_written_full_parameters_come_back_to_the_shards(world: World) -> None:
+    """A change to summoned parameters lasts with ``writeback``, and is gone without."""
     model = make_model(world.device)
     sharded = _wrapped(world, model)
     with FullyShardedDataParallel.summon_full_params(sharded, writeback=True), torch.no_grad():
@@ -125,6 +131,7 @@ def test_written_full_parameters_come_back_to_the_shards(world: World) -> None:
 
 
 def test_ignored_modules_are_left_alone(world: World) -> None:
+    """An ignored module keeps its whole weight and gets a gradient, while the rank holds fewer parameters in all."""
     model = make_model(world.device)
     whole_head = model.head.weight.shape
     sharded = _wrapped(world, model, ignored_modules=[model.head], auto_wrap_policy=None)
@@ -137,6 +144,7 @@ def test_ignored_modules_are_left_alone(world: World) -> None:
 
 
 def test_precision_of_parameters_and_of_reduction(world: World) -> None:
+    """Layers compute in bfloat16, parameters stay float32, and gradients agree with float32 ones roughly."""
     seen: set[torch.dtype] = set()
     model, batch = make_model(world.device), batches(world, 1)[0]
     plain = make_model(world.device)
@@ -158,6 +166,7 @@ def test_precision_of_parameters_and_of_reduction(world: World) -> None:
 
 @pytest.mark.needs_gpus(1)  # refused for modules on the CPU
 def test_states_are_taken_from_the_first_rank(world: World) -> None:
+    """With ``sync_module_states``, ranks that start from other values end up with rank 0's."""
     model = make_model(world.device)
     expected = {name: value.detach().clone() for name, value in model.named_parameters()}
     if not world.is_first:
@@ -169,6 +178,7 @@ def test_states_are_taken_from_the_first_rank(world: World) -> None:
 
 @pytest.mark.needs_gpus(2)
 def test_offloaded_training_equals_one_process(world: World) -> None:
+    """Sharded parameters are on the CPU, and three steps give one process's parameters."""
     model, steps = make_model(world.device), batches(world, 3)
     expected = reference(model, steps, sgd)
     sharded = _wrapped(world, model, cpu_offload=CPUOffload(offload_params=True))
@@ -177,6 +187,7 @@ def test_offloaded_training_equals_one_process(world: World) -> None:
 
 
 def test_cpu_needs_to_be_named(world: World) -> None:
+    """On a machine without accelerators, wrapping without a device raises and asks for an accelerator."""
     if world.device_type != "cpu":
         pytest.skip("this machine computes on GPUs")
     with pytest.raises(RuntimeError, match="needs a non-CPU accelerator device"):

@@ -42,6 +42,7 @@ def _sharded(model: Model, **kwargs: Any) -> Model:
 @pytest.mark.parametrize("reshard", [True, False, None, 2], ids=lambda value: f"reshard={value}")
 @pytest.mark.parametrize("make_optimizer", [sgd, adam])
 def test_training_equals_one_process(world: World, make_optimizer: Any, reshard: Any) -> None:
+    """After each of four steps, whatever is resharded when, the whole parameters are those of one process on the whole batch."""
     if reshard == 2 and world.size % 2:
         pytest.skip("ranks do not divide into pairs")
     model, steps = make_model(world.device), batches(world, 4)
@@ -56,6 +57,7 @@ def test_training_equals_one_process(world: World, make_optimizer: Any, reshard:
 
 
 def test_each_rank_holds_its_share(world: World) -> None:
+    """Every parameter is a DTensor split by rows, of which each rank has its chunk; the last may be empty."""
     model = make_model(world.device)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     _sharded(model)
@@ -69,6 +71,7 @@ def test_each_rank_holds_its_share(world: World) -> None:
 
 @pytest.mark.parametrize("reshard", [True, False])
 def test_parameters_are_whole_between_forward_and_backward_or_not(world: World, reshard: bool) -> None:
+    """A weight is sharded after forward only if asked, after backward always, and by hand as ``unshard`` and ``reshard`` say."""
     model = make_model(world.device)
     _sharded(model, reshard_after_forward=reshard)
     loss = loss_of(model, mine(world, batches(world, 1)[0]))
@@ -97,6 +100,7 @@ def test_accumulated_gradients_are_those_of_the_sum(world: World) -> None:
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, 3.0])
 def test_clipping_sees_the_whole_gradient(world: World, norm: float) -> None:
+    """The norm returned and the clipped gradients are those of the plain model on the whole batch."""
     model, batch = make_model(world.device), batches(world, 1)[0]
     plain = make_model(world.device)
     _sharded(model)
@@ -110,6 +114,7 @@ def test_clipping_sees_the_whole_gradient(world: World, norm: float) -> None:
 
 
 def test_ignored_parameters_are_left_alone(world: World) -> None:
+    """Exactly the ignored parameters stay plain tensors, and their gradients are not averaged over ranks."""
     model = make_model(world.device)
     ignored = {model.scale, model.blocks[0].norm.weight}
     fully_shard(model, ignored_params=ignored)
@@ -157,6 +162,7 @@ def test_reduction_in_low_precision_is_visible(world: World) -> None:
 
 @pytest.mark.needs_gpus(2)
 def test_offloaded_training_equals_one_process(world: World) -> None:
+    """Gradients are on the CPU at each step, and the shards end up equal to one process's parameters."""
     model, steps = make_model(world.device), batches(world, 3)
     expected = reference(model, steps, sgd)
     _sharded(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
@@ -217,7 +223,8 @@ def test_hybrid_sharding_equals_one_process(world: World) -> None:
     assert local_part(model.head.weight).shape[0] in (1, 2)
 
 
-def test_frozen_and_unused_parameters_get_no_gradient(world: World) -> None:
+def test_frozen_weight_gets_no_gradient(world: World) -> None:
+    """A frozen weight gets no gradient, and the bias beside it gets one."""
     model, batch = make_model(world.device), batches(world, 1)[0]
     model.head.weight.requires_grad_(False)
     _sharded(model)
@@ -227,11 +234,13 @@ def test_frozen_and_unused_parameters_get_no_gradient(world: World) -> None:
 
 
 def test_module_without_forward_of_its_own_can_not_be_sharded(world: World) -> None:
+    """Sharding a ``ModuleList`` raises ``ValueError`` and says that containers are not supported."""
     with pytest.raises(ValueError, match="does not support containers"):
         fully_shard(make_model(world.device).blocks)
 
 
 def test_gradients_are_divided_by_what_was_asked(world: World) -> None:
+    """With a divisor of 1 the gradient is the sum over ranks: the averaged one times the world's size."""
     model, batch = make_model(world.device), batches(world, 1)[0]
     plain = make_model(world.device)
     _sharded(model)

@@ -63,6 +63,7 @@ def _whole(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def test_full_state_dict_is_that_of_the_plain_model(world: World) -> None:
+    """Its names, their order and its values are the plain model's, as ordinary tensors."""
     model = _sharded(world)
     expected = {name: value.detach() for name, value in make_model(world.device).state_dict().items()}
     found = get_model_state_dict(model, options=FULL)
@@ -72,6 +73,7 @@ def test_full_state_dict_is_that_of_the_plain_model(world: World) -> None:
 
 
 def test_sharded_state_dict_holds_shards(world: World) -> None:
+    """Every entry is a DTensor, and all ranks together hold each element once."""
     model = _sharded(world)
     found = get_model_state_dict(model)
     assert all(isinstance(value, DTensor) for value in found.values())
@@ -82,6 +84,7 @@ def test_sharded_state_dict_holds_shards(world: World) -> None:
 
 @pytest.mark.parametrize("broadcast", [False, True], ids=["on every rank", "from rank 0"])
 def test_full_state_dict_is_loaded_into_shards(world: World, broadcast: bool) -> None:
+    """A full dictionary, given on every rank or on rank 0 alone, replaces all values of a sharded model."""
     expected = make_model(world.device).state_dict()
     model = _sharded(world, seed=3)
     given = {} if broadcast and not world.is_first else dict(make_model(world.device).state_dict())
@@ -91,6 +94,7 @@ def test_full_state_dict_is_loaded_into_shards(world: World, broadcast: bool) ->
 
 
 def test_missing_entry_is_an_error(world: World) -> None:
+    """Loading a dictionary without one of the keys raises, and names the key."""
     state = get_model_state_dict(_sharded(world))
     state.pop("head.weight")
     with pytest.raises(RuntimeError, match=r"Missing key.*head\.weight"):
@@ -136,6 +140,7 @@ def test_checkpoint_is_read_at_any_world_size(world: World, readers: str) -> Non
 
 
 def test_checkpoint_without_a_shard_is_an_error(world: World) -> None:
+    """With the last rank's file deleted, loading raises ``CheckpointException`` and names a file."""
     path = world.tmp_path / "checkpoint"
     dcp.save({"model": get_model_state_dict(_sharded(world))}, checkpoint_id=path)
     dist.barrier()

@@ -38,6 +38,7 @@ every_way = pytest.mark.parametrize("call", [sync, asynchronous, by_reference])
 @pytest.mark.covers("RU-03", "RU-09")
 @every_way
 def test_function_runs_on_the_rank_that_was_asked(agents: World, call: Any) -> None:
+    """Every rank asks every rank, itself included: the name and the weighted tensor that come back are the callee's."""
     mine = torch.arange(3.0) + 10 * agents.rank
     for rank in range(agents.size):
         name, answer = call(worker(rank), remote.signed, mine, weight=float(rank + 1))
@@ -47,6 +48,7 @@ def test_function_runs_on_the_rank_that_was_asked(agents: World, call: Any) -> N
 
 @every_way
 def test_destination_is_a_name_a_number_or_a_worker(agents: World, call: Any) -> None:
+    """All three reach the same agent, and ``get_worker_info`` tells its name and number."""
     there = (agents.rank + 1) % agents.size
     info = rpc.get_worker_info(worker(there))
     assert (info.id, info.name) == (there, worker(there))
@@ -57,6 +59,7 @@ def test_destination_is_a_name_a_number_or_a_worker(agents: World, call: Any) ->
 
 @every_way
 def test_builtin_operators(agents: World, call: Any) -> None:
+    """Torch operators with keywords, with lists and with a bool as result give what they give locally."""
     left, right = torch.full((2, 2), float(agents.rank)), torch.arange(4.0).reshape(2, 2)
     there = worker((agents.rank + 1) % agents.size)
     assert_close(call(there, torch.add, left, right, alpha=3), left + 3 * right)
@@ -67,6 +70,7 @@ def test_builtin_operators(agents: World, call: Any) -> None:
 
 @every_way
 def test_scripted_functions(agents: World, call: Any) -> None:
+    """A TorchScript function runs over there, with its default and with a given weight."""
     function = scripted.script(scripted.weighted_sum)
     meet(agents)  # every rank has it compiled
     left, right = torch.full((3,), float(agents.rank)), torch.ones(3)
@@ -76,6 +80,7 @@ def test_scripted_functions(agents: World, call: Any) -> None:
 
 
 def test_methods_of_classes(agents: World) -> None:
+    """Static, class and bound methods and a constructor can be called; an object made there comes back whole."""
     there = worker((agents.rank + 1) % agents.size)
     assert sync(there, remote.Account.rate, 2) == 6
     assert sync(there, remote.Account.name_of_bank, suffix="!") == "the bank!"
@@ -102,6 +107,7 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 @every_way
 def test_tensors_arrive_as_they_left(agents: World, call: Any, name: str) -> None:
+    """There and back, a tensor keeps dtype, shape, layout and values."""
     tensor = TENSORS[name]
     back = call(worker((agents.rank + 1) % agents.size), remote.same, tensor)
     assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
@@ -111,6 +117,7 @@ def test_tensors_arrive_as_they_left(agents: World, call: Any, name: str) -> Non
 
 
 def test_objects_arrive_as_they_left(agents: World) -> None:
+    """Nested containers, odd text, bytes and a user's class with tensors come back equal."""
     parcel = remote.Parcel("p", {"a": torch.ones(2) * agents.rank, "b": torch.zeros(0)})
     value = {"nothing": None, "text": "äöü\0", "deep": [(1, {"x": parcel}), {2, 3}], "bytes": b"\xff"}
     back = sync(worker((agents.rank + 1) % agents.size), remote.same, value)
@@ -122,6 +129,7 @@ def test_objects_arrive_as_they_left(agents: World) -> None:
 
 
 def test_remote_side_gets_a_copy(agents: World) -> None:
+    """What the callee fills in place comes back filled, and the caller's own tensor is unchanged."""
     mine = torch.zeros(3)
     back = sync(worker((agents.rank + 1) % agents.size), remote.fill, mine, 7.0)
     assert_close(back, torch.full((3,), 7.0))
@@ -131,6 +139,7 @@ def test_remote_side_gets_a_copy(agents: World) -> None:
 @pytest.mark.covers("RU-06")
 @every_way
 def test_each_call_runs_once(agents: World, call: Any) -> None:
+    """Twenty calls raise the callee's counter by one each, in order."""
     key = f"{call.__name__} from {agents.rank}"
     there = worker((agents.rank + 1) % agents.size)
     before = sync(there, remote.count, key)
@@ -139,6 +148,7 @@ def test_each_call_runs_once(agents: World, call: Any) -> None:
 
 
 def test_many_calls_in_flight_keep_their_own_results(agents: World) -> None:
+    """Forty calls to each rank at once, waited for in reverse, each give their own answer."""
     futures = {
         (rank, number): rpc.rpc_async(worker(rank), remote.signed, args=(torch.full((4,), float(number)),))
         for number in range(40)
@@ -151,6 +161,8 @@ def test_many_calls_in_flight_keep_their_own_results(agents: World) -> None:
 
 
 def test_futures_combine(agents: World) -> None:
+    """``wait_all``, ``collect_all`` and chained ``then`` give the right values."""
+
     def ask(rank: int) -> Any:
         return rpc.rpc_async(worker(rank), torch.add, args=(torch.tensor(1.0), torch.tensor(float(rank))))
 
@@ -166,6 +178,7 @@ def test_futures_combine(agents: World) -> None:
 
 
 def test_future_is_not_done_before_the_answer(agents: World) -> None:
+    """While the callee waits at a gate the future is not done; once it is open it is, with the answer."""
     there = worker((agents.rank + 1) % agents.size)
     gate = f"future of {agents.rank}"
     future = rpc.rpc_async(there, remote.wait_for, args=(gate,))
@@ -176,6 +189,7 @@ def test_future_is_not_done_before_the_answer(agents: World) -> None:
 
 
 def test_calls_nest_around_the_ring(agents: World) -> None:
+    """A call passed on from rank to rank goes around the ring twice and collects each rank's name in order."""
     hops = 2 * agents.size
     path = sync(worker(agents.rank), remote.around, hops, [])
     assert path == [worker((agents.rank + hop) % agents.size) for hop in range(hops + 1)]
@@ -183,23 +197,27 @@ def test_calls_nest_around_the_ring(agents: World) -> None:
 
 @every_way
 def test_asynchronous_execution_waits_for_the_inner_future(agents: World, call: Any) -> None:
+    """The answer is what the callee's future on a third rank came to, callback included."""
     there, third = (agents.rank + 1) % agents.size, (agents.rank + 2) % agents.size
     answer = call(worker(there), remote.add_elsewhere, third, torch.ones(2), torch.full((2,), 5.0))
     assert_close(answer, torch.full((2,), 7.0))
 
 
 def test_asynchronous_execution_must_return_a_future(agents: World) -> None:
+    """A function so marked that returns a number raises at the caller."""
     with pytest.raises(RuntimeError, match="must return a torch"):
         sync(worker((agents.rank + 1) % agents.size), remote.not_a_future)
 
 
 def test_all_ranks_gather_each_others_values(agents: World) -> None:
+    """The agents' own all-gather gives every rank every rank's value by name."""
     gathered = rpc.api._all_gather({"rank": agents.rank})
     assert gathered == {worker(rank): {"rank": rank} for rank in range(agents.size)}
 
 
 @pytest.mark.covers("RU-08")
 def test_collectives_work_beside_calls(agents: World) -> None:
+    """An all-reduce while a call is under way gives the sum, and the call its answer."""
     future = rpc.rpc_async(worker((agents.rank + 1) % agents.size), remote.same, args=(agents.rank,))
     total = torch.tensor([float(agents.rank)])
     dist.all_reduce(total)

@@ -22,6 +22,7 @@ __all__ = ["asynchronous", "by_reference"]
 @every_way
 @pytest.mark.parametrize("kind", [ValueError, KeyError, ZeroDivisionError, RuntimeError, AssertionError])
 def test_exception_arrives_with_its_type_and_place(agents: World, call: Any, kind: type[Exception]) -> None:
+    """Text, callee and remote traceback are in it, the type is kept or named, and the next call works."""
     there = worker((agents.rank + 1) % agents.size)
     with pytest.raises(Exception, match="on purpose") as caught:
         call(there, remote.fail, kind, "on purpose")
@@ -37,6 +38,7 @@ def test_exception_arrives_with_its_type_and_place(agents: World, call: Any, kin
 
 @every_way
 def test_exception_of_a_rank_further_on(agents: World, call: Any) -> None:
+    """The callee's own call fails on a third rank: the caller gets that exception, with the third rank's name."""
     there, third = (agents.rank + 1) % agents.size, (agents.rank + 2) % agents.size
     with pytest.raises(ValueError, match="deep") as caught:
         call(worker(there), remote.fail_further, third, "deep")
@@ -45,18 +47,21 @@ def test_exception_of_a_rank_further_on(agents: World, call: Any) -> None:
 
 @every_way
 def test_exception_that_can_not_be_rebuilt_keeps_its_text(agents: World, call: Any) -> None:
+    """It becomes a ``RuntimeError`` that says so and has the original text."""
     with pytest.raises(RuntimeError, match=r"(?s)Failed to create original exception type.*because \(7\)"):
         call(worker((agents.rank + 1) % agents.size), remote.fail, remote.Unusual, 7, "because")
 
 
 @every_way
 def test_error_of_a_builtin_operator(agents: World, call: Any) -> None:
+    """Shapes that do not fit raise the operator's own error at the caller."""
     with pytest.raises(RuntimeError, match="must match the size"):
         call(worker((agents.rank + 1) % agents.size), torch.add, torch.ones(2), torch.ones(3))
 
 
 @every_way
 def test_error_of_a_scripted_function(agents: World, call: Any) -> None:
+    """What TorchScript code raises over there is raised at the caller, with its text."""
     function = scripted.script(scripted.fail_scripted)
     meet(agents)
     with pytest.raises(RuntimeError, match="scripted on purpose"):
@@ -64,6 +69,7 @@ def test_error_of_a_scripted_function(agents: World, call: Any) -> None:
 
 
 def test_result_that_can_not_travel_is_an_error(agents: World) -> None:
+    """A result that can not be pickled raises at the caller, and the next call works."""
     there = worker((agents.rank + 1) % agents.size)
     with pytest.raises((RuntimeError, TypeError), match="pickle"):
         sync(there, remote.not_picklable)
@@ -71,17 +77,20 @@ def test_result_that_can_not_travel_is_an_error(agents: World) -> None:
 
 
 def test_function_that_can_not_travel_is_an_error(agents: World) -> None:
+    """Asking another rank to run a lambda raises and gives the reason."""
     with pytest.raises((AttributeError, TypeError, RuntimeError), match=r"lambda|local object|pickle"):
         sync(worker((agents.rank + 1) % agents.size), lambda: 1)
 
 
 def test_callback_sees_the_error(agents: World) -> None:
+    """A callback that waits for the failed call raises with its text."""
     future = rpc.rpc_async(worker((agents.rank + 1) % agents.size), remote.fail, args=(ValueError, "seen"))
     with pytest.raises(RuntimeError, match="seen"):
         future.then(lambda done: done.wait()).wait()
 
 
 def test_one_failure_does_not_touch_the_others(agents: World) -> None:
+    """One call fails among ten that give their own answers."""
     there = worker((agents.rank + 1) % agents.size)
     good = [rpc.rpc_async(there, remote.same, args=(number,)) for number in range(10)]
     bad = rpc.rpc_async(there, remote.fail, args=(ValueError, "alone"))
@@ -91,6 +100,7 @@ def test_one_failure_does_not_touch_the_others(agents: World) -> None:
 
 
 def test_unknown_destination(agents: World) -> None:
+    """A name and a number that no agent has raise, and the message says that there is no such destination."""
     with pytest.raises(RuntimeError, match="could not find destination name nobody"):
         sync("nobody", remote.my_name)
     with pytest.raises(RuntimeError, match="could not find destination"):
@@ -98,6 +108,7 @@ def test_unknown_destination(agents: World) -> None:
 
 
 def test_target_must_be_callable(agents: World) -> None:
+    """A number in place of a function raises ``TypeError``."""
     with pytest.raises(TypeError, match="function should be callable"):
         sync(worker(agents.rank), 5)
 
@@ -105,6 +116,7 @@ def test_target_must_be_callable(agents: World) -> None:
 @pytest.mark.covers("RU-21")
 @pytest.mark.parametrize("call", ["sync", "async"])
 def test_time_limit_of_one_call(agents: World, call: str) -> None:
+    """A call longer than its own limit raises, and the callee still answers the next."""
     there = worker((agents.rank + 1) % agents.size)
     gate = f"limit {call} {agents.rank}"
     with pytest.raises(RuntimeError, match="RPC ran for more than"):
@@ -117,6 +129,7 @@ def test_time_limit_of_one_call(agents: World, call: str) -> None:
 
 
 def test_default_time_limit(agents: World) -> None:
+    """The default limit ends a call that names none, and leaves one with limit 0 waiting for its answer."""
     there = worker((agents.rank + 1) % agents.size)
     gate = f"default {agents.rank}"
     before = rpc.get_rpc_timeout()

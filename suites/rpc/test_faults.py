@@ -49,6 +49,7 @@ def test_lost_call_is_an_error_and_the_next_one_works(faulty: World) -> None:
 @pytest.mark.covers("RU-05", "RU-22")
 @pytest.mark.parametrize("message", ["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT", "RREF_USER_DELETE"])
 def test_lost_messages_of_references_are_sent_again(world: World, message: str) -> None:
+    """With each rank's first such message lost, a shared reference is still read, and its owner lets the value go."""
     options = shim.faulty_options(messages_to_fail=[message], num_fail_sends=1)
     with agent(world, backend="FAULTY_TENSORPIPE", options=options):
         there, third = (world.rank + 1) % world.size, (world.rank + 2) % world.size
@@ -64,6 +65,7 @@ def test_lost_messages_of_references_are_sent_again(world: World, message: str) 
 
 @pytest.mark.parametrize("faulty", [{"messages_to_delay": {"PYTHON_CALL": 0.4}}], indirect=True)
 def test_delay_counts_towards_the_time_limit(faulty: World) -> None:
+    """A call that is delayed beyond its limit raises; a longer limit, or a kind of message without delay, gives the answer."""
     there = worker((faulty.rank + 1) % faulty.size)
     with pytest.raises(RuntimeError, match="RPC ran for more than"):
         rpc.rpc_sync(there, remote.same, args=(1,), timeout=0.1)
@@ -74,6 +76,7 @@ def test_delay_counts_towards_the_time_limit(faulty: World) -> None:
 
 @pytest.mark.parametrize("faulty", [{"messages_to_delay": {"SCRIPT_RREF_FETCH_CALL": 0.4}}], indirect=True)
 def test_delayed_reference_is_read_late(faulty: World) -> None:
+    """Reading is delayed: a short limit raises, a long one gives the value, even after that failure."""
     there = worker((faulty.rank + 1) % faulty.size)
     rref = rpc.remote(there, torch.add, args=(torch.ones(1), 1))
     assert rref.to_here(timeout=20).item() == 2
@@ -88,6 +91,7 @@ def test_delayed_reference_is_read_late(faulty: World) -> None:
     "faulty", [{"messages_to_fail": ["PYTHON_REMOTE_CALL"], "num_fail_sends": 1}], indirect=True
 )
 def test_reference_whose_creation_was_lost_says_so(faulty: World) -> None:
+    """Reading it raises and names the creation as what failed; a new reference works."""
     there = worker((faulty.rank + 1) % faulty.size)
     rref = rpc.remote(there, remote.same, args=(1,))
     until_flushed()

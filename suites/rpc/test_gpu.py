@@ -27,6 +27,7 @@ def _ring(world: World) -> rpc.TensorPipeRpcBackendOptions:
 
 @pytest.mark.needs_gpus(2)
 def test_tensor_goes_to_the_mapped_device_and_back(world: World) -> None:
+    """The callee sees the tensor on the mapped GPU, and the answer is on the caller's own."""
     with agent(world, options=_ring(world)):
         mine = torch.full((1000,), float(world.rank), device=world.device)
         there = (world.rank + 1) % world.size
@@ -45,6 +46,7 @@ def _doubled(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
 
 @pytest.mark.needs_gpus(1)
 def test_gpu_tensor_without_a_map_is_refused(world: World) -> None:
+    """Sending it raises an error that asks for a device map."""
     with agent(world):
         with pytest.raises(RuntimeError, match="device map"):
             rpc.rpc_sync(
@@ -56,5 +58,6 @@ def test_gpu_tensor_without_a_map_is_refused(world: World) -> None:
 @pytest.mark.needs_gpus(1)
 @pytest.mark.parametrize("maps", [{0: 0, 1: 0}], ids=["two to one"])
 def test_maps_must_be_one_to_one(world: World, maps: dict[int, int]) -> None:
+    """Two devices mapped to one raise ``ValueError`` when the options are made."""
     with pytest.raises(ValueError, match="only supports 1-to-1 mapping"):
         rpc.TensorPipeRpcBackendOptions(device_maps={"worker1": maps})

@@ -48,12 +48,14 @@ def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("init_method", [_by_file, _by_tcp], ids=["file", "tcp"])
 @pytest.mark.usefixtures("own_store")
 def test_agents_meet_by_every_method(world: World, init_method: Callable[[World], str]) -> None:
+    """Over a file or a TCP store, every rank finds every agent under its name."""
     with agent(world, options=Options(init_method=init_method(world))):
         names = [rpc.rpc_sync(worker(rank), remote.my_name) for rank in range(world.size)]
     assert names == [worker(rank) for rank in range(world.size)]
 
 
 def test_agents_start_again_after_their_end(world: World) -> None:
+    """Three rounds of start, call and end; after each end a call raises."""
     for round_number in range(3):
         with agent(world):
             there = worker((world.rank + 1) % world.size)
@@ -63,6 +65,7 @@ def test_agents_start_again_after_their_end(world: World) -> None:
 
 
 def test_only_one_agent_at_a_time(world: World) -> None:
+    """A second start in the same process raises, and the first agent goes on answering."""
     with agent(world):
         with pytest.raises(RuntimeError, match="RPC is already initialized"):
             start(world)
@@ -71,6 +74,7 @@ def test_only_one_agent_at_a_time(world: World) -> None:
 
 @pytest.mark.covers("RU-21")
 def test_options_reach_the_agent(world: World, world_tmp_path: Path) -> None:
+    """Threads, time limit and meeting place are the agent's own afterwards, in a group of fixed size."""
     method = f"file://{world_tmp_path}/options"
     with agent(world, options=Options(num_worker_threads=3, rpc_timeout=7.5, init_method=method)):
         current = rpc.api._get_current_rpc_agent()
@@ -90,6 +94,7 @@ def test_options_reach_the_agent(world: World, world_tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(world: World, kwargs: dict, kind: type[Exception], message: str) -> None:
+    """A wrong kind of backend or options, and a name with bad characters or too long, raise and say so."""
     arguments = {"name": worker(world.rank), "rank": world.rank, "world_size": world.size, **kwargs}
     with pytest.raises(kind, match=message):
         rpc.init_rpc(**arguments)
@@ -98,6 +103,7 @@ def test_wrong_arguments_are_refused(world: World, kwargs: dict, kind: type[Exce
 
 
 def test_two_workers_of_one_name_are_refused(world: World) -> None:
+    """All ranks take the same name: each gets an error, and no agent is left."""
     with pytest.raises(RuntimeError, match="unique"):
         rpc.init_rpc("twin", rank=world.rank, world_size=world.size)
     assert not rpc.api._is_current_rpc_agent_set()
@@ -105,6 +111,7 @@ def test_two_workers_of_one_name_are_refused(world: World) -> None:
 
 @pytest.mark.covers("RU-25")
 def test_nothing_warns(world: World) -> None:
+    """Start, a call, its distributed backward and the end give no deprecation or future warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         warnings.simplefilter("error", FutureWarning)
@@ -136,6 +143,7 @@ def _write_later(path: str) -> None:
 
 
 def test_abrupt_end_waits_for_nobody(world: World) -> None:
+    """A rank that never waited for its call's answer ends abruptly and has no agent left."""
     start(world)
     meet(world)
     gate = f"abrupt {world.rank}"
@@ -175,6 +183,7 @@ def test_leaked_reference_is_an_error_when_asked(world: World, strict: bool) -> 
 
 @pytest.mark.covers("RU-04")
 def test_calls_to_a_rank_that_left_fail(world: World) -> None:
+    """They raise the transport's error, and the ranks that stayed still answer each other."""
     gone = world.size - 1
     start(world)
     meet(world)

@@ -27,6 +27,7 @@ def _event(profile: Any, part: str) -> Any:
 @pytest.mark.parametrize("kind", ["rpc_sync", "rpc_async", "remote"])
 @pytest.mark.parametrize("what", ["python", "builtin", "scripted"])
 def test_profile_names_the_call_and_what_ran_there(agents: World, kind: str, what: str) -> None:
+    """One event names function, caller and callee, and one of the callee's node what ran there."""
     function = {
         "python": remote.signed,
         "builtin": torch.add,

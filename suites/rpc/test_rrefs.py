@@ -20,6 +20,7 @@ pytestmark = pytest.mark.world_size(2, 4)
 
 
 def test_reference_knows_its_owner(agents: World) -> None:
+    """It names its owner, gives the value on each read, is confirmed, and its local value is for the owner alone."""
     there = (agents.rank + 1) % agents.size
     rref = rpc.remote(worker(there), torch.add, args=(torch.ones(2), agents.rank))
     assert not rref.is_owner()
@@ -33,6 +34,7 @@ def test_reference_knows_its_owner(agents: World) -> None:
 
 
 def test_reference_to_a_local_value(agents: World) -> None:
+    """The owner gets the very object, by both ways to read, and another rank a copy."""
     value = remote.Account(float(agents.rank))
     rref = rpc.RRef(value)
     assert rref.is_owner()
@@ -44,6 +46,7 @@ def test_reference_to_a_local_value(agents: World) -> None:
 
 
 def test_reference_to_the_own_rank(agents: World) -> None:
+    """A remote call to the own rank makes a reference that this rank owns, with the right value."""
     rref = rpc.remote(worker(agents.rank), torch.add, args=(torch.ones(1), 1))
     assert rref.is_owner()
     assert rref.to_here().item() == 2
@@ -77,6 +80,7 @@ def test_owner_counts_references_and_forks(agents: World) -> None:
 
 
 def test_fork_outlives_the_first_holder(agents: World) -> None:
+    """The rank that made it lets go; another that keeps it can still read the value."""
     owner, keeper = (agents.rank + 1) % agents.size, (agents.rank + 2) % agents.size
     name = f"fork of {agents.rank}"
     rref = rpc.remote(worker(owner), torch.full, args=((2,), 3.0 + agents.rank))
@@ -92,6 +96,7 @@ def _read_kept(name: str) -> torch.Tensor:
 
 
 def test_value_is_let_go_on_the_owner(agents: World) -> None:
+    """While the reference lives its owner counts it; afterwards it counts none."""
     there = (agents.rank + 1) % agents.size
     rref = rpc.remote(worker(there), remote.same, args=(torch.zeros(3),))
     rref.to_here()
@@ -102,6 +107,7 @@ def test_value_is_let_go_on_the_owner(agents: World) -> None:
 
 
 def test_references_travel_as_arguments_and_results(agents: World) -> None:
+    """Passed on, handed back, made elsewhere or behind another reference, each has its true owner and value."""
     there, third = (agents.rank + 1) % agents.size, (agents.rank + 2) % agents.size
     rref = rpc.remote(worker(there), torch.full, args=((1,), float(agents.rank)))
     assert rpc.rpc_sync(worker(third), remote.read, args=(rref,)).item() == agents.rank
@@ -118,6 +124,7 @@ def test_references_travel_as_arguments_and_results(agents: World) -> None:
 
 
 def test_scripted_function_reads_a_reference(agents: World) -> None:
+    """A TorchScript function on the owner adds to the referred value."""
     function = scripted.script(scripted.add_referred)
     meet(agents)
     there = worker((agents.rank + 1) % agents.size)
@@ -126,6 +133,7 @@ def test_scripted_function_reads_a_reference(agents: World) -> None:
 
 
 def test_methods_through_a_reference(agents: World) -> None:
+    """Methods change the one object, by all three ways to call, and a missing one raises ``AttributeError``."""
     there = worker((agents.rank + 1) % agents.size)
     account = rpc.remote(there, remote.Account, args=(100.0,))
     assert account.rpc_sync().pay_in(5.0) == 105.0
@@ -137,6 +145,7 @@ def test_methods_through_a_reference(agents: World) -> None:
 
 
 def test_error_comes_out_when_the_reference_is_read(agents: World) -> None:
+    """Each read raises what the creating function raised, and another reference works."""
     there = worker((agents.rank + 1) % agents.size)
     rref = rpc.remote(there, remote.fail, args=(ValueError, "not made"))
     for _ in range(2):
@@ -147,6 +156,7 @@ def test_error_comes_out_when_the_reference_is_read(agents: World) -> None:
 
 
 def test_reading_has_a_time_limit(agents: World) -> None:
+    """A read before the value is there raises at its limit; a later one gives the value."""
     there = worker((agents.rank + 1) % agents.size)
     gate = f"reading {agents.rank}"
     rref = rpc.remote(there, remote.wait_for, args=(gate,))
@@ -157,6 +167,7 @@ def test_reading_has_a_time_limit(agents: World) -> None:
 
 
 def test_reference_travels_by_rpc_only(agents: World) -> None:
+    """Pickling it by ordinary means raises and says why."""
     rref = rpc.RRef(1)
     with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler"):
         pickle.dumps(rref)

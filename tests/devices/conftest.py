@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
 from fake_driver import FakeDriver
 
 from disttest.host.devices import detect_machine
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, read_events
+
+WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
 
 @pytest.fixture
@@ -26,3 +37,75 @@ def detect(tmp_path):
         return detect_machine(library=str(driver.library), root=root or tmp_path / "empty", stall_s=stall_s)
 
     return run
+
+
+class Ended:
+    """A run of the command that has ended."""
+
+    def __init__(self, exit_code, output, results):
+        self.exit_code, self.output, self.results = exit_code, output, results
+
+    @property
+    def events(self):
+        return list(read_events(self.results / FILE_NAME))
+
+    @property
+    def run(self):
+        return fold(self.events)
+
+    def results_of(self, prefix=""):
+        """Name (without the world) -> final result."""
+        return {
+            test.test.name.replace("[1xgloo-", "[").replace("[1xgloo]", ""): test.final
+            for test in self.run.tests
+            if test.test.nodeid.startswith(prefix)
+        }
+
+
+class Host:
+    """A machine with fake GPUs on which the real command runs real ranks; only their compute is the CPU's."""
+
+    def __init__(self, folder, driver):
+        self.folder, self.driver = folder, driver
+        folder.mkdir()
+
+    def write(self, **files):
+        for name, source in files.items():
+            (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
+
+    def start(self, *arguments, results="results", backend="gloo", **environ):
+        probe = {"library": str(self.driver.library), "compute": "cpu", "worker": "faulty_worker"}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_", "CUDA_"))}
+        path = os.pathsep.join(part for part in (*sys.path, str(WORKERS)) if part)
+        ours = {
+            "DISTTEST_PROBE": json.dumps(probe),
+            "DISTTEST_FAULTS": "",
+            "PYTHONPATH": path,
+            "COLUMNS": "200",
+        }
+        options = ["--lease-dir", str(self.folder / "leases"), "--results", str(self.folder / results)]
+        options += ["--backend", backend] if backend else []  # the torch of these tests has no NCCL
+        return subprocess.Popen(
+            [sys.executable, "-m", "disttest", "run", *arguments, *options],
+            cwd=self.folder,
+            env=clean | ours | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def end(self, process, results="results"):
+        output, _ = process.communicate(timeout=240)
+        return Ended(process.returncode, output, self.folder / results)
+
+    def run(self, *arguments, **environ):
+        return self.end(self.start(*arguments, **environ))
+
+
+@pytest.fixture
+def host(tmp_path, fake):
+    def make(facts):
+        return Host(tmp_path / "host", fake(facts))
+
+    return make

@@ -262,6 +262,33 @@ def test_a_visible_list_restricts_and_orders(fake, detect):
     assert names(machine.restricted_to("")) == []
 
 
+def test_a_visible_slice_is_that_slice_alone(fake, detect):
+    machine = detect(fake(fakes.four_a100_mig()))
+    slices = [f"MIG-{part:08x}" for part in range(3)]
+
+    assert names(machine.restricted_to(slices[1])) == ["gpu:0.1"]
+    assert names(machine.restricted_to(f"{slices[2]},{slices[0]}")) == ["gpu:0.2", "gpu:0.0"]
+    assert names(machine.restricted_to("0")) == ["gpu:0.0", "gpu:0.1", "gpu:0.2"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "groups"),
+    [
+        (fakes.eight_h100(), ["nvlink:0"] * 8),
+        (fakes.bridged_pairs(4), ["nvlink:0", "nvlink:0", "nvlink:2", "nvlink:2"]),
+        (fakes.bridged_pairs(4) | {"gpu.1.error": 15}, ["nvlink:0", "nvlink:2", "nvlink:2"]),
+        (
+            fakes.plain(4) | {"path": 50, "path.0.1": 30, "path.2.3": 40},
+            ["numa:0", "numa:0", "numa:2", "numa:2"],
+        ),
+        (fakes.plain(2) | {"path": 50}, ["numa:0", "numa:1"]),
+        (fakes.four_a100_mig(), ["numa:0", "numa:0", "numa:0", "numa:2", "numa:3"]),
+    ],
+)
+def test_which_gpus_are_near_each_other(fake, detect, facts, groups):
+    assert [slot.group for slot in detect(fake(facts)).slots("cuda")] == groups
+
+
 def test_the_environment_variable_of_the_container_is_not_believed(fake, detect, monkeypatch):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import fake_driver as fakes
@@ -13,7 +14,9 @@ from click.testing import CliRunner
 from disttest.doctor.commands import doctor
 from disttest.doctor.examine import Examination, examine, update_quarantine
 from disttest.doctor.report import as_run, render_diagnosis_junit, render_finding, render_json
+from disttest.host.devices import detect_machine
 from disttest.host.devices.findings import Grade
+from disttest.host.lease import Leaser, Request
 from disttest.host.preflight import Bounds
 from disttest.host.quarantine import QuarantineNotes
 
@@ -24,7 +27,7 @@ WORKERS = Path(__file__).parents[1] / "support" / "workers"
 def diagnose(tmp_path, monkeypatch):
     """Examine the machine of a fake driver, with faults planted in the compute of its GPUs."""
 
-    def run(driver, *, faults=""):
+    def run(driver, *, faults="", lease_dir=None):
         monkeypatch.setenv("PYTHONPATH", str(WORKERS))
         monkeypatch.setenv("DISTTEST_FAULTS", faults)
         return examine(
@@ -33,6 +36,7 @@ def diagnose(tmp_path, monkeypatch):
                 root=tmp_path / "empty",
                 compute="cpu",
                 worker="faulty_worker",
+                lease_dir=lease_dir,
                 bounds=Bounds(start=300.0, check=10.0, collective=15.0, total=600.0),
             )
         )
@@ -114,6 +118,24 @@ def test_a_torch_without_cuda_leaves_the_gpus_alone(fake, tmp_path):
     assert diagnosis.proved == ("cpu:0", "cpu:1")
     (torch,) = [finding for finding in diagnosis.findings if finding.check == "torch"]
     assert (torch.grade, torch.advice.slug) == (Grade.WARNING, "torch-unusable")
+
+
+def test_leases_are_shown_and_what_others_hold_is_left_alone(fake, diagnose, tmp_path):
+    driver = fake(fakes.plain(3))
+    leaser = Leaser(tmp_path, lambda: detect_machine(library=str(driver.library), root=tmp_path / "empty"))
+    with leaser.take(Request(count=1, who="nightly ddp")):
+        QuarantineNotes(tmp_path).add(fakes.uuid(2), "matmul failed")
+        # The held one would fail: a doctor must not condemn a GPU that is in use.
+        diagnosis = diagnose(driver, faults="gpu:0=wrong_matmul", lease_dir=tmp_path)
+
+    leases = [(f.grade, f.message) for f in diagnosis.findings if f.check == "lease"]
+    assert leases == [
+        (Grade.OK, f"held by nightly ddp, pid {os.getpid()}: left alone"),
+        (Grade.OK, "free"),
+        (Grade.WARNING, "in quarantine: matmul failed"),
+    ]
+    assert diagnosis.proved == ("gpu:1", "gpu:2")
+    assert broken(diagnosis) == [NO_SHM]
 
 
 def test_quarantine_follows_the_diagnosis(fake, diagnose, tmp_path):

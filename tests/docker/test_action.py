@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import ROOT, Engine
+from engine import ROOT, Engine, docker_command
 from github_runner import ActionResult, Runner
+from junitparser import JUnitXml
 from launching import ours
 
 from disttest.launch.inputs import RUN_INPUTS
@@ -136,6 +138,54 @@ def test_in_place_where_disttest_is_installed(job: Job, tmp_path: Path) -> None:
     assert done.log.splitlines()[-1] == "in place: github-step in-place"
 
 
+TESTS = """
+import pathlib, time, pytest
+
+@pytest.mark.world_size(2)
+def test_first(world):
+    pass
+
+@pytest.mark.world_size(2)
+def test_second(world):
+    if {hangs}:
+        pathlib.Path("ready").touch()
+        time.sleep(120)
+"""
+
+
+def test_in_place_cancelling_interrupts_the_tests_and_leaves_their_reports(job: Job, tmp_path: Path) -> None:
+    real = f'exec "{sys.executable}" -m disttest "$@"'
+    put_on_path(job, tmp_path / "bin", f'PYTHONPATH="{ROOT / "entrypoint"}" {real}')
+    (job.workspace / "test_it.py").write_text(TESTS.format(hangs=True))
+    done = job.run(suite="test_it.py", cancel_when=(job.workspace / "ready").exists)
+
+    assert done.exit_code == 130, done.log
+    cases = JUnitXml.fromfile(str(job.workspace / "results" / "junit.xml"))
+    assert (cases.tests, cases.errors) == (2, 1)
+    assert done.outputs["conclusion"] == "cancelled", done.outputs
+    assert "cancelled by SIGINT" in done.summary
+
+
+def test_the_docker_action_runs_in_its_own_container(job: Job, image: str) -> None:
+    (job.workspace / "test_it.py").write_text(TESTS.format(hangs=False))
+    done = job.runner.run_docker_action(
+        ROOT / "docker",
+        {"suite": "test_it.py", "pytest-args": "-k 'first or $(touch hacked)'"},
+        docker=[docker_command()],
+        image=image,
+    )
+
+    assert done.exit_code == 4, done.log  # pytest refuses the expression, and no shell has seen it
+    assert not (job.workspace / "hacked").exists()
+    done = job.runner.run_docker_action(
+        ROOT / "docker", {"suite": "test_it.py"}, docker=[docker_command()], image=image
+    )
+    assert done.exit_code == 0, done.log
+    assert (done.outputs["conclusion"], done.outputs["tests"]) == ("success", "2"), done.outputs
+    assert "2 passed" in done.summary
+    assert (job.workspace / "results" / "junit.xml").exists()
+
+
 def test_never_in_place(job: Job, tmp_path: Path) -> None:
     put_on_path(job, tmp_path / "bin")
     done = job.run(suite=job.script("print('inside')"), in_place="never")
@@ -179,9 +229,9 @@ def test_hostile_words_arrive_as_they_are(job: Job) -> None:
     ]
 
 
-def put_on_path(job: Job, folder: Path) -> None:
+def put_on_path(job: Job, folder: Path, does: str = 'echo "in place: $1 $DISTTEST_STEP_MODE"') -> None:
     folder.mkdir()
-    (folder / "disttest").write_text('#!/bin/sh\necho "in place: $1 $DISTTEST_STEP_MODE"\n')
+    (folder / "disttest").write_text(f"#!/bin/sh\n{does}\n")
     (folder / "disttest").chmod(0o755)
     job.runner.environment["PATH"] = f"{folder}:{os.environ['PATH']}"
 

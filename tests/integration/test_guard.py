@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from disttest.model import Cause, Outcome
@@ -188,9 +189,12 @@ def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
     process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
     wait_for_slow_worlds(lab)
 
+    below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(below, timeout=20)  # worlds take a moment to notice and to clear up
 
+    assert [] == alive
     assert (lab.folder / "results" / FILE_NAME).exists()
     # the fixture `nothing_left` checks that pytest and all below it are gone
 

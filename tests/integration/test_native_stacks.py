@@ -23,7 +23,7 @@ TESTS = """
 
 def test_they_are_in_the_log_of_the_rank(lab):
     patient = "import disttest.running.native\n\ndisttest.running.native.NATIVE_LIMIT_S = 20.0"
-    ended = lab.write(test_hang=TESTS, conftest=patient).run("test_hang.py", "--native-stacks", "on")
+    ended = lab.write(test_hang=TESTS, conftest=patient).run("test_hang.py", "--native-stacks", "true")
 
     result = ended.result("test_hangs")
     log = ended.log("test_hangs", 0)

@@ -1,4 +1,4 @@
-"""action.yml and the tables of the docs, as the code's own tables say they have to be."""
+"""action.yml and the tables of the docs and the README, as the code's own tables say they have to be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from disttest.launch.inputs import INPUTS, Input
+from disttest.planning.options import OPTIONS
 from disttest.reports.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,14 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     )
 
 
+def options_table() -> dict[str, list[str]]:
+    """The options of a run, for the README."""
+    rows = [
+        f"| `--{one.name} {_cell(one.metavar)}` | `{one.variable}` | {_cell(one.help)} |" for one in OPTIONS
+    ]
+    return {"options": ["| option | variable | what it is |", "|---|---|---|", *rows]}
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -85,7 +94,11 @@ def expected() -> dict[Path, str]:
     page = ROOT / "docs" / "action.md"
     content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
     content |= tables("doctor", {})
-    return files | {page: filled(page.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")}
+    pages = {page: content, ROOT / "README.md": options_table()}
+    return files | {
+        path: filled(path.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")
+        for path, content in pages.items()
+    }
 
 
 if __name__ == "__main__":

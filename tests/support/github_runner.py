@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,61 @@ class Runner:
         }
         summary = "".join(file.read_text() for file in sorted(self.commands.glob("summary_*")))
         return ActionResult(outputs=outputs, steps=steps, exit_code=exit_code, log=log, summary=summary)
+
+    def run_docker_action(
+        self, folder: Path, inputs: Mapping[str, str], *, docker: Sequence[str], image: str
+    ) -> ActionResult:
+        """Run the Docker action in a folder, from ``image`` in place of the one that it names (no registry here)."""
+        action = yaml.safe_load((folder / "action.yml").read_text())
+        runs = action["runs"]
+        assert runs["using"] == "docker"
+        assert runs["image"].startswith("docker://")
+        assert set(runs) <= {"using", "image", "args", "env"}, f"not understood: {set(runs)}"
+        declared = {name: str(one.get("default", "")) for name, one in (action.get("inputs") or {}).items()}
+        contexts: dict[str, Any] = {"inputs": {**declared, **inputs}}
+        env = {name: expand(str(value), contexts) for name, value in (runs.get("env") or {}).items()}
+        env |= {f"INPUT_{name.upper()}": value for name, value in contexts["inputs"].items()}
+        files = self._files()
+        env |= {name: f"/github/file_commands/{file.name}" for name, file in files.items()}
+        env |= {
+            "HOME": "/github/home",
+            "CI": "true",
+            "GITHUB_ACTIONS": "true",
+            "RUNNER_TEMP": "/github/runner_temp",
+        }
+        env |= {"GITHUB_WORKSPACE": "/github/workspace"}
+        home = self.temp / "_github_home"
+        home.mkdir(exist_ok=True)
+        mounts = {
+            home: "/github/home",
+            self.commands: "/github/file_commands",
+            self.workspace: "/github/workspace",
+        }
+        argv = [*docker, "run", "--rm", "--workdir=/github/workspace"]
+        argv += [f"--volume={here}:{there}" for here, there in mounts.items()]
+        argv += [
+            word for name in env for word in ("--env", name)
+        ]  # values by the environment, as the runner does
+        argv += [image, *(expand(str(word), contexts) for word in runs.get("args", []))]
+        done = subprocess.run(
+            argv,
+            env={**self.environment, **env, "PATH": self.environment["PATH"]},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=300,
+            check=False,
+        )
+        outputs = read_file_commands(files["GITHUB_OUTPUT"].read_text())
+        return ActionResult(
+            outputs=outputs,
+            steps={},
+            exit_code=done.returncode,
+            log=done.stdout,
+            summary=files["GITHUB_STEP_SUMMARY"].read_text(),
+        )
 
     def _step(
         self,

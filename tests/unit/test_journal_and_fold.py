@@ -9,7 +9,16 @@ import pytest
 
 from disttest.errors import JournalError, UsageError
 from disttest.masking import Masker
-from disttest.model import Cause, Hardware, Invocation, Outcome, TestCase, TestResult, WorldShape
+from disttest.model import (
+    SCHEMA_VERSION,
+    Cause,
+    Hardware,
+    Invocation,
+    Outcome,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -21,8 +30,8 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.fold import DIED_EARLY, fold
-from disttest.results.journal import Journal, read_events, run_clock
+from disttest.results.fold import DIED_EARLY, Folding, fold
+from disttest.results.journal import Journal, JournalFollower, read_events, run_clock
 
 
 def case(name):
@@ -241,3 +250,75 @@ def test_the_clock_of_a_run_never_goes_back():
     clock = run_clock(wall=lambda: next(wall), monotonic=lambda: next(ticks))
 
     assert [1001.0, 1002.5] == [clock(), clock()]
+
+
+def test_a_journal_mixed_from_two_versions_is_read_and_says_so():
+    newer = msgspec.structs.replace(START, schema_version=SCHEMA_VERSION + 1, disttest="9.0")
+    run = fold([START, OWED[0], done("a"), newer, OWED[1], done("b"), RunFinished(at_s=9.0, exit_code=0)])
+
+    assert ["a", "b"] == [test.test.nodeid for test in run.tests]
+    assert run.notes == (
+        f"a part of this journal is of version {SCHEMA_VERSION + 1}, and this disttest ({SCHEMA_VERSION}) may misread "
+        "it: read it with the disttest that wrote it, 9.0",
+    )
+    assert () == fold([START, START]).notes
+
+
+def test_fields_that_a_newer_version_has_added_do_no_harm(tmp_path):
+    line = msgspec.to_builtins(START) | {"moon_phase": "full"}
+    (tmp_path / "j").write_bytes(msgspec.json.encode(line) + b"\n")
+
+    assert [START] == list(read_events(tmp_path / "j"))
+
+
+class TestFollowing:
+    def test_events_are_seen_as_they_are_written(self, tmp_path):
+        journal = Journal(tmp_path / "j")
+        follower = JournalFollower(tmp_path / "j")
+        assert [] == list(follower.new_events())
+        journal.append(START)
+        assert [START] == list(follower.new_events())
+        for event in OWED:
+            journal.append(event)
+
+        assert OWED == list(follower.new_events())
+        assert [] == list(follower.close())
+
+    def test_half_a_line_waits_for_its_other_half(self, tmp_path):
+        path = tmp_path / "j"
+        line = msgspec.json.encode(START) + b"\n"
+        path.write_bytes(line[:20])
+        follower = JournalFollower(path)
+        assert [] == list(follower.new_events())
+        assert follower.cut_short
+        with path.open("ab") as file:
+            file.write(line[20:])
+
+        assert [START] == list(follower.new_events())
+        assert not follower.cut_short
+
+    def test_a_line_that_never_gets_an_end_is_a_note_with_its_number(self, tmp_path):
+        path = tmp_path / "j"
+        path.write_bytes(msgspec.json.encode(START) + b"\n" + b'{"event":"test_fin')
+        follower = JournalFollower(path)
+        first, last = [*follower.new_events(), *follower.close()]
+
+        assert START == first
+        assert isinstance(last, Noted)
+        assert "j:2: skipped, not an event" in last.message
+
+    def test_what_follows_a_cut_line_is_not_swallowed(self, tmp_path):
+        path = tmp_path / "j"
+        path.write_bytes(b'{"event":"test_fin')
+        journal = Journal(path)
+        journal.end_line()
+        journal.append(RunFinished(at_s=2.0, exit_code=3, reason="died"))
+
+        assert [Noted, RunFinished] == [type(event) for event in read_events(path)]
+
+    def test_folding_while_it_lasts_comes_to_the_same(self):
+        events = [START, *OWED, done("a"), TestStarted(at_s=2.0, nodeid="b")]
+        folding = Folding()
+        for count, event in enumerate(events, 1):
+            folding.take(event)
+            assert fold(events[:count]) == folding.result()

@@ -7,6 +7,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Isolation
 from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
+from disttest.planning.share import GpuShare
 
 
 def test_defaults():
@@ -34,6 +35,15 @@ def test_every_option_has_a_field_and_a_variable():
         ("isolation", "warm", Isolation.WARM),
         ("isolation", "auto", None),
         ("seed", "0", 0),
+        ("gpus", "auto", GpuShare()),
+        ("gpus", "ALL", GpuShare(required=True)),
+        ("gpus", "none", GpuShare(none=True)),
+        ("gpus", "2", GpuShare(required=True, count=2)),
+        ("gpus", "device=3", GpuShare(required=True, names=("3",))),
+        ("gpus", "GPU-1f, MIG-2", GpuShare(required=True, names=("GPU-1f", "MIG-2"))),
+        ("share", "true", True),
+        ("share", "False", False),
+        ("lease_dir", "/x", Path("/x")),
         ("log_limit", "64k", 65536),
         ("retries", "0", 0),
         ("retries", "3", 3),
@@ -61,6 +71,8 @@ def test_a_flag_wins_over_the_variable_and_empty_means_not_set():
 @pytest.mark.parametrize(
     ("field", "text"),
     [
+        *[("gpus", text) for text in ("0", "-1", "x", "GPU", "device=", "1.5", "GPU-1,")],
+        ("share", "yes"),
         *[("world_sizes", text) for text in ("0", "-1", "x", "10000", "1,,2", "2.0", "١")],
         *[("timeout", text) for text in ("0", "-1", "x", "nan", "inf")],
         *[("deadline", text) for text in ("0", "-5", "soon")],

@@ -13,13 +13,20 @@ from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
+from disttest.reports.text import count
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
 
 
 def finish_run(
-    run: RunResult, results: Path, *, floors: Floors, empty_shard: bool, environ: Mapping[str, str]
+    run: RunResult,
+    results: Path,
+    *,
+    floors: Floors,
+    empty_shard: bool,
+    failures: bool,
+    environ: Mapping[str, str],
 ) -> int:
     """Write and tell everything about a run that has ended, and return the exit code of the command.
 
@@ -28,6 +35,7 @@ def finish_run(
         results: where its reports go.
         floors: what must have run for the run to count.
         empty_shard: the plan has nothing for this shard, so that nothing to run is a success.
+        failures: tell each failure in full; False where that was done as they came.
         environ: the environment, for GitHub's files.
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
@@ -35,8 +43,10 @@ def finish_run(
     lost += _published(lambda: publish_summary(results, environ))
     if on_github:
         click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
-    print_final(Console(), run, failures=False, on_github=on_github)
+    print_final(Console(), run, results_dir=results, failures=failures, on_github=on_github)
     broken = check_floors(run, floors)
+    if run.flaky_fails and run.flaky:
+        broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
     for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
         click.echo(f"disttest: {message}", err=True)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 @click.option("--level", type=click.Choice(["quick", "full"]), default="quick", help="How much work to do.")
 @click.option("--json", "json_path", metavar="FILE", help="Write everything as JSON; - is standard output.")
 @click.option("--junit", "junit_path", metavar="FILE", help="Write JUnit XML: one case per device and check.")
-@click.option("--lease-dir", type=click.Path(path_type=Path), help="Also update the quarantine notes there.")
+@click.option(
+    "--lease-dir",
+    type=click.Path(path_type=Path),
+    envvar="DISTTEST_LEASE_DIR",
+    help="Where the runs of this host lease GPUs: shows who holds which, and updates the quarantine notes.",
+)
 @click.option("--clean", is_flag=True, help="Remove shared memory of ours that no process uses.")
 @click.option("--nvml-library", default="", hidden=True, help="Path of the NVML library.")
 @click.option("--compute", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
@@ -39,9 +44,13 @@ def doctor(
     """Show what this machine has and prove that it works; exit code 7 where it does not."""
     from disttest.doctor.examine import Examination, examine
     from disttest.doctor.report import print_diagnosis, render_diagnosis_junit, render_json
+    from disttest.host.lockfiles import usual_directory
     from disttest.host.preflight import Level
 
-    diagnosis = examine(Examination(level=Level(level), library=nvml_library, compute=compute))
+    lease_dir = lease_dir or usual_directory()
+    diagnosis = examine(
+        Examination(level=Level(level), library=nvml_library, compute=compute, lease_dir=lease_dir)
+    )
     _write(json_path, render_json(diagnosis))
     if junit_path:
         _write(junit_path, render_diagnosis_junit(diagnosis, Path(junit_path).parent))
@@ -52,15 +61,12 @@ def doctor(
     ctx.exit(int(diagnosis.exit_code))
 
 
-def _tidy(diagnosis: Diagnosis, lease_dir: Path | None, *, clean: bool) -> list[str]:
+def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
     from disttest.doctor.examine import update_quarantine
     from disttest.host.leftovers import remove_litter
-    from disttest.host.lockfiles import DEFAULT_DIRECTORY
 
     lines: list[str] = []
-    if lease_dir is None and DEFAULT_DIRECTORY.is_dir():
-        lease_dir = DEFAULT_DIRECTORY
-    if lease_dir is not None and lease_dir.is_dir():
+    if lease_dir.is_dir():
         lines += update_quarantine(diagnosis, lease_dir)
     if clean:
         lines += remove_litter(diagnosis.litter)

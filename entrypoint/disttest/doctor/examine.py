@@ -13,7 +13,9 @@ from disttest.errors import ExitCode
 from disttest.host.advice import advise, explain
 from disttest.host.devices import Machine, detect_machine
 from disttest.host.devices.findings import Finding, Grade, judge_machine
+from disttest.host.devices.machine import is_slice
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
+from disttest.host.lease import Leaser, SlotState
 from disttest.host.leftovers import Litter, find_litter, names_in_use, scan_shm
 from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Target, run_preflight, targets_of
 from disttest.host.preflight.run import WORKER
@@ -33,6 +35,8 @@ class Examination(Frozen):
     worker: str = WORKER
     cpus: int = 2
     bounds: Bounds = Bounds()
+    lease_dir: Path | None = None
+    """Where the runs of this host lease GPUs: those that are held are left alone."""
 
 
 class Diagnosis(Frozen):
@@ -62,9 +66,11 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     machine = detect_machine(library=examination.library, root=examination.root)
     torch = ask_torch()
     findings = judge_machine(machine, torch)
-    targets = _targets(examination, machine, torch)
+    leases = _leases(examination.lease_dir, machine)
+    held = {state.slot.name for state in leases if state.held}
+    targets = tuple(target for target in _targets(examination, machine, torch) if target.name not in held)
     preflight = PreflightResult(checks=())
-    if torch.version and not _hopeless(machine):
+    if torch.version and targets and not _hopeless(machine):
         preflight = run_preflight(
             targets, level=examination.level, worker=examination.worker, bounds=examination.bounds
         )
@@ -73,7 +79,7 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
     return Diagnosis(
         machine=machine,
         torch=torch,
-        findings=(*findings, judge_litter(litter), *tried),
+        findings=(*findings, judge_litter(litter), *map(judge_lease, leases), *tried),
         litter=litter,
         proved=tuple(t.name for t in targets if preflight.checks and t.name not in preflight.broken),
         broken=preflight.broken,
@@ -86,6 +92,31 @@ def _targets(examination: Examination, machine: Machine, torch: TorchFacts) -> t
     if examination.compute == "cuda" and torch.device_type != "cuda":
         machine = msgspec.structs.replace(machine, gpus=())
     return targets_of(machine, compute=examination.compute, cpus=examination.cpus)
+
+
+def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
+    """Who holds which GPU, and which are in quarantine."""
+    if directory is None or not directory.is_dir() or not machine.gpus:
+        return ()
+    states = Leaser(directory, lambda: machine).states(share=True)
+    usable = {gpu.index for gpu in machine.usable_gpus}
+    return tuple(state for state in states if state.slot.index in usable)
+
+
+def judge_lease(state: SlotState) -> Finding:
+    """A GPU as the runs of this host see it."""
+    device = state.label + (f", slice {state.slot.uuid}" if is_slice(state.slot) else "")
+    if state.held:
+        return Finding(device=device, check="lease", message=f"{state.obstacle}: left alone")
+    if state.obstacle:
+        return Finding(
+            device=device,
+            check="lease",
+            grade=Grade.WARNING,
+            message=state.obstacle,
+            advice=advise("gpu-quarantined"),
+        )
+    return Finding(device=device, check="lease", message="free")
 
 
 def _find_litter(root: Path) -> tuple[Litter, ...]:

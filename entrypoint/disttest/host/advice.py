@@ -110,6 +110,11 @@ _TABLE = (
     _Known("small-memory", "", "Give the container more memory, or run fewer worlds side by side (--slots)."),
     _Known("torch-unusable", "", "Install torch for this machine, and see the message."),
     _Known("torch-without-kernels", "", "Install a torch that was built for this GPU."),
+    _Known(
+        "gpu-quarantined",
+        "",
+        "No run takes it; a disttest doctor that finds it in order lifts this, and so does a reboot.",
+    ),
     _Known("shm-litter", "", "Remove what no process uses: disttest doctor --clean."),
     _Known(
         "preflight-failed",

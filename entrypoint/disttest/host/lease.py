@@ -52,6 +52,8 @@ class SlotState(Frozen):
     """Why it can not be had; empty for a free one."""
     permanent: bool = False
     """Whether waiting is no use: the GPU is broken, or in quarantine."""
+    held: bool = False
+    """Whether the obstacle is another run."""
 
 
 class Lease:
@@ -74,12 +76,16 @@ class Lease:
             reason: what others will read.
             pid: the process that does not let go of it; the quarantine ends with that process.
         """
-        self._notes.add(slot.uuid, reason, pid=pid)
+        self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
         self.give_back(slot)
 
     def give_back(self, slot: Slot) -> None:
         """Free one slot."""
         self._held.pop(slot).release()
+
+    def leave_to_heirs(self, slot: Slot) -> None:
+        """Let go of a slot, but not for processes that inherited its lock: it is free when the last of them ends."""
+        self._held.pop(slot).close()
 
     def release(self) -> None:
         """Free all."""
@@ -171,7 +177,7 @@ class Leaser:
         if lock is not None:
             lock.release()
             return state
-        return SlotState(slot=state.slot, label=state.label, obstacle=self._held_by(state.slot))
+        return SlotState(slot=state.slot, label=state.label, obstacle=self._held_by(state.slot), held=True)
 
     def _held_by(self, slot: Slot) -> str:
         holder = self._directory.read(_lock_name(slot))

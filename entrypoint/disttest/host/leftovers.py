@@ -181,20 +181,31 @@ def find_gpu_leftovers(before: Machine, after: Machine, slots: Iterable[Slot]) -
     found = {}
     for slot in slots:
         if slot.uuid in now:
-            left = _gpu_leftover(then.get(slot.uuid, Gpu(index=slot.index)), now[slot.uuid])
+            left = gpu_leftover(then.get(slot.uuid, Gpu(index=slot.index)), now[slot.uuid])
             if left:
                 found[slot.name] = left
     return found
 
 
-def _gpu_leftover(then: Gpu, now: Gpu) -> str:
+def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) -> str:
+    """What holds a GPU now that did not before, or what is wrong with it; empty when nothing. Pure.
+
+    Args:
+        then: before its world had started.
+        now: after its world has ended.
+        ours: where others use the GPU too, the only process ids that count.
+    """
     if now.fault:
         return now.fault
     known = {process.pid for process in then.processes}
     new = [process for process in now.processes if process.pid not in known and process.computes]
+    if ours is not None:
+        new = [process for process in new if process.pid in ours]
     if new:
         names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in new)
         return f"{now.label} is still held by {names}"
+    if ours is not None:
+        return ""
     grown = now.memory_used - then.memory_used
     if not now.processes and grown > _MEANINGFUL_GPU_MEMORY:
         return f"{now.label} has {grown >> 20} MiB more in use than before, by a process that can not be seen"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,20 @@ from disttest.model import Frozen
 
 DEFAULT_DIRECTORY = Path("/run/lock/disttest")
 
+_WITHOUT_ROOT = Path(tempfile.gettempdir()) / "disttest-leases"
+"""Where only root could make the other one."""
+
 _SHARED_DIRECTORY = 0o1777
 """Runners may run as different users."""
 _SHARED_FILE = 0o666
+
+
+def usual_directory() -> Path:
+    """The directory that the runs of a host share unless they are given one."""
+    top = DEFAULT_DIRECTORY.parent
+    if DEFAULT_DIRECTORY.is_dir() or os.access(top if top.is_dir() else top.parent, os.W_OK):
+        return DEFAULT_DIRECTORY
+    return _WITHOUT_ROOT
 
 
 def boot_clock() -> float:
@@ -59,6 +71,11 @@ class Lock:
         """Free the lock, also for processes that inherited it."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it: it is free when the last process that inherited it has ended."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -157,15 +157,27 @@ def spawn_child(
     extra_env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     stdout: int | None = None,
+    stderr: int | None = None,
+    keep_stdin: bool = False,
     new_session: bool = False,
 ) -> Child:
-    """Start a new program in this environment and more; ``stdout`` (a descriptor) takes its output and errors."""
+    """Start a new program in this environment and more.
+
+    Args:
+        argv: its command line.
+        extra_env: what its environment has beside ours.
+        pass_fds: descriptors that it inherits.
+        stdout: a descriptor for what it prints, its errors too unless ``stderr`` is given; it reads nothing then.
+        stderr: a descriptor for its errors.
+        keep_stdin: let it read what we could read, although its output is taken.
+        new_session: make it a session leader, out of reach of the terminal's signals.
+    """
     process = subprocess.Popen(
         list(argv),
         env={**os.environ, **(extra_env or {})},  # noqa: TID251  # handed on as it is
-        stdin=subprocess.DEVNULL if stdout is not None else None,
+        stdin=None if stdout is None or keep_stdin else subprocess.DEVNULL,
         stdout=stdout,
-        stderr=stdout,
+        stderr=stdout if stderr is None else stderr,
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
     )
@@ -210,6 +222,20 @@ def process_state(pid: int) -> str:
         return ""
 
 
+def age_of(pid: int) -> float:
+    """Seconds since a process was started, to a hundredth.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError as error:
+        raise ProcessLookupError(pid) from error
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field of all, on the boot clock
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
 def forked_children() -> set[int]:
     """Pids of the direct children of this process, zombies included; cheap, no look at other processes."""
     found: set[int] = set()
@@ -232,29 +258,29 @@ def reap(pids: Iterable[int]) -> None:
 
 
 def kill_descendants(
-    *, spare: Iterable[int] = (), spare_trees: Iterable[int] = (), limit_s: float = 2.0
+    *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = 2.0
 ) -> tuple[int, ...]:
     """Kill every descendant of this process, new sessions and orphans included; return the survivors.
 
-    Args:
-        spare: processes that are left alone.
-        spare_trees: processes that are left alone with all that they have forked, meanwhile too.
-        limit_s: how long to try.
-
     Repeats until none is left, because a process may fork between the look and the kill. The caller
     must be the adopter of orphans (:func:`adopt_orphans`), else double-forked ones are out of sight.
+
+    Args:
+        spare: processes that live on.
+        spare_trees: processes that live on with all that they start.
+        limit_s: how long to try.
     """
-    trees = set(spare_trees)
-    spared = set(spare) | trees
+    spared = set(spare)
     deadline = time.monotonic() + limit_s
     pause_s = 0.001
     while True:
         found = children_of() - spared
-        for tree in trees if found else ():  # looked up after the others: what was forked since is in none
-            found -= children_of(tree)
+        # Looked at after the others: what a spared process forks meanwhile is spared too.
+        for root in spare_trees:
+            found -= {root} | children_of(root)
         for pid in found:
             send_signal(pid, signal.SIGKILL)
-        reap(_zombies(spared))
+        reap(_zombies(spared.union(spare_trees)))
         if not found or time.monotonic() > deadline:
             return tuple(sorted(found))
         time.sleep(pause_s)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from disttest.errors import UsageError
-from disttest.planning.options import OPTIONS
+from disttest.planning.options import OPTIONS, Option
 
 PREFIX = "DISTTEST_INPUT_"
 
@@ -52,7 +52,7 @@ class Input(NamedTuple):
         return f"--{self.name}"
 
 
-BOTH = ("results", "deadline")
+BOTH = ("results", "deadline", "gpus", "lease-dir")
 """Options of a run that the launcher has to know too."""
 
 _TARGETS = (
@@ -70,7 +70,6 @@ _CONTAINER = (
     Input(
         "in-place", Kind.STEP, "auto (where disttest is installed already), always or never.", default="auto"
     ),
-    Input("gpus", Kind.LAUNCH, "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX."),
     Input("image", Kind.LAUNCH, "Image to start; the released one of this version unless given."),
     Input("target", Kind.LAUNCH, "Build of the released image: auto, cpu, cuda or full."),
     Input("pull", Kind.LAUNCH, "When to pull the image: missing, always or never."),
@@ -85,13 +84,22 @@ _CONTAINER = (
     Input("shm-size", Kind.LAUNCH, "Size of /dev/shm, such as 8g."),
     Input("time-limit", Kind.LAUNCH, "Seconds after which the container ends, watched or not."),
     Input("cache", Kind.LAUNCH, "Folder for caches that outlive the container."),
-    Input("lease-dir", Kind.LAUNCH, "Folder in which the runners of this host lease GPUs."),
     Input("env", Kind.LINES, "More variables for the container, one NAME or NAME=VALUE a line."),
     Input("mount", Kind.LINES, "More folders of the host, one PATH or PATH:ro a line."),
 )
-_RUN = tuple(
-    Input(option.name, Kind.SECRET if option.secret else Kind.RUN, option.help) for option in OPTIONS
+_DEVICES = (
+    Input("gpus", Kind.LAUNCH, "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX."),
+    Input("lease-dir", Kind.RUN, "Folder in which the runners of this host lease GPUs."),
 )
+
+
+def _kind(option: Option) -> Kind:
+    if option.secret:
+        return Kind.SECRET
+    return Kind.RUN_SWITCH if option.switch else Kind.RUN
+
+
+_RUN = tuple(Input(option.name, _kind(option), option.help) for option in OPTIONS)
 _RUN_OF_A_PLAN = tuple(one for one in _RUN if one.name in ("world-sizes", "backend", "device", "timeout"))
 
 _FLOORS = (
@@ -127,6 +135,7 @@ PLAN_INPUTS = (
     Input("output", Kind.RUN, "Where the plan goes.", default="plan.json"),
     Input("matrix", Kind.RUN, "Where the matrix goes, which is an output too.", default="matrix.json"),
     Input("allow-empty", Kind.RUN_SWITCH, "true takes a plan without tests as success."),
+    *_DEVICES,
     *_CONTAINER,
 )
 MERGE_INPUTS = (
@@ -142,6 +151,7 @@ DOCTOR_INPUTS = (
     Input("level", Kind.RUN, "How much work to do; disttest doctor --help names the levels."),
     Input("json", Kind.RUN, "File for everything that was found."),
     Input("junit", Kind.RUN, "File for JUnit XML, with one case for each device and check."),
+    *_DEVICES,
     *_CONTAINER,
 )
 INPUTS = {"run": RUN_INPUTS, "plan": PLAN_INPUTS, "merge": MERGE_INPUTS, "doctor": DOCTOR_INPUTS}

@@ -8,7 +8,7 @@ from pathlib import Path
 from disttest.errors import UsageError
 from disttest.launch.engine import EngineFacts
 from disttest.launch.environment import FILES, choose_environment
-from disttest.launch.gpus import AUTO, HostGpu, choose_gpus
+from disttest.launch.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
 from disttest.launch.leftovers import Client, job_of, make_labels
 from disttest.launch.options import DEFAULT_TARGET, IMAGE, LaunchOptions
 from disttest.launch.ownership import HandBack, choose_user, needs_hand_back, owner_of
@@ -71,9 +71,7 @@ def prepare(
     working_dir = _folder(options.working_dir, "--workdir")
     owner = owner_of(workspace)
     user = choose_user(options.user, owner=owner, facts=facts)
-    gpus = choose_gpus(
-        options.gpus, share=environ.get("NVIDIA_VISIBLE_DEVICES"), host=host_gpus, engine=facts.gpus
-    )
+    gpus = _grant_gpus(options, environ, facts, host_gpus)
     limit_s = options.time_limit_s or _limit(options.deadline_s)
     task = HandBack(workspace=str(workspace), owner=str(owner), since=now_s)
     returns = needs_hand_back(user, owner=owner, facts=facts)
@@ -95,6 +93,24 @@ def prepare(
         raise_limits=not facts.rootless,
     )
     return Prepared(spec=spec, hand_back=task if returns else None)
+
+
+def _takes_turns(options: LaunchOptions) -> bool:
+    """Whether the run itself takes that many GPUs, free and healthy ones, among all that runs on this host share."""
+    return options.lease_dir is not None and options.gpus.strip().isdigit()
+
+
+def _grant_gpus(
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    facts: EngineFacts,
+    host_gpus: tuple[HostGpu, ...] | None,
+) -> GpuGrant:
+    share = environ.get("NVIDIA_VISIBLE_DEVICES")
+    grant = choose_gpus(options.gpus, share=share, host=host_gpus, engine=facts.gpus)
+    if _takes_turns(options):
+        return choose_gpus(ALL, share=share, host=host_gpus, engine=facts.gpus)
+    return grant
 
 
 def _limit(deadline_s: float) -> float:
@@ -147,6 +163,8 @@ def _run_environment(options: LaunchOptions) -> dict[str, str]:
         told["DISTTEST_DEADLINE"] = f"{options.deadline_s:g}"
     if options.lease_dir is not None:
         told["DISTTEST_LEASE_DIR"] = str(options.lease_dir.resolve())
+        if _takes_turns(options):
+            told["DISTTEST_GPUS"] = options.gpus.strip()
     if options.cache is not None:
         cache = options.cache.resolve()
         told |= {"XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}

@@ -116,12 +116,20 @@ def _sign_in(text: str) -> str:
     return next((name for pattern, name in _PATTERNS if pattern.search(text)), "")
 
 
-def results_not_run(tests: Iterable[TestCase], reason: str, *, at_s: float) -> Iterator[TestResult]:
+def results_not_run(
+    tests: Iterable[TestCase], reason: str, *, at_s: float, told: set[str] | None = None
+) -> Iterator[TestResult]:
     """The results of tests that are not run: one infrastructure error for each suite, the others skipped.
 
     A broken machine is reported once for each suite, not once for each test; the exit code says the rest.
+
+    Args:
+        tests: in order.
+        reason: their message.
+        at_s: when that was decided, on the run's clock.
+        told: suites that have their error already; those that get one here are added.
     """
-    told: set[str] = set()
+    told = set() if told is None else told
     for test in tests:
         first = test.suite not in told
         told.add(test.suite)
@@ -141,7 +149,7 @@ class Breaker:
     def __init__(self, slots: Iterable[Slot], *, narrowest: int = 1) -> None:
         self.state = State.CLOSED
         self._slots = {slot.name: slot for slot in slots}
-        self._narrowest = narrowest
+        self.narrowest = narrowest
         self._threshold = FIRST_THRESHOLD
         self._suspects: dict[str, tuple[str, tuple[str, ...]]] = {}
 
@@ -167,6 +175,21 @@ class Breaker:
         self._become(State.PROVING)
         return Prove(slots=self._suspected(), reason=self._reason())
 
+    def suspects(self, nodeid: str) -> bool:
+        """Whether it is open if the failure of a test was the device's."""
+        return nodeid in self._suspects
+
+    def lost(self, broken: Mapping[str, str]) -> Quarantine | GiveUp | Cleared:
+        """Take the driver's own word that these slots are broken, which needs no proof, and decide."""
+        others = {
+            nodeid: suspect for nodeid, suspect in self._suspects.items() if not set(suspect[1]) & set(broken)
+        }
+        self._become(State.PROVING)
+        decision = self.proved(broken)
+        if isinstance(decision, Quarantine):
+            self._suspects = others  # this says nothing about other slots
+        return decision
+
     def proved(self, broken: Mapping[str, str]) -> Quarantine | GiveUp | Cleared:
         """Take the finding of the preflight (slot name -> what is wrong with it) and decide.
 
@@ -184,7 +207,7 @@ class Breaker:
             return Cleared()
         for name in found:
             del self._slots[name]
-        if len(self._slots) < self._narrowest:
+        if len(self._slots) < self.narrowest:
             self._become(State.OPEN)
             return GiveUp(broken=found, again=accused, reason=self._last_words(found))
         self._become(State.CLOSED)
@@ -203,5 +226,5 @@ class Breaker:
         return f"{len(signs)} tests failed in a way that looks like the device: " + "; ".join(signs)
 
     def _last_words(self, found: Mapping[str, str]) -> str:
-        left = f"{len(self._slots)} of {self._narrowest} needed devices are left"
+        left = f"{len(self._slots)} of {self.narrowest} needed devices are left"
         return f"not run: {'; '.join(found.values())} ({left})"

@@ -137,5 +137,6 @@ def _gang(
         isolation=isolation,
         expected_s=start_s + piece.work_s,
         exclusive=exclusive,
+        shares=piece.tests[0].kind is not Kind.RANKS,
         urgent=nodeids[0] in failed,
     )

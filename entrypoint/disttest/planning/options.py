@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
+from disttest.planning.share import GpuShare, parse_share
 
 LARGEST_WORLD = 1024
 """A world is the processes of one machine; a larger one is a slip of the keyboard."""
@@ -32,6 +35,11 @@ class RunOptions(Frozen):
     device: str = AUTO
     slots: int = 0
     """0: as many as the machine has."""
+    gpus: GpuShare = GpuShare()
+    share: bool = False
+    """Take GPUs that processes of others use, too."""
+    lease_dir: Path | None = None
+    """None: the usual one."""
     timeout: float = 300.0
     """Seconds a test may take."""
     deadline: float = 0.0
@@ -65,6 +73,8 @@ class Option(NamedTuple):
     parse: Callable[[str], Any]
     metavar: str
     help: str
+    switch: bool = False
+    """On the command line it is a flag without a value."""
     secret: bool = False
     """Its value stands on no command line of a child and in no record; it may be given more than once."""
 
@@ -152,10 +162,6 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-def _switch(text: str) -> bool:
-    return _one_of("on", "off")(text) == "on"
-
-
 def _isolation(text: str) -> Isolation | None:
     choice = _one_of(AUTO, *Isolation)(text)
     return None if choice == AUTO else Isolation(choice)
@@ -167,6 +173,12 @@ def _values(text: str) -> tuple[str, ...]:
 
 def _flaky(text: str) -> FlakyRule:
     return FlakyRule(_one_of(*FlakyRule)(text))
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{text!r} is not true or false")
+    return text.lower() == "true"
 
 
 def _verdict(text: str) -> VerdictRule:
@@ -202,6 +214,14 @@ OPTIONS = (
         "device", _one_of(AUTO, "cpu", "cuda"), "auto|cpu|cuda", "Where ranks compute (default: GPUs if any)."
     ),
     Option("slots", _count, "N", "How many slots to use: GPUs, or shares of the CPU (default: all)."),
+    Option(
+        "gpus",
+        parse_share,
+        "CHOICE",
+        "GPUs to take: auto, all, none, a count, UUIDs, or device=INDEX (default: auto).",
+    ),
+    Option("share", _switch, "true|false", "Take GPUs that processes of others use, too.", switch=True),
+    Option("lease-dir", Path, "DIR", "Folder in which the runs of this host lease GPUs."),
     Option("timeout", _seconds, "SECONDS", "Time limit of a test without a timeout mark (default: 300)."),
     Option("deadline", _seconds, "SECONDS", "Time limit of the whole run (default: none)."),
     Option(
@@ -224,7 +244,7 @@ OPTIONS = (
     Option(
         "native-stacks",
         _switch,
-        "on|off",
+        "true|false",
         "Log C frames of hanging ranks too, by py-spy, which needs ptrace (default: off).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
@@ -281,6 +301,23 @@ def _given(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Itera
             yield option, "\n".join(filter(None, (flag, variable))), f"--{option.name}"
         elif flag or variable:
             yield option, flag or variable, f"--{option.name}" if flag else option.variable
+
+
+class Probe(Frozen):
+    """How devices are asked and proved. Anything else than this is for the tests of disttest itself."""
+
+    library: str = ""
+    """Path of the NVML library; found by the dynamic linker unless given."""
+    compute: str = "cuda"
+    """Where the preflight does its work."""
+    worker: str = ""
+    """Module of the preflight's workers."""
+
+
+def read_probe(environ: Mapping[str, str] | None = None) -> Probe:
+    """The probe that ``DISTTEST_PROBE`` describes, as JSON."""
+    text = (environment() if environ is None else environ).get("DISTTEST_PROBE")
+    return msgspec.json.decode(text, type=Probe) if text else Probe()
 
 
 def environment() -> Mapping[str, str]:

@@ -66,6 +66,18 @@ class Scheduler(Protocol):
     def ended(self, gang_id: str, *, quarantined: Iterable[Slot] = ()) -> None:
         """Take back the slots of a gang, but for those that can not be used again."""
 
+    def hold(self, slots: Iterable[Slot]) -> None:
+        """Start nothing on these slots until they are released."""
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Use these slots again."""
+
+    def quarantine(self, slots: Iterable[Slot]) -> None:
+        """Never use these slots again; what runs on them is not touched."""
+
+    def withdraw(self) -> tuple[Gang, ...]:
+        """Take out all gangs that wait."""
+
     def stranded(self) -> tuple[Gang, ...]:
         """Take out the gangs that can never start, since too few slots are left that are not quarantined."""
 
@@ -96,12 +108,13 @@ class _Lane:
     def width(self, gang: Gang) -> int | None:
         """Slots that a gang takes; None when it can never start.
 
-        A world that is larger than the machine shares the CPU: it takes all of it. GPUs are never shared.
+        A world that is larger than the machine shares the CPU: it takes all of it. GPUs are not shared, but by
+        tests that start their ranks by themselves.
         """
         size, total = gang.shape.size, self.seats.total
         if size <= total:
             return size
-        return total if self.device == "cpu" and total else None
+        return total if (self.device == "cpu" or gang.shares) and total else None
 
     def pick(self, now_s: float) -> _Running | None:
         """Choose the gang that starts now, and count it as running."""
@@ -149,6 +162,8 @@ class _Lane:
                 break
             seats_at_s = max(now_s, running.ends_s)
             spare += len(running.slots)
+        if spare < 0:  # it waits for slots on hold, and nobody knows for how long
+            return self._first(now_s, self.waiting.firsts(widest=free))
         if not self._may_be_overtaken(gang, now_s, seats_at_s):
             return None
         chosen = self._first(now_s, self.waiting.firsts(widest=min(free, spare))) or self._first(
@@ -227,12 +242,35 @@ class GangScheduler:
         self._known.remove(gang_id)
         if self._alone == gang_id:
             self._alone = ""
-        lost = tuple(quarantined)
+        self._lanes[running.gang.shape.device].end(running)
+        self.quarantine(quarantined)
+
+    def hold(self, slots: Iterable[Slot]) -> None:
+        """Start nothing on these slots until they are released."""
+        for slot in slots:
+            self._lanes[slot.device].seats.hold(slot)
+
+    def release(self, slots: Iterable[Slot]) -> None:
+        """Use these slots again."""
+        for slot in slots:
+            self._lanes[slot.device].seats.release(slot)
+
+    def quarantine(self, slots: Iterable[Slot]) -> None:
+        """Never use these slots again; what runs on them is not touched."""
+        lost = tuple(slots)
         for slot in lost:
             self._lanes[slot.device].seats.quarantine(slot)
-        self._lanes[running.gang.shape.device].end(running)
         for device in sorted({slot.device for slot in lost}):
             self._requeue(self._lanes[device])
+
+    def withdraw(self) -> tuple[Gang, ...]:
+        """Take out all gangs that wait."""
+        waiting = [gang for lane in self._lanes.values() for _, gang in lane.waiting.drain()]
+        waiting += [*self._exclusive, *self._stranded]
+        self._exclusive.clear()
+        self._stranded.clear()
+        self._known.difference_update(gang.gang_id for gang in waiting)
+        return tuple(waiting)
 
     def stranded(self) -> tuple[Gang, ...]:
         """Take out the gangs that can never start."""
@@ -260,7 +298,7 @@ class GangScheduler:
 
     def _next(self) -> _Running | None:
         now_s = self._clock()
-        if self._exclusive and not self._running:
+        if self._exclusive and not self._running and self._can_seat(self._exclusive[0]):
             self._submitted += 1
             gang = self._exclusive.popleft()
             self._alone = gang.gang_id
@@ -268,6 +306,10 @@ class GangScheduler:
         if self._alone:
             return None
         return next((running for lane in self._lanes.values() if (running := lane.pick(now_s))), None)
+
+    def _can_seat(self, gang: Gang) -> bool:
+        lane = self._lanes[gang.shape.device]
+        return (lane.width(gang) or 0) <= lane.seats.free  # some may be on hold
 
 
 def _with_usable_estimate(gang: Gang) -> Gang:

@@ -13,6 +13,8 @@ class Seats:
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._known = {slot.name: slot for slot in slots}
+        self._held: set[str] = set()
+        self._taken: set[str] = set()
         self._free: dict[str, list[tuple[int, str]]] = {}
         self.free = 0
         for slot in self._known.values():
@@ -41,19 +43,35 @@ class Seats:
         return taken
 
     def give_back(self, slots: Iterable[Slot]) -> None:
-        """Take back slots, but for those that have been quarantined meanwhile."""
+        """Take back slots, but for those that have been quarantined meanwhile; those on hold stay so."""
         for slot in slots:
-            if slot.name in self._known:
+            self._taken.discard(slot.name)
+            if slot.name in self._known and slot.name not in self._held:
                 self._put_back(slot)
+
+    def hold(self, slot: Slot) -> None:
+        """Do not hand out this slot, be it free or taken, until it is released; it still counts."""
+        if slot.name in self._known and slot.name not in self._held:
+            self._held.add(slot.name)
+            self._withdraw(slot)
+
+    def release(self, slot: Slot) -> None:
+        """End the hold of a slot."""
+        if slot.name not in self._held:
+            return
+        self._held.remove(slot.name)
+        if slot.name in self._known and slot.name not in self._taken:
+            self._put_back(slot)
 
     def quarantine(self, slot: Slot) -> None:
         """Never hand out this slot again, be it free or taken."""
-        known = self._known.pop(slot.name, None)
-        if known is None:
-            return
-        free = self._free.get(known.group, [])
-        if (known.index, known.name) in free:
-            free.remove((known.index, known.name))
+        if self._known.pop(slot.name, None) is not None:
+            self._withdraw(slot)
+
+    def _withdraw(self, slot: Slot) -> None:
+        free = self._free.get(slot.group, [])
+        if (slot.index, slot.name) in free:
+            free.remove((slot.index, slot.name))
             self.free -= 1
 
     def _put_back(self, slot: Slot) -> None:
@@ -65,4 +83,5 @@ class Seats:
         taken = free[:count]
         del free[:count]
         self.free -= count
+        self._taken.update(name for _, name in taken)
         return tuple(self._known[name] for _, name in taken)

@@ -8,116 +8,142 @@ that goes into it passes through :func:`_text` and :func:`_seconds` here, and wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
 import junit_xml
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.reports.digest import evidence
+from disttest.reports.junit_room import MAX_BYTES, Room, has_failed, rooms_for
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
 
-MAX_BYTES = 24_000_000
-"""GitLab takes files under 30 MB."""
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
 SHORTEST_S = 0.001
 COLLECTION_SUITE = "collection"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Room:
-    """How much text a test case may carry, so that the whole file stays small enough to be loaded."""
-
-    details: int
-    """Characters of a failure's text."""
-    bad_log: int
-    """Bytes of each rank's log, for a test that failed."""
-    good_log: int
-    """The same for a test that passed."""
-
-    def scaled(self, factor: float) -> _Room:
-        return _Room(
-            details=int(self.details * factor) + 500,
-            bad_log=int(self.bad_log * factor),
-            good_log=int(self.good_log * factor),
-        )
+CHUNK = 200
+"""Cases that are in memory at once."""
 
 
 def render_junit(run: RunResult, results_dir: Path | None = None) -> str:
-    """Return the XML document. Logs are excerpted from ``results_dir``; without it they are left out.
+    """Return the XML document; arguments and limits are those of :func:`write_junit`."""
+    file = BytesIO()
+    write_junit(run, results_dir, file)
+    return file.getvalue().decode()
 
-    The file stays under :data:`MAX_BYTES`: the more tests failed, the less text each of them carries.
+
+def write_junit(run: RunResult, results_dir: Path | None, file: BinaryIO) -> None:
+    """Write the XML document, a few cases at a time, into a file that can be written again from its start.
+
+    Logs are excerpted from ``results_dir``; without it they are left out. The file stays under :data:`MAX_BYTES`:
+    the more tests failed, the less text each of them carries, and in the end tests that passed are a line each.
+    What was cut is stated in the properties of each suite.
     """
-    logs = LogFolder(results_dir)
-    room = _fair_room(run)
-    for factor in (1.0, 0.5, 0.1, 0.0):
-        xml = _Document(run, logs, room.scaled(factor)).render()
-        if len(xml) <= MAX_BYTES:
-            break
-    return xml.decode()
+    logs, rooms = LogFolder(results_dir), rooms_for(run)
+    for room in rooms:
+        file.seek(0)
+        file.truncate()
+        limit = math.inf if room is rooms[-1] else MAX_BYTES
+        if _fits(_Document(run, logs, room).pieces(), file, limit):
+            return
 
 
-def _fair_room(run: RunResult) -> _Room:
-    failures = sum(attempt.outcome.is_bad for test in run.tests for attempt in test.attempts)
-    ranks = Counter[bool]()
-    for test in run.tests:
-        ranks[_has_failed(test)] += sum(len(attempt.ranks) for attempt in test.attempts)
-    return _Room(
-        details=min(60_000, 5_000_000 // max(1, failures)),
-        bad_log=min(16_000, 8_000_000 // max(1, ranks[True])),
-        good_log=min(2_000, 3_000_000 // max(1, ranks[False])),
-    )
-
-
-def _has_failed(test: TestOutcome) -> bool:
-    return any(attempt.outcome.is_bad for attempt in test.attempts)
+def _fits(pieces: Iterator[bytes], file: BinaryIO, limit: float) -> bool:
+    written = 0
+    for piece in pieces:
+        written += file.write(piece)
+        if written > limit:
+            return False
+    return True
 
 
 class _Document:
     """Builds the document of one run."""
 
-    def __init__(self, run: RunResult, logs: LogFolder, room: _Room) -> None:
+    def __init__(self, run: RunResult, logs: LogFolder, room: Room) -> None:
         self.run = run
         self.logs = logs
         self.room = room
-        self.seen: Counter[tuple[str, str]] = Counter()
+        self.seen: Counter[int] = Counter()
+        """Hashes of names that were given, since the names themselves would be a copy of half the run."""
         root = Path(run.root)
         self.root = root if run.root and root.is_dir() else None
 
-    def render(self) -> bytes:
-        cases: dict[str, list[junit_xml.TestCase]] = defaultdict(list)
-        tests: dict[str, list[TestOutcome]] = defaultdict(list)
+    def pieces(self) -> Iterator[bytes]:
+        """The document from its first byte to its last."""
+        suites: dict[str, list[TestOutcome]] = defaultdict(list)
         for test in self.run.tests:
-            suite = _text(test.test.suite, "tests")
-            cases[suite].append(self.case(test))
-            tests[suite].append(test)
-        for error in self.run.collection_errors:
-            cases[COLLECTION_SUITE].append(self.collection_case(error))
-        document = ElementTree.Element("testsuites", {"name": "disttest"})
-        for suite, members in cases.items():
-            document.append(element := self.suite(suite, members))
-            # A collection error has no attempts; it comes after the tests of a suite of that name.
-            for case, test in zip(element.iter("testcase"), tests[suite], strict=False):
-                _insert_attempts(case, [*self.attempts(test)])
-        _conform(document)
-        xml: bytes = ElementTree.tostring(document, encoding="utf-8", xml_declaration=True)
-        return xml
+            suites[_text(test.test.suite, "tests")].append(test)
+        if self.run.collection_errors:
+            suites.setdefault(COLLECTION_SUITE, [])
+        sums = {name: self.sum_up(name, tests) for name, tests in suites.items()}
+        head, tail = _around(ElementTree.Element("testsuites", _total(sums.values())))
+        yield b"<?xml version='1.0' encoding='utf-8'?>\n" + head
+        for name, tests in suites.items():
+            before, after = _around(self.suite(name, sums[name]))
+            yield before
+            yield from self.cases(tests)
+            if name == COLLECTION_SUITE:
+                yield from _cases([self.collection_case(error) for error in self.run.collection_errors])
+            yield after
+        yield tail
 
-    def suite(self, name: str, cases: list[junit_xml.TestCase]) -> ElementTree.Element:
-        started = datetime.fromtimestamp(max(0.0, self.run.started_at_s), UTC).isoformat(timespec="seconds")
-        suite = junit_xml.TestSuite(
-            name, cases, timestamp=started, properties=dict(_facts(self.run)), id=_text(self.run.run_id)
+    def sum_up(self, name: str, tests: list[TestOutcome]) -> _Sum:
+        kinds = Counter(self.element_of(test) for test in tests)
+        seconds = sum(_seconds(test.final.duration_s) for test in tests)
+        errors = len(self.run.collection_errors) if name == COLLECTION_SUITE else 0
+        return _Sum(
+            tests=len(tests) + errors,
+            failures=kinds["failure"],
+            errors=kinds["error"] + errors,
+            skipped=kinds["skipped"],
+            time=seconds + errors * SHORTEST_S,
         )
+
+    def element_of(self, outcome: TestOutcome) -> str:
+        """The name of the element that says what a test came to; empty for one that passed."""
+        match outcome.final.outcome:
+            case Outcome.FAILED:
+                return "failure"
+            case Outcome.ERROR:
+                return "error"
+            case _ if outcome.flaky and self.run.flaky_fails:
+                return "failure"
+            case Outcome.SKIPPED | Outcome.XFAILED:
+                return "skipped"
+            case Outcome.PASSED | Outcome.XPASSED:
+                return ""
+
+    def suite(self, name: str, sums: _Sum) -> ElementTree.Element:
+        started = datetime.fromtimestamp(max(0.0, self.run.started_at_s), UTC).isoformat(timespec="seconds")
+        facts = dict(_facts(self.run))
+        if self.room.cut:
+            facts["disttest.shortened"] = (
+                f"left out to stay under {MAX_BYTES // 1_000_000} MB: {self.room.cut}"
+            )
+        suite = junit_xml.TestSuite(name, [], timestamp=started, properties=facts, id=_text(self.run.run_id))
         element: ElementTree.Element = suite.build_xml_doc()
+        del element.attrib["disabled"]
+        for key, number in sums._asdict().items():
+            element.set(key, f"{number:.3f}" if key == "time" else str(number))
         return element
+
+    def cases(self, tests: list[TestOutcome]) -> Iterator[bytes]:
+        for start in range(0, len(tests), CHUNK):
+            chunk = tests[start : start + CHUNK]
+            earlier = [[*self.attempts(test)] for test in chunk]
+            yield from _cases([self.case(test) for test in chunk], earlier)
 
     def attempts(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
         """What the earlier attempts came to, in the elements of Maven's Surefire, which consumers of reruns read."""
@@ -192,8 +218,9 @@ class _Document:
 
     def unique(self, classname: str, name: str) -> tuple[str, str]:
         """Tell equal names apart: consumers keep one of two, or take them for runs of one test."""
-        self.seen[classname, name] += 1
-        seen = self.seen[classname, name]
+        key = hash((classname, name))
+        self.seen[key] += 1
+        seen = self.seen[key]
         return (classname, name) if seen == 1 else self.unique(classname, f"{name} #{seen}")
 
     def source(self, file: str) -> str | None:
@@ -211,6 +238,8 @@ class _Document:
         return _text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
 
     def system_out(self, outcome: TestOutcome) -> Iterator[str]:
+        if self.room.lines_for_good and not has_failed(outcome):
+            return
         if outcome.test.world:
             yield f"world: {outcome.test.world}, {outcome.test.isolation}"
         for attempt in outcome.attempts:
@@ -237,7 +266,7 @@ class _Document:
                     yield f"[[ATTACHMENT|{rank.log}]]"
 
 
-def _insert_attempts(case: ElementTree.Element, elements: list[ElementTree.Element]) -> None:
+def _insert_attempts(case: ElementTree.Element, elements: Iterable[ElementTree.Element]) -> None:
     """Properties first, reruns after the verdict and before what was printed."""
     for element in elements:
         output = case.find("system-out")
@@ -298,6 +327,8 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         "platform": hardware.platform,
         "cpus": str(hardware.cpus or ""),
         "gpus": ", ".join(hardware.gpus),
+        "gpu_uuids": ", ".join(hardware.uuids),
+        "driver": hardware.driver,
         "slots": str(run.slots or ""),
         "reason": run.reason,
     }
@@ -306,20 +337,43 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
             yield f"disttest.{name}" if name != "disttest" else "disttest.version", one_line(fact)
 
 
-def _conform(document: ElementTree.Element) -> None:
-    """Bring the package's elements in line with the dialect and sum them up at the top."""
-    totals: Counter[str] = Counter()
-    seconds = 0.0
-    for suite in document:
-        suite.attrib.pop("disabled", None)
-        seconds += (time_s := float(suite.get("time", "0")))
-        suite.set("time", f"{time_s:.3f}")
-        totals.update({key: int(suite.get(key, "0")) for key in ("tests", "failures", "errors")})
-    for case in document.iter("testcase"):
-        case.set("time", f"{float(case.get('time', SHORTEST_S)):.3f}")
-    for skipped in document.iter("skipped"):
+class _Sum(NamedTuple):
+    """What the cases of a suite come to, by the names of its attributes."""
+
+    tests: int
+    failures: int
+    errors: int
+    skipped: int
+    time: float
+
+
+def _total(sums: Collection[_Sum]) -> dict[str, str]:
+    counts = {key: str(sum(getattr(one, key) for one in sums)) for key in ("tests", "failures", "errors")}
+    seconds = sum(round(one.time, 3) for one in sums)
+    return {"name": "disttest", **counts, "time": f"{seconds:.3f}"}
+
+
+def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
+    """What stands before and after the children that are still to come."""
+    ElementTree.SubElement(element, "cut")
+    before, _, after = ElementTree.tostring(element, encoding="utf-8").partition(b"<cut />")
+    return before, after
+
+
+def _cases(
+    cases: list[junit_xml.TestCase], earlier: Sequence[list[ElementTree.Element]] = ()
+) -> Iterator[bytes]:
+    """The elements of cases, as the package makes them, in line with the dialect."""
+    suite: ElementTree.Element = junit_xml.TestSuite("", cases).build_xml_doc()
+    for case, attempts in zip_longest(suite.iter("testcase"), earlier, fillvalue=()):
+        assert isinstance(case, ElementTree.Element)
+        _insert_attempts(case, attempts)
+        _conform(case)
+        yield ElementTree.tostring(case, encoding="utf-8")
+
+
+def _conform(case: ElementTree.Element) -> None:
+    case.set("time", f"{float(case.get('time', SHORTEST_S)):.3f}")
+    for skipped in case.iter("skipped"):
         expected = skipped.get("message", "").startswith("expected failure")
         skipped.set("type", "pytest.xfail" if expected else "pytest.skip")
-    for key in ("tests", "failures", "errors"):
-        document.set(key, str(totals[key]))
-    document.set("time", f"{seconds:.3f}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,15 +16,46 @@ FILE_NAME = "results.json"
 SCHEMA_ID = f"disttest-results-v{SCHEMA_VERSION}.schema.json"
 
 
-def render_results_json(run: RunResult, results_dir: Path | None = None) -> str:  # noqa: ARG001
+def render_results_json(run: RunResult) -> str:
     """Return the run as indented JSON that the schema of :func:`results_schema` accepts."""
+    return b"".join(results_json_pieces(run)).decode()
+
+
+def results_json_pieces(run: RunResult) -> Iterator[bytes]:
+    """Yield the same in pieces, one for each test and world: a large run is never in memory a second time."""
     # Defaults are left out of the file, but never the version, which says how to read the rest.
-    fields = {"schema_version": run.schema_version, **msgspec.to_builtins(run)}
+    rest = msgspec.structs.replace(run, tests=(), worlds=())
+    fields = {"schema_version": run.schema_version, **msgspec.to_builtins(rest)}
+    large: dict[str, Sequence[msgspec.Struct]] = {"tests": run.tests, "worlds": run.worlds}
+    lead = b"{\n "
+    for name, value in fields.items():
+        yield lead + _encoded(name) + b": "
+        lead = b",\n "
+        if large.get(name):
+            yield from _list_pieces(large[name])
+        else:
+            yield _indented(_encoded(value), 1)
+    yield b"\n}\n"
+
+
+def _list_pieces(items: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+    lead = b"[\n  "
+    for item in items:
+        yield lead + _indented(_encoded(item), 2)
+        lead = b",\n  "
+    yield b"\n ]"
+
+
+def _encoded(value: Any) -> bytes:
     try:
-        encoded = msgspec.json.encode(fields)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:  # a lone surrogate somewhere: UTF-8 has no way to say it
-        encoded = msgspec.json.encode(_encodable(fields))
-    return msgspec.json.format(encoded, indent=1).decode() + "\n"
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
+
+
+def _indented(encoded: bytes, depth: int) -> bytes:
+    # No string of JSON holds a newline, so every one there is ends a line.
+    return msgspec.json.format(encoded, indent=1).replace(b"\n", b"\n" + b" " * depth)
 
 
 def load_results_json(text: str | bytes) -> RunResult:

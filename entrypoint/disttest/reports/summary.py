@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest
+from disttest.reports.costs import cost_lines
 from disttest.reports.digest import FailureGroup, Tally
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
@@ -82,6 +83,7 @@ class _Summary:
             self.failures(),
             self.flaky(),
             self.table(),
+            self.cost(),
             self.timeline(),
             self.lists(),
             self.foot(),
@@ -219,6 +221,14 @@ class _Summary:
             yield _table_line("**all**", "", digest.tally(self.run))
         yield ""
 
+    def cost(self) -> Iterator[str]:
+        lines = cost_lines(self.run)
+        if lines:
+            yield "### Cost"
+            yield ""
+            yield from (f"- {escape(line.name)}: {escape(line.fact)}" for line in lines)
+            yield ""
+
     def timeline(self) -> Iterator[str]:
         timeline = build_timeline(self.run)
         if timeline.slots and self.detail.log:
@@ -250,6 +260,8 @@ class _Summary:
             f"Python {hardware.python}" if hardware.python else "",
             f"{hardware.cpus} CPUs" if hardware.cpus else "",
             ", ".join(hardware.gpus) or "no GPU",
+            f"driver {hardware.driver}" if hardware.driver else "",
+            f"CUDA up to {hardware.cuda}" if hardware.cuda else "",
         ]
         yield f"<sub>{escape(' · '.join(one_line(fact) for fact in facts if fact))}</sub>"
         if self.detail.cut:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,28 +12,17 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from disttest import github
-from disttest.model import Cause
 from disttest.reports import digest
-from disttest.reports.digest import FailureGroup, Row, Tally
-from disttest.reports.location import Repository, locate
-from disttest.reports.text import clean, count, duration, one_line, shorten
+from disttest.reports.costs import cost_lines
+from disttest.reports.digest import Row, Tally
+from disttest.reports.failures import STYLES, FailurePrinter
+from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
 
 MAX_FAILURES = 50
-MAX_EVIDENCE = 6_000
-"""Characters of a failure's text; the whole of it is in the logs and in the other reports."""
 NARROW = 70
 """Columns below which the table becomes a list."""
 
-STYLES = {
-    "passed": "green",
-    "failed": "bold red",
-    "infrastructure": "bold magenta",
-    "flaky": "yellow",
-    "skipped": "bright_black",
-    "xfailed": "bright_black",
-}
 MARKS = {
     "passed": "✓",
     "failed": "✗",
@@ -46,19 +34,27 @@ MARKS = {
 
 
 def print_final(
-    console: Console, run: RunResult, *, failures: bool = True, slowest: int = 10, on_github: bool = False
+    console: Console,
+    run: RunResult,
+    *,
+    results_dir: Path | None = None,
+    failures: bool = True,
+    slowest: int = 10,
+    on_github: bool = False,
 ) -> None:
     """Print what a run came to.
 
     Args:
         console: where to; it decides on colour and width.
         run: what to tell.
+        results_dir: where its logs are, for the end of a culprit's; without it, none is quoted.
         failures: tell each failure in full; False where a view has told them as they came.
         slowest: number of slow tests to list; 0 for none.
         on_github: keep GitHub from taking what tests have printed for commands.
     """
     if failures and (run.bad or run.collection_errors):
-        _print_failures(console, run, on_github=on_github)
+        printer = FailurePrinter(console, root=run.root, results_dir=results_dir, on_github=on_github)
+        _print_failures(console, run, printer)
     for block in _blocks(run, width=console.width, slowest=slowest):
         console.print(block)
         console.print()
@@ -74,72 +70,28 @@ def render_final(run: RunResult, *, width: int = 100, color: bool = False) -> st
     return console.file.getvalue()
 
 
-def _print_failures(console: Console, run: RunResult, *, on_github: bool) -> None:
+def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -> None:
     console.print(Rule(Text("failures", style="bold red"), characters="─", style="red"))
     for error in run.collection_errors[:MAX_FAILURES]:
-        last = one_line(error.message.strip().rpartition("\n")[2])
-        console.print(Text(f"✗ {one_line(error.nodeid)} could not be collected: {last}", style="bold red"))
-        print_evidence(console, error.message, on_github=on_github)
+        printer.print_collection_error(error)
         console.print()
     groups = digest.failure_groups(run)
     for group in groups[:MAX_FAILURES]:
-        print_failure(console, group, Repository(root=run.root), on_github=on_github)
+        printer.print_failure(group)
         console.print()
-    if len(groups) > MAX_FAILURES:
-        more = count(len(groups) - MAX_FAILURES, "more failure")
-        console.print(Text(f"… and {more}, all in junit.xml"))
-        console.print()
-
-
-def print_failure(console: Console, group: FailureGroup, repository: Repository, *, on_github: bool) -> None:
-    """Print one failure: what was found, where, on whose account, the evidence, and how to repeat it."""
-    for line in _failure_head(group, repository):
-        console.print(line, soft_wrap=True)
-    print_evidence(console, "\n\n".join(digest.evidence(group.first.final)), on_github=on_github)
-    for line in _failure_foot(group):
-        console.print(line, soft_wrap=True)
-
-
-def _failure_head(group: FailureGroup, repository: Repository) -> Iterator[Text]:
-    test = group.first
-    style = STYLES[digest.classify(test)]
-    # Like a compiler's message, so that editors, and GitHub through our problem matcher, can jump to it.
-    place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, repository)
-    yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
-    if len(group.tests) > 1:
-        yield Text(f"  {count(len(group.tests), 'test')}, the first of them:", style="bold")
-    told = [one_line(test.test.nodeid), f"fault: {digest.fault(test)}", digest.who(test.final)]
-    yield Text("  " + " · ".join(part for part in told if part))
-    for earlier in test.attempts[:-1]:
-        yield Text(f"  attempt {earlier.attempt}: {digest.finding(earlier)}", style="yellow")
-
-
-def _failure_foot(group: FailureGroup) -> Iterator[Text]:
-    result = group.first.final
-    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
-    logs = [clean(rank.log) for rank in culprit_first if rank.log]
-    if logs:
-        more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
-        yield Text(f"  log: {logs[0]}{more}", style="bright_black")
-    yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
-
-
-def print_evidence(console: Console, text: str, *, on_github: bool) -> None:
-    """Print what a test or a rank has written: cleaned, cut, indented, and without power over GitHub."""
-    text = shorten(clean(text).strip("\n"), MAX_EVIDENCE)
-    if not text:
-        return
-    write: Callable[[str], object] = console.file.write
-    shield: AbstractContextManager[None] = github.commands_stopped(write) if on_github else nullcontext()
-    with shield:
-        # Straight to the file: there is nothing to style, and thousands of lines to write.
-        write("".join(f"    {line}\n" for line in text.splitlines()))
+    for what, number in (("collection error", len(run.collection_errors)), ("failure", len(groups))):
+        if number > MAX_FAILURES:
+            more = count(number - MAX_FAILURES, f"more {what}")
+            console.print(Text(f"… and {more}, all in junit.xml"))
+            console.print()
 
 
 def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
     rows = digest.table(run)
     if rows:
         yield _table(rows, run) if width >= NARROW else _list(rows)
+    if costs := cost_lines(run):
+        yield _titled("cost", [Text(f"  {line.name}: {line.fact}") for line in costs], len(costs))
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))

@@ -6,6 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
 from disttest.model import TestResult
 from disttest.reports import digest
@@ -17,7 +19,7 @@ CONTROLLER = "controller"
 MAX_LANES_IN_TEXT = 64
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
     """One attempt of a test on its slots; times in seconds from the start of the run."""
 
@@ -54,16 +56,22 @@ class Timeline:
 
 def build_timeline(run: RunResult) -> Timeline:
     """Lay out a run. Attempts without a time (skips, tests that never started) are not on it."""
-    worlds = {world.world_id: world for world in run.worlds}
     names = {slot for world in run.worlds for slot in world.slots}
-    attempts = list(_timed(run))
-    if any(attempt.world_id not in worlds for _, _, attempt in attempts):
+    ids = {world.world_id for world in run.worlds}
+    if any(attempt.world_id not in ids for _, _, attempt in _timed(run)):
         names.add(CONTROLLER)
     slots = tuple(sorted(names, key=_natural))
     lane = {slot: index for index, slot in enumerate(slots)}
-    bars = tuple(_bar(run, index, test, attempt, worlds, lane) for index, test, attempt in attempts)
-    spans = tuple(_span(run, world, lane) for world in run.worlds)
-    ends = [bar.end_s for bar in bars] + [end for _, _, end in spans]
+
+    @cache
+    def lanes(held: tuple[str, ...]) -> tuple[int, ...]:
+        # One object for all worlds on the same slots: a large run has a hundred thousand of them.
+        return tuple(sorted(lane[slot] for slot in held))
+
+    held = {world.world_id: lanes(world.slots) for world in run.worlds}
+    bars = tuple(_bar(run, index, test, attempt, held, lane) for index, test, attempt in _timed(run))
+    spans = tuple((lanes(world.slots), *_span(run, world)) for world in run.worlds)
+    ends = chain((bar.end_s for bar in bars), (end for _, _, end in spans))
     return Timeline(
         slots=slots,
         bars=bars,
@@ -85,27 +93,25 @@ def _bar(
     index: int,
     test: TestOutcome,
     attempt: TestResult,
-    worlds: dict[str, WorldSpan],
+    held: dict[str, tuple[int, ...]],
     lane: dict[str, int],
 ) -> Bar:
-    world = worlds.get(attempt.world_id)
     start_s = max(0.0, attempt.started_at_s - run.started_at_s)
-    single = TestOutcome(test=test.test, attempts=(attempt,))
+    whole = attempt is test.final
     return Bar(
         test=index,
         attempt=attempt.attempt,
-        kind=digest.classify(test if attempt is test.final else single),
-        lanes=tuple(sorted(lane[slot] for slot in (world.slots if world else (CONTROLLER,)))),
+        kind=digest.classify(test if whole else TestOutcome(test=test.test, attempts=(attempt,))),
+        lanes=held[attempt.world_id] if attempt.world_id in held else (lane[CONTROLLER],),
         start_s=start_s,
         end_s=start_s + attempt.duration_s,
     )
 
 
-def _span(run: RunResult, world: WorldSpan, lane: dict[str, int]) -> tuple[tuple[int, ...], float, float]:
+def _span(run: RunResult, world: WorldSpan) -> tuple[float, float]:
     start_s = max(0.0, world.started_at_s - run.started_at_s)
     ended_at_s = world.ended_at_s if world.ended_at_s is not None else run.ended_at_s
-    lanes = tuple(sorted(lane[slot] for slot in world.slots))
-    return lanes, start_s, max(start_s, ended_at_s - run.started_at_s)
+    return start_s, max(start_s, ended_at_s - run.started_at_s)
 
 
 def _lower_bound_s(bars: tuple[Bar, ...], slots: int) -> float:

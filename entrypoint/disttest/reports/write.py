@@ -6,48 +6,51 @@ Each reporter, and the libraries it stands on, is imported when it is used: the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from disttest.errors import ReportError, UsageError
 from disttest.reports.files import write_whole
 from disttest.reports.results_json import FILE_NAME as RESULTS_JSON
-from disttest.reports.results_json import render_results_json
+from disttest.reports.results_json import results_json_pieces
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
 
-Render = Callable[[RunResult, Path, Sequence[RunResult]], str]
+Write = Callable[[RunResult, Path, Sequence[RunResult], BinaryIO], None]
+"""Writes one report of a run into an open file; gets the results directory and earlier runs, too."""
 
 
-def _json(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
-    return render_results_json(run, results_dir)
+def _json(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+    file.writelines(results_json_pieces(run))
 
 
-def _junit(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
-    from disttest.reports.junit import render_junit
+def _junit(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+    from disttest.reports.junit import write_junit
 
-    return render_junit(run, results_dir)
+    write_junit(run, results_dir, file)
 
 
-def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:  # noqa: ARG001
+def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
     from disttest.reports.summary import render_summary
 
-    return render_summary(run, results_dir)
+    file.write(render_summary(run, results_dir).encode("utf-8", errors="replace"))
 
 
-def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult]) -> str:
+def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:
     from disttest.reports.html import render_html
 
-    return render_html(run, results_dir, history=history)
+    file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))
 
 
-REPORTERS: Mapping[str, tuple[str, Render]] = {
+REPORTERS: Mapping[str, tuple[str, Write]] = {
     "json": (RESULTS_JSON, _json),
     "junit": ("junit.xml", _junit),
     "summary": ("summary.md", _summary),
     "html": ("report.html", _html),
 }
-"""Format -> name of its file, and what renders it. The one that tools need most comes first."""
+"""Format -> name of its file, and what writes it. The one that tools need most comes first."""
 
 
 def load_reporters() -> None:
@@ -82,9 +85,9 @@ def write_reports(
     written: list[Path] = []
     failed: list[str] = []
     for name in formats:
-        file_name, render = REPORTERS[name]
+        file_name, write = REPORTERS[name]
         try:
-            written.append(write_whole(results_dir / file_name, render(run, results_dir, history)))
+            written.append(write_whole(results_dir / file_name, partial(write, run, results_dir, history)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
             failed.append(f"{file_name}: {type(error).__name__}: {error}")
     if failed:

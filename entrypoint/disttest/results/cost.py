@@ -9,7 +9,7 @@ from disttest.model import Frozen, Gang, Isolation, WorldShape
 from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
-SIMULATED_WORLDS = 5_000
+SIMULATED_WORLDS = 2_000
 """Up to so many worlds the effect of one slot more or fewer is simulated; above, it follows from the bound."""
 
 
@@ -102,9 +102,18 @@ def _length_s(world: WorldSpan, run: RunResult) -> float:
 def _window(run: RunResult) -> tuple[float, float]:
     """Makespan, and slot-seconds offered. Shards that started late did not offer anything before."""
     if not run.shards:
-        return run.duration_s, run.slots * run.duration_s
+        makespan_s = _makespan_s(run)
+        return makespan_s, run.slots * makespan_s
     lengths = [(max(0.0, shard.ended_at_s - shard.started_at_s), shard.slots) for shard in run.shards]
     return max(seconds for seconds, _ in lengths), sum(seconds * slots for seconds, slots in lengths)
+
+
+def _makespan_s(run: RunResult) -> float:
+    """From the start of the run to the end of its last world or test: the end of pytest itself takes no slots."""
+    ends = [run.started_at_s]
+    ends += [run.ended_at_s if world.ended_at_s is None else world.ended_at_s for world in run.worlds]
+    ends += [test.final.started_at_s + test.final.duration_s for test in run.tests]
+    return max(ends) - run.started_at_s
 
 
 def _what_if(

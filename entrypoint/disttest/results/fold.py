@@ -51,8 +51,9 @@ class TestOutcome(Frozen):
 
     @property
     def flaky(self) -> bool:
-        """Passed in the end, but not at first."""
-        return not self.final.outcome.is_bad and any(a.outcome.is_bad for a in self.attempts[:-1])
+        """Passed in the end, but not at first; what a broken machine has spoiled says nothing of the test."""
+        own = [attempt for attempt in self.attempts[:-1] if attempt.cause is not Cause.INFRASTRUCTURE]
+        return not self.final.outcome.is_bad and any(attempt.outcome.is_bad for attempt in own)
 
     @property
     def first_bad(self) -> TestResult:
@@ -137,8 +138,8 @@ class RunResult(Frozen):
         return tuple(test for test in self.tests if test.final.is_false_green_avoided)
 
 
-class _Fold:
-    """Mutable state of the fold; lives only inside :func:`fold`."""
+class Folding:
+    """The fold of a journal that is still being written: takes events as they come, and has a result at any time."""
 
     def __init__(self) -> None:
         self.started: RunStarted | None = None
@@ -153,6 +154,7 @@ class _Fold:
         self.last_at_s = 0.0
 
     def take(self, event: AnyEvent) -> None:  # noqa: C901 - one line for each kind of event
+        """Learn from an event."""
         self.last_at_s = max(self.last_at_s, event.at_s)
         match event:
             case RunStarted():
@@ -180,11 +182,17 @@ class _Fold:
 
     def start(self, event: RunStarted) -> None:
         """The guard's word is the user's own command; the controller's, which follows, knows the rest."""
+        if event.schema_version != SCHEMA_VERSION:
+            self.notes.append(
+                f"a part of this journal is of version {event.schema_version}, and this disttest ({SCHEMA_VERSION}) may "
+                f"misread it: read it with the disttest that wrote it, {event.disttest}"
+            )
         if self.started is not None:
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
         self.started = event
 
     def finish_test(self, result: TestResult) -> None:
+        """An attempt has its verdict."""
         self.running.pop(result.nodeid, None)
         attempts = self.attempts.setdefault(result.nodeid, [])
         # A rank that dies after its test was judged turns that attempt red: the later word counts.
@@ -193,6 +201,7 @@ class _Fold:
         attempts.append(result)
 
     def end_world(self, event: WorldEnded) -> None:
+        """A world has let go of its slots."""
         span = self.worlds.get(event.world_id)
         if span is not None:
             self.worlds[event.world_id] = msgspec.structs.replace(
@@ -200,6 +209,7 @@ class _Fold:
             )
 
     def unfinished(self, nodeid: str, reason: str) -> TestResult:
+        """Return the failure of an attempt that will not finish any more."""
         started = self.running.get(nodeid)
         what = "was running" if started else "had not started"
         return TestResult(
@@ -214,10 +224,36 @@ class _Fold:
         )
 
     def outcome(self, test: TestCase, reason: str) -> TestOutcome:
+        """Return what a test has come to, if the run is over for that reason."""
         attempts = self.attempts.get(test.nodeid, [])
         if test.nodeid in self.running or not attempts:
             attempts = [*attempts, self.unfinished(test.nodeid, reason)]
         return TestOutcome(test=test, attempts=tuple(attempts))
+
+    def result(self) -> RunResult:
+        """Return what the run has come to by now. What is owed and has not finished has failed, with the reason."""
+        started, finished = self.started, self.finished
+        reason = (finished.reason or "the run ended") if finished else DIED_EARLY
+        return RunResult(
+            run_id=started.run_id if started else "",
+            argv=started.argv if started else (),
+            root=started.root if started else "",
+            hardware=started.hardware if started else Hardware(cpus=0),
+            slots=started.slots if started else 0,
+            disttest=started.disttest if started else "",
+            started_at_s=started.at_s if started else self.last_at_s,
+            ended_at_s=self.last_at_s,
+            exit_code=finished.exit_code if finished else 3,
+            reason=finished.reason if finished else DIED_EARLY,
+            tests=tuple(self.outcome(test, reason) for test in self.tests.values()),
+            collection_errors=tuple(self.errors),
+            worlds=tuple(self.worlds.values()),
+            notes=tuple(self.notes),
+            shards=tuple(self.shards),
+            plan_id=started.plan_id if started else "",
+            shard=started.shard if started else None,
+            invocation=started.invocation if started else Invocation(),
+        )
 
 
 def fold(events: Iterable[AnyEvent]) -> RunResult:
@@ -225,29 +261,7 @@ def fold(events: Iterable[AnyEvent]) -> RunResult:
 
     A journal that lacks its first event (cut, or mixed) still folds: unknown facts are empty.
     """
-    state = _Fold()
+    folding = Folding()
     for event in events:
-        state.take(event)
-    started = state.started
-    finished = state.finished
-    reason = (finished.reason or "the run ended") if finished else DIED_EARLY
-    return RunResult(
-        run_id=started.run_id if started else "",
-        argv=started.argv if started else (),
-        root=started.root if started else "",
-        hardware=started.hardware if started else Hardware(cpus=0),
-        slots=started.slots if started else 0,
-        disttest=started.disttest if started else "",
-        started_at_s=started.at_s if started else state.last_at_s,
-        ended_at_s=state.last_at_s,
-        exit_code=finished.exit_code if finished else 3,
-        reason=finished.reason if finished else DIED_EARLY,
-        tests=tuple(state.outcome(test, reason) for test in state.tests.values()),
-        collection_errors=tuple(state.errors),
-        worlds=tuple(state.worlds.values()),
-        notes=tuple(state.notes),
-        shards=tuple(state.shards),
-        plan_id=started.plan_id if started else "",
-        shard=started.shard if started else None,
-        invocation=started.invocation if started else Invocation(),
-    )
+        folding.take(event)
+    return folding.result()

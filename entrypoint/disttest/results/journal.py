@@ -5,12 +5,13 @@ Only one process writes at a time: the controller while it lives, the command af
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -21,6 +22,8 @@ from disttest.results.events import AnyEvent, Event, Noted
 FILE_NAME = "events.jsonl"
 _NAMES = ("nodeid", "slug", "log")
 """Fields by which events and files belong together."""
+
+_BLOCK = 1 << 20
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _encoder = msgspec.json.Encoder()
@@ -106,6 +109,11 @@ class Journal:
         yield from read_events(self.path)
         yield from cast("list[AnyEvent]", self.unwritten)
 
+    def end_line(self) -> None:
+        """Give a line that its writer could not finish an end, so that it does not swallow the next event."""
+        with contextlib.suppress(OSError):  # no room on the disk: then nothing follows either
+            os.write(self._fd, b"\n")
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
@@ -120,6 +128,47 @@ def _write_line(fd: int, line: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class JournalFollower:
+    """Reads a journal while somebody else writes it.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _opened(path)
+        self._cut = b""
+        """The beginning of a line that is not whole yet."""
+        self._number = 0
+        self._at_s = 0.0
+
+    def new_events(self) -> Iterator[AnyEvent]:
+        """Yield what has been written since the last call; what can not be read becomes a ``Noted`` event."""
+        while block := self._file.read(_BLOCK):
+            *lines, self._cut = (self._cut + block).split(b"\n")
+            for line in lines:
+                yield from self._event_in(line)
+
+    def close(self) -> Iterator[AnyEvent]:
+        """Nobody writes any more: yield what is left, the last line too if it was cut, and close the file."""
+        yield from self.new_events()
+        yield from self._event_in(self._cut)
+        self._file.close()
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the last line has no end: its writer died over it."""
+        return bool(self._cut)
+
+    def _event_in(self, line: bytes) -> Iterator[AnyEvent]:
+        self._number += 1
+        if line.strip():
+            event = _noted(_decoded(line), self._path, self._number, self._at_s)
+            self._at_s = event.at_s
+            yield event
+
+
 def read_events(path: Path) -> Iterator[AnyEvent]:
     """Yield the events of a journal; what can not be read becomes a ``Noted`` event, never an exception.
 
@@ -127,12 +176,10 @@ def read_events(path: Path) -> Iterator[AnyEvent]:
         UsageError: there is no such file.
     """
     at_s = 0.0
-    for number, event in read_lines(path):
-        if isinstance(event, Event):
-            at_s = event.at_s
-            yield event
-        else:
-            yield Noted(at_s=at_s, message=f"{path.name}:{number}: skipped, {event}")
+    for number, read in read_lines(path):
+        event = _noted(read, path, number, at_s)
+        at_s = event.at_s
+        yield event
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
@@ -141,15 +188,27 @@ def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
     Raises:
         UsageError: there is no such file.
     """
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _decoded(line)
+
+
+def _opened(path: Path) -> BinaryIO:
     try:
-        file = path.open("rb")
+        return path.open("rb")
     except OSError as error:
         raise UsageError(f"no journal at {path}: {error.strerror}") from error
-    with file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, _decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield number, f"not an event: {error}"
+
+
+def _decoded(line: bytes) -> AnyEvent | str:
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"not an event: {error}"
+
+
+def _noted(read: AnyEvent | str, path: Path, number: int, at_s: float) -> AnyEvent:
+    if isinstance(read, str):
+        return Noted(at_s=at_s, message=f"{path.name}:{number}: skipped, {read}")
+    return read

@@ -7,31 +7,35 @@ from collections.abc import Iterator
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult, rank_name
 
+STACKS_HEADING = "[disttest: stacks of rank "
+"""Below a line that begins so, a rank's log has the stacks that we have appended to it."""
+
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/running/flight.py"
 _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
 
 
-def describe_ranks(result: TestResult, *, logs_in: str = "") -> Iterator[str]:
+def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
     """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once.
 
     Args:
         result: what to tell.
-        logs_in: where the results directory is for the reader; in front of the paths of logs.
+        logs_in: where the results directory is for the reader; in front of the paths of logs; None leaves them out.
     """
     for record in result.ranks:
         yield f"{rank_name(record.rank)}: {describe_rank(record, result, logs_in=logs_in)}"
     yield from _stacks(result)
 
 
-def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str = "") -> str:
+def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None = "") -> str:
     """What one rank did, and whether it is the culprit or a victim."""
     role = ""
     if record.rank == result.culprit:
         role = " [culprit]"
     elif record.rank in result.victims:
         role = " [victim]"
-    return f"{_deed(record)}{role}{f' (log: {logs_in}{record.log})' if record.log else ''}"
+    log = f" (log: {logs_in}{record.log})" if record.log and logs_in is not None else ""
+    return f"{_deed(record)}{role}{log}"
 
 
 def _deed(record: RankRecord) -> str:
@@ -60,6 +64,11 @@ def _stacks(result: TestResult) -> Iterator[str]:
 
 def _names(ranks: list[int]) -> str:
     return rank_name(ranks[0]) if len(ranks) == 1 else f"rank {','.join(map(str, ranks))}"
+
+
+def without_stacks(log: str) -> str:
+    """What a rank has printed itself, crash dumps shortened; its stacks at the end are told elsewhere."""
+    return shorten_stacks(log.partition(STACKS_HEADING)[0].strip())
 
 
 def shorten_stacks(text: str) -> str:

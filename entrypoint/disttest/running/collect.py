@@ -44,12 +44,15 @@ class Host(Frozen):
     """What the collection needs to know of the machine."""
 
     gpus: int
+    """GPUs (or MIG slices) of this run."""
     device: str
     """``cpu`` or ``cuda``: where ranks compute in this run."""
+    slices: bool = False
+    """The GPUs are MIG slices, which NCCL refuses."""
 
     def default_backend(self) -> str:
         """The best backend for the device."""
-        return "nccl" if self.device == "cuda" else "gloo"
+        return "nccl" if self.device == "cuda" and not self.slices else "gloo"
 
     def default_sizes(self) -> tuple[int, ...]:
         """World sizes of a run that names none."""
@@ -59,7 +62,9 @@ class Host(Frozen):
 
     def refusal(self, shape: WorldShape) -> str:
         """Why a world of this shape can not run here; empty when it can."""
-        if shape.backend == "nccl" and shape.size > self.gpus:
+        if shape.backend == "nccl" and self.slices:
+            return "NCCL refuses MIG slices: --backend gloo runs there"
+        if shape.size > self.gpus and (shape.backend == "nccl" or shape.device != "cpu"):
             return f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
         return ""
 

@@ -11,22 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from disttest.host.process import Exit, fork_hazard
 from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.planning.breaker import results_not_run
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.options import RunOptions
 from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.results.repeat import repeat_command
-from disttest.running.collect import known_skip, modules_of
+from disttest.running.collect import Host, known_skip, modules_of
 from disttest.running.crew import Crew, Listener, Running
+from disttest.running.devices import Devices
+from disttest.running.litter import Litter
 from disttest.running.protocol import TestJudged, WorldOrder
 from disttest.running.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
 from disttest.running.recorder import Recorder
 from disttest.running.retries import Retries
 from disttest.running.starters import ForkStarter, InterpreterStarter
+from disttest.running.upkeep import Upkeep, Vacated, blame_device
 from disttest.running.world import RankStarter
 
 _IDLE_S = 1.0
@@ -50,7 +55,8 @@ class Controller(Listener):
         self,
         session: pytest.Session,
         options: RunOptions,
-        slots: Sequence[Slot],
+        devices: Devices,
+        host: Host,
         recorder: Recorder,
         workplace: Workplace,
         *,
@@ -60,7 +66,9 @@ class Controller(Listener):
     ) -> None:
         self._session = session
         self._options = options
-        self._slots = tuple(slots)
+        self._devices = devices
+        self._host = host
+        self._slots = devices.slots
         self._recorder = recorder
         self._workplace = workplace
         self._deadline_s = deadline_s
@@ -71,8 +79,13 @@ class Controller(Listener):
         self._told: set[str] = set()
         """Tests whose verdict pytest knows."""
         self._worlds = 0
-        self._scheduler: Scheduler = GangScheduler(slots, clock=recorder.now)
-        self._crew = Crew(self, recorder.now)
+        self._scheduler: Scheduler = GangScheduler(devices.slots, clock=recorder.now)
+        self._crew = Crew(self, recorder.now, helpers=lambda: self._upkeep.pids)
+        self._upkeep = Upkeep(devices, self._scheduler, self, recorder.noted)
+        self._litter = Litter(recorder.noted, recorder.now)
+        self._suspended: dict[str, TestJudged] = {}
+        """Failures of which it is open whether the device or the test is at fault."""
+        self._told_suites: set[str] = set()
         self._retries = Retries(options, time.monotonic)
         self._hazard: str | None = None
 
@@ -92,27 +105,32 @@ class Controller(Listener):
         if self._hazard:
             self._announce_hazard(self._hazard)
         failed = self._timings.failed if self._failed_first else ()
+        self._upkeep.narrowest = min(test.world.size for test in runnable if test.world)
         for gang in build_gangs(runnable, self._timings, slots=len(self._slots), failed=failed):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
             ending.callback(self._tell_unresolved)
+            ending.callback(self._upkeep.close)
+            ending.callback(self._litter.sweep)
             ending.enter_context(self._crew.on_duty())
             ending.callback(self._retries.stop)
+            self._upkeep.begin()
             self._loop()
 
     def _loop(self) -> None:
-        while not self._scheduler.idle or self._retries.open:
+        while not self._scheduler.idle or self._retries.open or self._upkeep.busy:
             for gang in self._retries.due():
                 self._scheduler.submit(gang)
             for start in self._scheduler.due():
                 self._start(start.gang, start.slots)
             for gang in self._scheduler.stranded():
                 self._give_up(gang)
-            self._crew.wait(self._patience_s())
+            self._crew.wait(self._patience_s(), also=self._upkeep.descriptors())
+            self._upkeep.advance([slot.name for world in self._crew.running.values() for slot in world.slots])
             self._stop_if_asked()
 
     def _patience_s(self) -> float:
-        patience_s = min(_IDLE_S, self._retries.patience_s())
+        patience_s = min(_IDLE_S, self._retries.patience_s(), self._upkeep.patience_s)
         if self._deadline_s is None:
             return patience_s
         return min(patience_s, self._deadline_s - time.monotonic())
@@ -186,7 +204,7 @@ class Controller(Listener):
         if not self._hazard:
             return ForkStarter(self._session, self._items)
         items = [self._items[nodeid] for nodeid in gang.nodeids]
-        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items))
+        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items), self._host)
 
     def on_began(self, world: Running, test: TestCase) -> None:
         """A test starts."""
@@ -195,9 +213,16 @@ class Controller(Listener):
 
     def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; a second one is of a rank that died after the first."""
-        del world
         judged = self._retries.settle(judged)
+        self._litter.ran(judged.result)
         self._recorder.test_finished(judged.result)
+        if self._upkeep.suspects(judged.result, world.slots):
+            self._suspended[test.nodeid] = judged
+        else:
+            self._decide(test, judged)
+
+    def _decide(self, test: TestCase, judged: TestJudged) -> None:
+        """Try it again, or let the verdict stand."""
         pause_s = self._retries.take(test, judged)
         if pause_s is None:
             self._tell_verdict(test, judged)
@@ -222,7 +247,7 @@ class Controller(Listener):
 
     def _tell_unresolved(self) -> None:
         """The run stopped before these could be tried again: their failures stand."""
-        for nodeid, judged in self._retries.unresolved():
+        for nodeid, judged in (*self._retries.unresolved(), *self._suspended.items()):
             self._tell_verdict(self._tests[nodeid], judged)
 
     def on_ended(self, world: Running, ended: Exit) -> None:
@@ -235,6 +260,8 @@ class Controller(Listener):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason)
+        for nodeid, left in closed.leftovers if closed else ():
+            self._recorder.noted(left, nodeid)
         for note in closed.notes if closed else ():
             self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
         if closed and closed.survivors:
@@ -244,9 +271,16 @@ class Controller(Listener):
             self._recorder.noted(
                 f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
             )
-        self._scheduler.ended(
-            world.gang.gang_id, quarantined=world.slots if closed and closed.survivors else ()
+        self._upkeep.vacate(
+            Vacated(
+                gang_id=world.gang.gang_id,
+                slots=world.slots,
+                last_test=world.begun.nodeid if world.begun else "",
+                pids=self._litter.pids(world.world_id),
+                survivors=closed.survivors if closed else (),
+            )
         )
+        self._litter.left(world.world_id)
         if world.owed and not cancelled:
             owed = tuple(test.nodeid for test in world.owed)
             self._scheduler.submit(rest_of(world.gang, owed))
@@ -271,8 +305,61 @@ class Controller(Listener):
         world.owed.remove(test)
         self.on_judged(world, test, TestJudged(result=result))
 
+    # --- devices that fail (see Upkeep)
+
+    def on_cleared(self) -> None:
+        """The devices are in order: these failures are the tests' own."""
+        for nodeid in [nodeid for nodeid in self._suspended if not self._upkeep.is_open(nodeid)]:
+            self._decide(self._tests[nodeid], self._suspended.pop(nodeid))
+
+    def on_accused(self, nodeids: Sequence[str], reason: str) -> None:
+        """These failed because of a device that is used no more: they run again on others."""
+        for nodeid in nodeids:
+            test, judged = self._tests[nodeid], self._excuse(nodeid, reason)
+            self._retries.grant(test, judged)
+            self._tell_pytest(
+                self._items[nodeid],
+                rerun_reports(self._items[nodeid], test, judged, self._workplace.results),
+            )
+        self.on_cleared()
+
+    def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
+        """The same, and no world fits any more (so none runs): what waits is not run."""
+        self._retries.stop()
+        for nodeid in nodeids:
+            self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
+        self.on_cleared()
+        waiting = {nodeid for gang in self._scheduler.withdraw() for nodeid in gang.nodeids}
+        self._leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)
+
+    def _excuse(self, nodeid: str, reason: str) -> TestJudged:
+        judged = self._suspended.pop(nodeid)
+        excused = msgspec.structs.replace(judged, result=blame_device(judged.result, reason))
+        self._recorder.test_finished(excused.result)
+        return excused
+
+    def _leave_out(self, nodeids: Sequence[str], reason: str) -> None:
+        """Tests that are not run because of broken devices: one error for each suite, the others skipped."""
+        owed = []
+        for nodeid in nodeids:
+            if (earlier := self._retries.withdraw(nodeid)) is not None:
+                self._recorder.noted(f"not tried again: {reason}", nodeid)
+                self._tell_verdict(self._tests[nodeid], earlier)
+            else:
+                owed.append(self._tests[nodeid])
+        for result in results_not_run(owed, reason, at_s=self._recorder.now(), told=self._told_suites):
+            self._recorder.test_finished(result)
+            if result.outcome.is_bad:
+                self._tell_verdict(self._tests[result.nodeid], TestJudged(result=result))
+            else:
+                item = self._items[result.nodeid]
+                self._tell_pytest(item, skip_reports(item, reason))
+
     def _give_up(self, gang: Gang) -> None:
         """Too few slots are left for this gang: its tests are errors of the machine, never silently lost."""
+        if self._upkeep.broken:
+            self._leave_out(gang.nodeids, f"not run: {self._upkeep.shortage(gang.shape.size)}")
+            return
         for test in (self._tests[nodeid] for nodeid in gang.nodeids):
             message = (
                 f"never started: it needs {gang.shape.size} {gang.shape.device} slots, and too few are left, since "

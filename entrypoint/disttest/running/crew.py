@@ -8,7 +8,7 @@ import os
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,11 +81,17 @@ class Listener:
 class Crew:
     """All running worlds."""
 
-    def __init__(self, listener: Listener, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        clock: Callable[[], float],
+        helpers: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
         self._listener = listener
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._spared: set[int] = set()
+        self._helpers = helpers
         self.running: dict[str, Running] = {}
         self.is_ending = False
         """Worlds that end now were told to by us."""
@@ -138,9 +144,17 @@ class Crew:
         self._selector.register(child, selectors.EVENT_READ, lambda: self._bury(world))
         return world
 
-    def wait(self, timeout_s: float) -> None:
-        """Handle what happens, for at most that long."""
-        for key, _ in self._selector.select(max(0.0, timeout_s)):
+    def wait(self, timeout_s: float, also: Iterable[int] = ()) -> None:
+        """Handle what happens, for at most that long, or until one of the ``also`` descriptors is readable."""
+        others = tuple(also)
+        for descriptor in others:
+            self._selector.register(descriptor, selectors.EVENT_READ, _nothing)
+        try:
+            happened = self._selector.select(max(0.0, timeout_s))
+        finally:
+            for descriptor in others:
+                self._selector.unregister(descriptor)
+        for key, _ in happened:
             # A callback may have ended a world whose other descriptor is in the same batch.
             if key.fd in self._selector.get_map():
                 key.data()
@@ -210,11 +224,15 @@ class Crew:
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
         if world.closed is None:  # it could not clean up after itself; its ranks are ours now
-            others = [other.child.pid for other in self.running.values()]
+            others = [*self._helpers(), *(other.child.pid for other in self.running.values())]
             kill_descendants(spare=self._spared, spare_trees=others)
         world.channel.close()
         world.child.close()
         self._listener.on_ended(world, ended)
+
+
+def _nothing() -> None:
+    """For what ends a wait and is handled elsewhere."""
 
 
 def _find(tests: Sequence[TestCase], nodeid: str) -> TestCase:

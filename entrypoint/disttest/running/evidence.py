@@ -17,10 +17,8 @@ from disttest.host.process import STACKS_SIGNAL, Child, process_state
 from disttest.masking import masker
 from disttest.model import Collective
 from disttest.results.explain import PROCESS_STATE
+from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.running.flight import ask, read_answer
-
-STACKS_HEADING = "[disttest: stacks of rank "
-"""Begins the stacks in a rank's log."""
 
 _STOPPED = "stopped (SIGSTOP, or a debugger)"
 _STATES = {

@@ -7,6 +7,7 @@ take the reports away.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import disttest
 from disttest.errors import ExitCode, JournalError
-from disttest.host.devices import detect_machine
 from disttest.host.process import (
     Child,
     Exit,
@@ -29,22 +29,23 @@ from disttest.host.process import (
     spawn_child,
 )
 from disttest.masking import masker
-from disttest.model import Cause, Frozen, Invocation
+from disttest.model import Cause, Frozen, Hardware, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.plan import Plan
 from disttest.planning.targets import Targets, suites_dir
+from disttest.reports.views import View
 from disttest.reports.write import load_reporters
-from disttest.results.events import CollectionFailed, Event, Noted, RunFinished, RunStarted
+from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
-from disttest.running.relay import REMOVED, Relay, hide_what_was_learned
+from disttest.running.relay import REMOVED, hide_what_was_learned
 from disttest.running.sweep import Sweep
+from disttest.running.watch import TICK_S, Watch
 
 CANCEL_LIMIT_S = 3.5
 """How long pytest may take to stop in an orderly way; GitHub kills 7.5 s after its first signal."""
 DEADLINE_MARGIN_S = 5.0
 """The controller keeps the deadline itself; only if it is stuck does the guard step in, this much later."""
-_PUMP_S = 0.05
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -89,8 +90,10 @@ def run_guarded(
     results: Path,
     *,
     invocation: Invocation,
+    hardware: Hardware,
     plan: Plan | None = None,
     shard: int = 0,
+    view: View | None = None,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 
@@ -99,8 +102,10 @@ def run_guarded(
         options: only the deadline is read here.
         results: the claimed results directory.
         invocation: what the user asked, for the record.
+        hardware: the machine, for the record.
         plan: the plan that this run is a shard of.
         shard: which one; without a plan it means nothing.
+        view: shows the run while it lasts; without one, the terminal is pytest's.
     """
     wakeup = hold_signals()
     journal = Journal(results / FILE_NAME)
@@ -110,7 +115,7 @@ def run_guarded(
             run_id="",
             argv=tuple(sys.argv[1:]),
             root=str(Path.cwd()),
-            hardware=detect_machine().hardware(),
+            hardware=hardware,
             slots=0,
             disttest=disttest.__version__,
             plan_id=plan.plan_id if plan else "",
@@ -120,30 +125,26 @@ def run_guarded(
     )
     adopt_orphans()
     sweep = Sweep()
-    relay = Relay() if masker.active else None
-    child = _start(argv, relay)
-    load_reporters()  # while the child imports torch
-    ending = _watch(child, wakeup, options, relay)
-    kill_descendants()
-    if relay is not None:
-        relay.finish()
-    _close_journal(journal, ending, sweep)
+    watch = Watch(journal.path, view, journal.now)
+    try:
+        child = _start(argv, watch)
+        load_reporters()  # while the child imports torch
+        ending = _Guard(child, wakeup, watch).stand(options)
+        kill_descendants()
+    finally:
+        watch.close()
+    _close_journal(journal, ending, watch, sweep)
     hide_what_was_learned(results)
-    run = fold(journal.events())
+    # What was learned to be hidden late stands in what was folded on the way.
+    run = fold(journal.events()) if masker.active else watch.folding.result()
     journal.close()
     return run
 
 
-def _start(argv: Sequence[str], relay: Relay | None) -> Child:
+def _start(argv: Sequence[str], watch: Watch) -> Child:
     fds = [masker.ledger] if masker.ledger >= 0 else []
     argv = [*argv, *(f"--disttest-ledger={fd}" for fd in fds)]
-    if relay is None:
-        return spawn_child(argv, new_session=True, pass_fds=fds)
-    child = spawn_child(
-        argv, new_session=True, pass_fds=fds, stdout=relay.writer, extra_env=relay.environment()
-    )
-    relay.hand_over()
-    return child
+    return spawn_child(argv, new_session=True, pass_fds=fds, **watch.streams())
 
 
 def hold_signals() -> int:
@@ -170,24 +171,45 @@ _wakeup: list[int] = []
 """The pipe of signals of this process, once it is made."""
 
 
-def _watch(child: Child, wakeup: int, options: RunOptions, relay: Relay | None) -> Ending:
-    limit_s = time.monotonic() + options.deadline + DEADLINE_MARGIN_S if options.deadline else None
-    poller = select.poll()
-    poller.register(child, select.POLLIN)
-    poller.register(wakeup, select.POLLIN)
-    if relay is not None:
-        poller.register(relay, select.POLLIN)
-    while True:
-        if relay is not None and not relay.ended and relay.pump():
-            poller.unregister(relay)
-        if (ended := child.poll()) is not None:
-            return Ending(exit=ended)
-        if limit_s is not None and time.monotonic() >= limit_s:
-            return Ending(exit=_end(child, relay), overdue=True)
-        pause_ms = None if limit_s is None else max(0.0, limit_s - time.monotonic()) * 1000
-        poller.poll(pause_ms)
-        if (signum := _received(wakeup)) is not None:
-            return Ending(exit=_end(child, relay), signal=signum)
+class _Guard:
+    """Waits for the child, for signals, and for what the child prints."""
+
+    def __init__(self, child: Child, wakeup: int, watch: Watch) -> None:
+        self._child = child
+        self._wakeup = wakeup
+        self._watch = watch
+        self._poller = select.poll()
+        self._poller.register(child, select.POLLIN)
+        self._poller.register(wakeup, select.POLLIN)
+        watch.child_started(self._poller)
+
+    def stand(self, options: RunOptions) -> Ending:
+        """Stay until the child has ended, or has been ended."""
+        limit_s = time.monotonic() + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
+        while True:
+            self._watch.look(self._poller)
+            if (ended := self._child.poll()) is not None:
+                return Ending(exit=ended)
+            if time.monotonic() >= limit_s:
+                return Ending(exit=self._end(), overdue=True)
+            self._pause(limit_s)
+            if (signum := _received(self._wakeup)) is not None:
+                return Ending(exit=self._end(), signal=signum)
+
+    def _pause(self, limit_s: float) -> None:
+        self._poller.poll(min(TICK_S, max(0.0, limit_s - time.monotonic())) * 1000)
+
+    def _end(self) -> Exit:
+        """Ask pytest to stop, then make it."""
+        self._child.signal(signal.SIGINT)
+        limit_s = time.monotonic() + CANCEL_LIMIT_S
+        while self._child.poll() is None and time.monotonic() < limit_s:
+            self._watch.look(self._poller)
+            self._pause(limit_s)
+            _received(self._wakeup)  # asked again: it ends already
+        if self._child.poll() is None:
+            end_all([self._child], term_grace_s=0.2)
+        return self._child.poll() or Exit(signal=signal.SIGKILL)
 
 
 def _received(wakeup: int) -> int | None:
@@ -198,35 +220,28 @@ def _received(wakeup: int) -> int | None:
     return next((number for number in numbers if number in _CANCELLING), None)
 
 
-def _end(child: Child, relay: Relay | None) -> Exit:
-    """Ask pytest to stop, then make it; it may have much to say meanwhile."""
-    child.signal(signal.SIGINT)
-    deadline = time.monotonic() + CANCEL_LIMIT_S
-    while relay is not None and child.poll() is None and time.monotonic() < deadline:
-        child.wait(_PUMP_S)
-        relay.pump()
-    if child.wait(deadline - time.monotonic()) is None:
-        end_all([child], term_grace_s=0.2)
-    return child.poll() or Exit(signal=signal.SIGKILL)
-
-
-def _close_journal(journal: Journal, ending: Ending, sweep: Sweep) -> None:
+def _close_journal(journal: Journal, ending: Ending, watch: Watch, sweep: Sweep) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
+    if watch.cut_short:
+        journal.end_line()
     if journal.restore():
-        _append(journal, Noted(at_s=journal.now(), message=REMOVED))
-    run = fold(journal.events())
+        _append(journal, watch, Noted(at_s=journal.now(), message=REMOVED))
+    run, finished = watch.folding.result(), watch.folding.finished is not None
     for message, nodeid in sweep.clean(run):
-        _append(journal, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
-    finished = next((e for e in journal.events() if isinstance(e, RunFinished)), None)
-    code, reason = _conclude(run, ending, finished=finished is not None)
-    by_itself = finished is None and not ending.signal and not ending.overdue
+        _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
+    code, reason = _conclude(run, ending, finished=finished)
+    if watch.trouble:
+        message = f"the view of the run was given up: {watch.trouble}"
+        _append(journal, watch, Noted(at_s=journal.now(), message=message))
+    by_itself = not finished and not ending.signal and not ending.overdue
     if by_itself and code not in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
-        _append(journal, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
-    _append(journal, RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
+        _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
+    _append(journal, watch, RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
 
 
-def _append(journal: Journal, event: Event) -> None:
+def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:
     """Append; what the disk has no room for is part of the reports all the same."""
+    watch.take(event)
     with contextlib.suppress(JournalError):
         journal.append(event)
 
@@ -241,9 +256,14 @@ def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, s
     if not finished and code == ExitCode.USAGE:
         return ExitCode.USAGE, "pytest could not be started as asked"
     if not finished and code == ExitCode.INFRASTRUCTURE:
-        return ExitCode.INFRASTRUCTURE, "the results directory can not be written any more (see above)"
+        return (
+            ExitCode.INFRASTRUCTURE,
+            f"pytest gave up with {ending.exit}: results can not be kept, see above",
+        )
     if not finished and code != ExitCode.NOTHING_COLLECTED:
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
+    if finished and code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE):
+        return code, run.reason
     if code is None or code not in range(6):
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit}"
     return _check(ExitCode(code), run), run.reason if finished else ""

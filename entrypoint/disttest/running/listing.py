@@ -35,6 +35,12 @@ def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str],
     )
 
 
+def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:
+    """Have a child answer what only pytest knows (``--fixtures``, ``--help``), without a run; return its exit code."""
+    ended = subprocess.run(pytest_command(targets, flags, extra), check=False)
+    return ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+
+
 def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
     """A table of suites (tests, world sizes, backends), or of every test."""
     if each:

@@ -117,6 +117,8 @@ class WorldClosed(Message):
     reason: str = ""
     notes: tuple[str, ...] = ()
     """What it found when it closed: processes left behind, ranks that would not leave."""
+    leftovers: tuple[tuple[str, str], ...] = ()
+    """Node id of the test and what it left behind, for what had to be cleaned up after it."""
     survivors: tuple[int, ...] = ()
     """Pids that could not be killed; their slots must not be used again."""
 

@@ -14,8 +14,7 @@ from _pytest._io import TerminalWriter
 from disttest.masking import masker
 from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.directory import short_path
-from disttest.results.narrative import describe_ranks, shorten_stacks
-from disttest.running.evidence import STACKS_HEADING
+from disttest.results.narrative import describe_ranks, without_stacks
 from disttest.running.protocol import TestJudged
 
 RERUN = "rerun"
@@ -173,5 +172,5 @@ def _tail_of(result: TestResult, results_dir: Path) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    text = shorten_stacks(text.partition(STACKS_HEADING)[0].strip())
+    text = without_stacks(text)
     return f"…\n{text[-_TAIL:]}" if len(text) > _TAIL or (size > _READ and text) else text

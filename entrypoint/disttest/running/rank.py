@@ -82,12 +82,17 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices), "OMP_NUM_THREADS": str(self.threads)}
+        variables = {"CUDA_VISIBLE_DEVICES": self._visible(), "OMP_NUM_THREADS": str(self.threads)}
         # All ranks are on this machine: gloo and TensorPipe need no name resolution and no real network.
         defaults = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **flight.ENVIRONMENT}
         for name, value in defaults.items():
             variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
+
+    def _visible(self) -> str:
+        """All of the world's GPUs; of MIG slices its own one, since CUDA shows a process no more than one."""
+        slices = any(name.startswith("MIG-") for name in self.devices)
+        return self.devices[self.rank % len(self.devices)] if slices else ",".join(self.devices)
 
 
 class _Session:

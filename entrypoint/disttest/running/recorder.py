@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disttest
-from disttest.model import Hardware, Invocation, Slot, TestCase, TestResult, WorldShape
+from disttest.model import Cause, Hardware, Invocation, Slot, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -94,7 +94,9 @@ class Recorder:
         self.flaky.pop(result.nodeid, None)
         first = self._failed.get(result.nodeid)
         if result.outcome.is_bad:
-            self._failed.setdefault(result.nodeid, result)
+            known = self._failed.setdefault(result.nodeid, result)
+            if result.cause is Cause.INFRASTRUCTURE and known.attempt == result.attempt:
+                del self._failed[result.nodeid]  # the machine's failure, not the test's
         elif first is not None and first.attempt < result.attempt:
             self.flaky[result.nodeid] = (
                 f"{result.nodeid}: passed at attempt {result.attempt}; attempt {first.attempt}: {first.message}"

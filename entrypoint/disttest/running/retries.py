@@ -81,6 +81,12 @@ class Retries:
         self._waiting.append(_Waiting(self._clock() + pause_s, self._gang_of(test, result)))
         return pause_s
 
+    def grant(self, test: TestCase, judged: TestJudged) -> None:
+        """Another attempt that no budget pays for: what spoiled this one is used no more."""
+        self._attempts[test.nodeid] += 1
+        self._failed[test.nodeid] = judged
+        self._waiting.append(_Waiting(self._clock(), self._gang_of(test, judged.result)))
+
     def due(self) -> Iterator[Gang]:
         """Take out what is to be tried again now."""
         now_s = self._clock()

@@ -7,15 +7,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from disttest.errors import ExitCode, JournalError, ReportError, UsageError
-from disttest.host.devices import detect_machine
+from disttest.errors import DisttestError, ExitCode, JournalError, ReportError, UsageError
 from disttest.masking import masker
-from disttest.model import FlakyRule, Invocation, TestCase
+from disttest.model import FlakyRule, Invocation, Slot, TestCase
 from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
 from disttest.planning.plan import Plan, decode_plan, select
 from disttest.planning.targets import suites_dir
@@ -28,6 +27,7 @@ from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
 from disttest.running.controller import Workplace
+from disttest.running.devices import LONGEST_WAIT_S, Devices, name_run
 from disttest.running.ordinary import OrdinaryTests
 from disttest.running.protocol import clean_text
 from disttest.running.recorder import Recorder
@@ -49,12 +49,9 @@ class RunSession:
         self.options = _options_of(config)
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
-        self.machine = detect_machine()
-        gpus = len(self.machine.usable_gpus)
-        device = self.options.device if self.options.device != "auto" else "cuda" if gpus else "cpu"
-        self.host = collect.Host(gpus=gpus, device=device)
-        self.slots = self.machine.slots(device, self.options.slots or None)
         self.rank_order = _rank_order(config)
+        self.devices = None if self.rank_order else _devices_of(self.options)
+        self.host = self.rank_order.host if self.rank_order else _host_of(self.devices)
         self.pairs: list[tuple[pytest.Item, TestCase]] = []
         self.errors: list[tuple[str, str]] = []
         self.workplace: Workplace | None = None
@@ -65,6 +62,7 @@ class RunSession:
         self._shard: int = config.getoption("disttest_shard")
         self._sweep = Sweep()
         self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._said: list[str] = []
 
     @property
     def deadline_s(self) -> float | None:
@@ -72,10 +70,21 @@ class RunSession:
         return self.started_s + self.options.deadline if self.options.deadline else None
 
     @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What worlds may sit on; no GPU before the run holds it."""
+        return self.devices.slots if self.devices else ()
+
+    @property
     def runs_tests(self) -> bool:
         """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
         under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
         return self.rank_order is None and not under_xdist
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Take the GPUs of a run of the command before a test module can touch one."""
+        if self._guarded:
+            self._take_devices()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember files that could not be collected; they are results too."""
@@ -96,6 +105,9 @@ class RunSession:
         """Describe what was collected, and open the journal if there is anything to write into it."""
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
+        # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
+        if any(test.world and test.world.device != "cpu" for _, test in self.pairs):
+            self._take_devices()
         if self.options.results or any(test.world for _, test in self.pairs):
             self._open_journal()
 
@@ -103,7 +115,8 @@ class RunSession:
         """What earlier runs took; files that can not be used are a note each."""
         assert self.recorder is not None
         paths = [Path(path) for path in self.config.getoption("disttest_timings")]
-        hardware = hardware_key(self.machine.hardware())
+        assert self.devices is not None
+        hardware = hardware_key(self.devices.machine.hardware())
         timings, warnings = read_timings(paths, now_s=self.recorder.now(), hardware=hardware)
         for warning in warnings:
             self.recorder.noted(warning)
@@ -111,6 +124,8 @@ class RunSession:
 
     def close(self, session: pytest.Session, exit_code: int) -> None:
         """Close the journal and, unless the command does it, write the reports."""
+        if self.devices is not None:
+            self.devices.release()
         if self.recorder is None or self.workplace is None:
             return
         reason = self.reason or str(session.shouldfail or session.shouldstop or "")
@@ -149,19 +164,44 @@ class RunSession:
         except UsageError as error:
             raise pytest.UsageError(f"disttest: {error}") from None
 
+    def _take_devices(self) -> None:
+        """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
+        if self.devices is None or not self.runs_tests or self.config.option.collectonly:
+            return
+        left_s = self.deadline_s - time.monotonic() if self.deadline_s else LONGEST_WAIT_S
+        try:
+            self.devices.take(
+                name_run(self.config.args), say=self._say, timeout_s=min(left_s, LONGEST_WAIT_S)
+            )
+        except DisttestError as error:
+            self._open_journal()
+            self.reason = str(error)
+            pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+
+    def _say(self, message: str) -> None:
+        """Tell the terminal now, and the journal as soon as there is one."""
+        self._said.append(message)
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"disttest: {message}")
+            reporter.flush()
+
     def _open_journal(self) -> None:
+        assert self.devices is not None
         workplace = self.workplace = self._make_workplace()
         recorder = self.recorder = Recorder(Journal(workplace.results / FILE_NAME))
         recorder.run_started(
             run_id=secrets.token_hex(6),
             argv=tuple(map(str, self.config.invocation_params.args)),
             root=str(self.config.rootpath),
-            hardware=self.machine.hardware(),
+            hardware=self.devices.machine.hardware(),
             slots=len(self.slots),
             plan_id=self._plan.plan_id if self._plan else "",
             shard=self._shard if self._plan else None,
             invocation=self._invocation(workplace.results),
         )
+        for message in (*self.devices.findings(), *self._said):
+            recorder.noted(message)
         for nodeid, message in self._plan_notes:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
@@ -199,14 +239,24 @@ def _flags_of(config: pytest.Config) -> dict[str, str | None]:
 
 def _invocation_of(config: pytest.Config) -> Invocation:
     """What plain pytest was asked."""
-    asked, ours = config.invocation_params, "--disttest-"
+    asked = config.invocation_params
     positional = config.getoption("file_or_dir") or ()
     return Invocation(
         cwd=str(asked.dir),
         bundled=config.rootpath == suites_dir(),
         options=given_options(_flags_of(config)),
-        pytest_args=tuple(a for a in map(str, asked.args) if a not in positional and not a.startswith(ours)),
+        pytest_args=tuple(arg for arg in _without_ours(map(str, asked.args)) if arg not in positional),
     )
+
+
+def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
+    """Arguments for pytest without the plugin's own, whose values may stand in the next word."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--disttest-"):
+            yield word
+        elif "=" not in word and word != "--disttest-failed-first":
+            next(words, None)
 
 
 def _check_names(nodeids: Iterable[str]) -> None:
@@ -227,6 +277,19 @@ def _options_of(config: pytest.Config) -> RunOptions:
         return resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
+
+
+def _devices_of(options: RunOptions) -> Devices:
+    try:
+        return Devices(options)
+    except DisttestError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
+
+
+def _host_of(devices: Devices | None) -> collect.Host:
+    assert devices is not None
+    gpus = devices.size if devices.device != "cpu" else 0
+    return collect.Host(gpus=gpus, device=devices.device, slices=devices.on_slices)
 
 
 def _rank_order(config: pytest.Config) -> InterpreterOrder | None:

@@ -14,6 +14,7 @@ import disttest
 from disttest.host.process import Child, fork_child, spawn_child
 from disttest.masking import masker
 from disttest.model import Frozen, Kind
+from disttest.running.collect import Host
 from disttest.running.hosting.main import serve_main
 from disttest.running.protocol import Channel
 from disttest.running.rank import RankSpec, serve
@@ -26,6 +27,8 @@ class InterpreterOrder(Frozen):
     channel_fd: int
     modules: tuple[str, ...]
     """The files to collect; all others are ignored."""
+    host: Host
+    """The machine as the controller sees it: a rank sees less, and would make other tests of it."""
 
 
 class ForkStarter:
@@ -55,9 +58,10 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
 class InterpreterStarter:
     """Starts a rank as ``python -m pytest``, which collects the files that it needs and nothing else."""
 
-    def __init__(self, arguments: Sequence[str], modules: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], modules: Sequence[str], host: Host) -> None:
         self._arguments = tuple(arguments)
         self._modules = tuple(modules)
+        self._host = host
 
     def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
         """Spawn; the descriptors that are not its own are not inherited."""
@@ -66,7 +70,9 @@ class InterpreterStarter:
         order = folder / f"rank{spec.rank}.order.json"
         order.write_bytes(
             msgspec.json.encode(
-                InterpreterOrder(spec=spec, channel_fd=channel.fileno(), modules=self._modules),
+                InterpreterOrder(
+                    spec=spec, channel_fd=channel.fileno(), modules=self._modules, host=self._host
+                ),
                 enc_hook=str,
             )
         )

@@ -22,6 +22,7 @@ from disttest.host.process import (
     Child,
     SignalLine,
     adopt_orphans,
+    age_of,
     children_of,
     end_all,
     kill_descendants,
@@ -50,6 +51,8 @@ LEAVE_LIMIT_S = 5.0
 BROKEN_LEAVE_LIMIT_S = 1.0
 START_LIMIT_S = 120.0
 _TICK_S = 0.2
+_MOST_NAMED = 10
+_KERNEL_TICK_S = 0.01
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
@@ -76,6 +79,8 @@ class World:
         """Whether the last test was judged, and left the world fit for another one."""
         self._abandoned = False
         self._stuck: set[int] = set()
+        self._began: list[tuple[str, float]] = []
+        """Each test with its start on the monotonic clock."""
         self._keep: list[object] = []
 
     def run(self) -> None:
@@ -193,6 +198,7 @@ class World:
         attempt = (Attempt if self._kind is Kind.RANKS else MainAttempt)(
             test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
         )
+        self._began.append((test.nodeid, attempt.started_s))
         self._controller.send(TestBegan(nodeid=test.nodeid))
         self._ranks.begin(attempt)
         for seat, progress in zip(self._ranks.seats, ranks, strict=True):
@@ -290,14 +296,27 @@ class World:
         notes = self._dismiss(BROKEN_LEAVE_LIMIT_S if broken else LEAVE_LIMIT_S)
         self._judge_late_deaths()
         left = children_of() - {seat.child.pid for seat in self._ranks.seats}
-        if left:
-            notes.append(f"processes left by its ranks were killed: {_describe_processes(left)}")
+        leftovers = self._name_leftovers(left)
         survivors = kill_descendants(spare=())
         if masker.active:  # they name files and functions as they are
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
         if not self._abandoned:
-            self._controller.send(WorldClosed(reason=self._reason, notes=tuple(notes), survivors=survivors))
+            self._controller.send(
+                WorldClosed(reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors)
+            )
+
+    def _name_leftovers(self, pids: set[int]) -> tuple[tuple[str, str], ...]:
+        """Each process that ranks have left, with the test during which it was started."""
+        named = []
+        for pid in sorted(pids)[:_MOST_NAMED]:
+            try:
+                started_s = time.monotonic() - age_of(pid)
+                command = _describe_process(pid)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+            named.append(_accuse(self._began, started_s, f"left a process, which was killed: {command}"))
+        return tuple(named)
 
     def _dismiss(self, limit_s: float) -> list[str]:
         """Let the living ranks leave by themselves, then end the rest."""
@@ -344,6 +363,13 @@ class World:
             self._controller.send(TestJudged(result=self._judge(attempt)))
 
 
+def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple[str, str]:
+    """The test that ran at a time which the kernel counts in hundredths; where two may be meant, both are named."""
+    earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
+    tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
+    return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")
+
+
 def _ended_badly(child: Child) -> bool:
     ended = child.poll()
     return ended is not None and ended.code != 0
@@ -367,12 +393,6 @@ def _has_store() -> bool:
     return dist is not None and dist.is_available()
 
 
-def _describe_processes(pids: set[int]) -> str:
-    names = []
-    for pid in sorted(pids)[:10]:
-        try:
-            process = psutil.Process(pid)
-            names.append(f"{pid} ({' '.join(process.cmdline())[:60] or process.name()})")
-        except psutil.NoSuchProcess:
-            continue
-    return ", ".join(names)
+def _describe_process(pid: int) -> str:
+    process = psutil.Process(pid)
+    return f"{pid} ({' '.join(process.cmdline())[:60] or process.name()})"

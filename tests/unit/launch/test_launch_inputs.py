@@ -20,14 +20,16 @@ def test_a_launched_run() -> None:
         "results": "out", "deadline": "60", "read-only": "true", "env": "A=1\n\n B ", "working-directory": "sub",
     }  # fmt: skip
     assert step_arguments("run", values, in_place=False) == [
-        "launch", "--deadline=60", "--results=out", "--gpus=all", "--read-only", "--env=A=1",
+        "launch", "--gpus=all", "--deadline=60", "--results=out", "--read-only", "--env=A=1",
         "--env=B", "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
     ]  # fmt: skip
 
 
 def test_in_place_only_the_run_remains() -> None:
     values = {"suite": "ddp", "gpus": "all", "image": "x", "results": "out", "seed": "3"}
-    assert step_arguments("run", values, in_place=True) == ["run", "--results=out", "--seed=3", "ddp"]
+    assert step_arguments("run", values, in_place=True) == [
+        "run", "--gpus=all", "--results=out", "--seed=3", "ddp",
+    ]  # fmt: skip
 
 
 def test_plan_runs_in_the_image_and_merge_on_the_host() -> None:

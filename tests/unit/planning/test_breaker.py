@@ -185,6 +185,22 @@ def test_healthy_devices_clear_it_and_it_suspects_less_easily():
     assert [type(answer) for answer in answers] == [type(None)] * 3 + [Prove]
 
 
+def test_the_drivers_own_word_needs_no_second_test():
+    breaker, answer = suspicious("a")
+    assert answer is None
+
+    assert Quarantine(broken={"gpu:1": "GPU is lost"}, again=("a",)) == breaker.lost({"gpu:1": "GPU is lost"})
+    assert State.CLOSED is breaker.state
+
+
+def test_it_says_nothing_about_other_slots():
+    breaker, _ = suspicious("a", slots=GPUS[:1])
+
+    assert () == breaker.lost({"gpu:3": "GPU is lost"}).again
+    assert breaker.suspects("a")
+    assert isinstance(breaker.observe(failed("b"), GPUS[1:2]), Prove)
+
+
 def test_a_proof_nobody_asked_for_is_a_bug():
     with pytest.raises(AssertionError, match="while the breaker was closed"):
         Breaker(GPUS).proved({})

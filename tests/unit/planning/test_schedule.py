@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,6 +201,67 @@ def test_quarantine_of_all_cpu_slots_strands_everything() -> None:
     assert scheduler.idle
 
 
+def test_slots_on_hold_are_not_handed_out_and_still_count() -> None:
+    machine = slots(2, "cuda")
+    scheduler, _ = scheduler_of(machine, gang("a", 1, device="cuda"), gang("two", 2, device="cuda"))
+    scheduler.hold(machine[:1])
+
+    (start,) = scheduler.due()
+    scheduler.hold(start.slots)
+    scheduler.ended("a")
+
+    assert ([], ()) == (list(scheduler.due()), scheduler.stranded())
+    scheduler.release(machine)
+    assert ["two"] == names(list(scheduler.due()))
+
+
+def test_the_release_of_a_taken_slot_does_not_hand_it_out_twice() -> None:
+    machine = slots(1, "cuda")
+    scheduler, _ = scheduler_of(machine, gang("a", 1, device="cuda"), gang("b", 1, device="cuda"))
+    list(scheduler.due())
+
+    scheduler.hold(machine)
+    scheduler.release(machine)
+
+    assert [] == list(scheduler.due())
+
+
+def test_slots_lost_while_a_gang_runs_there_do_not_come_back() -> None:
+    machine = slots(2, "cuda")
+    scheduler, _ = scheduler_of(machine, gang("a", 1, device="cuda"))
+    (start,) = scheduler.due()
+    scheduler.submit(gang("two", 2, device="cuda"))
+
+    scheduler.quarantine(start.slots)
+    assert ["two"] == [stranded.gang_id for stranded in scheduler.stranded()]
+    scheduler.ended("a")
+    scheduler.submit(gang("b", 1, device="cuda"))
+    scheduler.submit(gang("c", 1, device="cuda"))
+
+    assert 1 == len(list(scheduler.due()))
+
+
+def test_all_that_waits_can_be_taken_out() -> None:
+    scheduler, _ = scheduler_of(slots(1), gang("a"), gang("b"), gang("wide", 4, device="cuda"))
+    scheduler.submit(gang("alone", exclusive=True))
+    (start,) = scheduler.due()
+
+    rest = {each.gang_id for each in scheduler.withdraw()}
+
+    assert {"a", "b", "wide", "alone"} - {start.gang.gang_id} == rest
+    scheduler.ended(start.gang.gang_id)
+    assert scheduler.idle
+
+
+def test_ranks_that_their_test_starts_may_share_gpus() -> None:
+    hosted = msgspec.structs.replace(gang("hosted", 4, device="cuda"), shares=True)
+    scheduler, _ = scheduler_of(slots(2, "cuda"), hosted)
+
+    (start,) = scheduler.due()
+
+    assert 2 == len(start.slots)
+
+
 def test_a_gang_is_known_once() -> None:
     scheduler, _ = scheduler_of(slots(1), gang("a"))
 
@@ -241,7 +303,7 @@ Gangs = st.lists(
 def test_every_gang_runs_once_on_free_good_slots(
     machine: tuple[Slot, ...], drawn: list, data: st.DataObject
 ) -> None:
-    """Whatever is submitted, however wrong the estimates, and whichever slots are lost on the way."""
+    """Whatever is submitted, however wrong the estimates, and whichever slots are lost or on hold on the way."""
     clock = VirtualClock()
     scheduler = GangScheduler(machine, clock=clock)
     late = data.draw(st.integers(0, len(drawn)), label="submitted later")
@@ -255,6 +317,7 @@ def test_every_gang_runs_once_on_free_good_slots(
     ran: list[str] = []
     stranded: list[str] = []
     lost: set[Slot] = set()
+    on_hold: set[Slot] = set()
     held: dict[str, Start] = {}
     ends: list[tuple[float, str]] = []
     waiting = gangs[:late]
@@ -263,6 +326,7 @@ def test_every_gang_runs_once_on_free_good_slots(
             taken = {slot for other in held.values() for slot in other.slots}
             assert not taken & set(start.slots), "double-booked"
             assert not lost & set(start.slots), "quarantined"
+            assert not on_hold & set(start.slots), "on hold"
             assert not (held and start.gang.exclusive), "not alone"
             assert not any(other.gang.exclusive for other in held.values()), "disturbed"
             assert {start.gang.shape.device} == {slot.device for slot in start.slots}
@@ -273,6 +337,10 @@ def test_every_gang_runs_once_on_free_good_slots(
             heappush(ends, (clock.now_s + actual[start.gang.gang_id], start.gang.gang_id))
         stranded += [each.gang_id for each in scheduler.stranded()]
         if not ends:
+            if on_hold:
+                scheduler.release(on_hold)
+                on_hold.clear()
+                continue
             if not waiting:
                 break
             scheduler.submit(waiting.pop())
@@ -281,6 +349,9 @@ def test_every_gang_runs_once_on_free_good_slots(
         start = held.pop(ended)
         bad = data.draw(st.sets(st.sampled_from(start.slots), max_size=1)) if len(lost) < 2 else set()
         lost |= bad
+        scheduler.release(on_hold)
+        on_hold = data.draw(st.sets(st.sampled_from(machine), max_size=2))
+        scheduler.hold(on_hold)
         scheduler.ended(ended, quarantined=bad)
         if waiting:
             scheduler.submit(waiting.pop())

@@ -11,6 +11,7 @@ from sample_runs import SampleRun, mixed_run, rank, write_log
 from disttest.model import Collective, Outcome, TestResult
 from disttest.reports.html import render_html
 from disttest.reports.html.collectives import collective_table
+from disttest.reports.html.data import choose_tests
 
 
 def embedded(page: str, name: str):
@@ -46,6 +47,37 @@ def test_five_thousand_tests_with_loud_failures_stay_under_five_megabytes(tmp_pa
     assert len(page.encode()) < 5_000_000
     assert len(embedded(page, "data")["tests"]) == 5_000
     assert len(embedded(page, "details")) == 500
+
+
+def large_run():
+    """Five tests: one failed, one was flaky, the others passed; the last one took longest."""
+    sample = SampleRun()
+    for number in range(5):
+        outcome = Outcome.FAILED if number == 1 else Outcome.PASSED
+        attempts = [{"outcome": Outcome.FAILED}] if number == 3 else []
+        sample.test(outcome, name=f"test_{number}", seconds=0.1 + number, message="m", attempts=attempts)
+    return sample.finish()
+
+
+def test_a_page_too_large_to_load_keeps_what_went_wrong_and_what_took_long():
+    kept = choose_tests(large_run(), most=3)
+
+    assert [test.test.name for test in kept.tests] == ["test_1[2xgloo]", "test_3[2xgloo]", "test_4[2xgloo]"]
+    assert choose_tests(large_run(), most=5) == large_run()
+
+
+def test_a_page_that_lacks_tests_says_so_and_still_counts_all(monkeypatch):
+    monkeypatch.setattr(choose_tests, "__defaults__", (2,))
+    run = large_run()
+    page = render_html(run)
+    carried = embedded(page, "data")
+
+    assert "3 tests that went well and quickly are not on this page" in page
+    assert [row[0].rpartition("::")[2] for row in carried["tests"]] == ["test_1[2xgloo]", "test_3[2xgloo]"]
+    assert {bar[0] for bar in carried["timeline"]["bars"]} == {0, 1}
+    assert len(carried["timeline"]["worlds"]) == len(run.worlds)
+    assert "1 failed, 1 flaky, 3 passed" in page
+    assert "not on this page" not in render_html(SampleRun().finish())
 
 
 def test_details_are_carried_only_by_tests_that_are_opened(tmp_path):

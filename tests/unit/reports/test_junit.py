@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ from lxml import etree
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
 from disttest.model import Cause, Invocation, Outcome, RankEnd
-from disttest.reports import junit
+from disttest.reports import junit, junit_room
 from disttest.reports.junit import render_junit
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[2] / "support" / "junit-xunit2.xsd"))
@@ -337,6 +338,57 @@ class TestLogs:
             sample.test(name=f"test_{number}", size=1, ranks=(rank(0, log="logs/rank0.log"),))
 
         assert len(render_junit(sample.finish(), tmp_path)) < 24_000_000
+
+
+class TestALargeRun:
+    """What is too large for those who load it says less of tests that passed, and says so."""
+
+    @pytest.fixture
+    def xml(self, tmp_path, monkeypatch):
+        for module in (junit, junit_room):
+            monkeypatch.setattr(module, "MAX_BYTES", 40_000)
+        sample = SampleRun()
+        for number in range(300):
+            log = write_log(tmp_path, f"logs/{number}/rank0.log", "a line\n" * 100)
+            outcome = Outcome.FAILED if number % 100 == 0 else Outcome.PASSED
+            sample.test(outcome, name=f"test_{number}", message="bad", ranks=(rank(0, log=log),))
+        return render_junit(sample.finish(), tmp_path)
+
+    def test_tests_that_passed_are_a_line_and_failures_keep_their_logs(self, xml):
+        document = parse(xml)
+        attached = [case for case in document.iter("testcase") if "[[ATTACHMENT|" in "".join(case.itertext())]
+
+        assert len([*document.iter("testcase")]) == 300
+        assert [case.get("name") for case in attached] == [
+            f"test_{number}[2xgloo]" for number in (0, 100, 200)
+        ]
+        assert document.attrib["tests"] == "300"
+        assert document.attrib["failures"] == "3"
+
+    def test_what_was_cut_is_stated(self, xml):
+        (cut,) = [p for p in parse(xml).iter("property") if p.get("name") == "disttest.shortened"]
+
+        assert cut.attrib["value"].startswith("left out to stay under 0 MB: most text of failures")
+        assert "attachments of tests that passed" in cut.attrib["value"]
+
+    def test_a_run_that_fits_states_nothing(self, tmp_path):
+        assert "disttest.shortened" not in render_junit(mixed_run(tmp_path), tmp_path)
+
+    def test_it_is_written_in_pieces(self, tmp_path):
+        sample = SampleRun()
+        for number in range(1000):
+            sample.test(name=f"test_{number}")
+        sizes = []
+
+        class Pieces(BytesIO):
+            def write(self, data):
+                sizes.append(len(data))
+                return super().write(data)
+
+        junit.write_junit(sample.finish(), tmp_path, Pieces())
+
+        assert len(sizes) > 1000
+        assert max(sizes) < 2000
 
 
 class TestConsumers:

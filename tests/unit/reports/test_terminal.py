@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import re
 
+import msgspec
 import pytest
 from rich.console import Console
 from sample_runs import EPOCH_S, SampleRun, mixed_run, rank
 
 from disttest.model import Outcome
-from disttest.reports.progress import LiveView, PlainView, Progress, make_view, render_live, status_line
+from disttest.reports.live import LiveView, render_live
+from disttest.reports.progress import Progress, status_line
 from disttest.reports.terminal import print_final, render_final
-from disttest.results.events import TestCollected, TestFinished
+from disttest.reports.views import PlainView, make_view
+from disttest.results.events import CollectionFailed, TestCollected, TestFinished
 
 
 def console(*, width: int = 100, terminal: bool = False) -> Console:
@@ -105,6 +108,30 @@ def fed(view: LiveView | PlainView, sample: SampleRun) -> None:
         view.take(event)
 
 
+class TestFailure:
+    def test_a_crash_is_told_by_the_end_of_the_culprits_log_not_by_how_its_victim_felt(self, tmp_path):
+        (tmp_path / "rank1.log").write_text(
+            "printed before\nFatal Python error: Segmentation fault\n\n"
+            'Current thread 0x1 (most recent call first):\n  File "t.py", line 3 in test_x\n'
+            '  File "/x/_pytest/python.py", line 1 in run\n'
+            "[disttest: stacks of rank 1 at the end]\nappended by us\n"
+        )
+        sample = SampleRun()
+        victim = rank(0, outcome=Outcome.FAILED, message="RuntimeError: closed", details="long\n" * 100)
+        culprit = rank(1, outcome=None, message="was killed by SIGSEGV", log="rank1.log")
+        sample.test(Outcome.FAILED, message="rank 1 died", culprit=1, victims=(0,), ranks=(victim, culprit))
+        where = console()
+        print_final(where, sample.finish(), results_dir=tmp_path)
+        text = said(where)
+
+        assert "    rank 0: failed in call: RuntimeError: closed [victim]\n" in text
+        assert "long" not in text
+        assert "end of the log of rank 1:\n    printed before\n    Fatal Python error" in text
+        assert "line 3 in test_x" in text
+        assert "_pytest" not in text
+        assert "appended by us" not in text
+
+
 class TestPlainView:
     def test_one_block_per_test(self):
         where = console()
@@ -115,6 +142,8 @@ class TestPlainView:
             "✗ tests/test_ddp.py::test_bad[2xgloo] failed (500 ms)",
             "tests/test_ddp.py:12: error: rank 1 failed",
             "  tests/test_ddp.py::test_bad[2xgloo] · fault: test",
+            "    rank 0: passed",
+            "    rank 1: passed",
             "  repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]' --world-sizes 2 --backend gloo --device cpu",
             "- tests/test_ddp.py::test_not[2xgloo] skipped: no GPU (0 s)",
         ]
@@ -154,6 +183,106 @@ class TestPlainView:
 
         assert said(where) == "… 0/1 · 31.0 s · longest now: tests/test_ddp.py::test_sum[2xgloo] (31.0 s)\n"
 
+    def test_quiet_leaves_out_what_went_well(self):
+        where = console()
+        fed(PlainView(where, quiet=True), sample_of_three())
+
+        assert said(where).startswith("✗ tests/test_ddp.py::test_bad[2xgloo] failed")
+        assert "test_good" not in said(where)
+
+    def test_files_that_could_not_be_collected_are_told_in_full(self):
+        where = console()
+        view = PlainView(where)
+        view.take(CollectionFailed(at_s=EPOCH_S, nodeid="test_x.py", message="line 1\nImportError: no"))
+
+        assert (
+            said(where)
+            == "✗ test_x.py could not be collected: ImportError: no\n    line 1\n    ImportError: no\n"
+        )
+
+
+class TestWhatPytestPrints:
+    def test_whole_lines_pass_at_once_and_cut_ones_when_they_are_complete(self):
+        where = console()
+        view = PlainView(where)
+        view.show("one\ntw", error=False)
+        assert said(where) == "one\n"
+        view.show("o\n", error=False)
+
+        assert said(where) == "one\ntwo\n"
+
+    def test_a_prompt_is_shown_though_its_line_has_no_end(self):
+        where = console()
+        view = PlainView(where)
+        view.show("(Pdb) ", error=False)
+        view.tick(EPOCH_S)
+        view.show("(Pdb) ", error=False)
+
+        assert said(where) == "(Pdb) "
+
+    def test_nothing_is_lost_at_the_end(self):
+        where = console()
+        view = PlainView(where)
+        view.show("the last word", error=False)
+        view.close()
+
+        assert said(where) == "the last word\n"
+
+    def test_errors_go_where_errors_go(self, capsys):
+        where = console()
+        PlainView(where).show("usage: pytest\n", error=True)
+
+        assert said(where) == ""
+        assert capsys.readouterr().err == "usage: pytest\n"
+
+    @pytest.mark.parametrize("text", ["::error::forged\n", "  ::error::forged\n", "x ##[error]forged\n"])
+    def test_on_github_it_has_no_power(self, text):
+        where = console()
+        view = PlainView(where, on_github=True)
+        view.show(text[:4], error=False)
+        view.show(text[4:], error=False)
+        first, *middle, last = said(where).splitlines()
+
+        assert re.fullmatch(r"::stop-commands::\w{32}", first)
+        assert middle == [text.rstrip()]
+        assert last == f"::{first.rpartition('::')[2]}::"
+
+    def test_on_github_what_has_none_is_left_alone(self):
+        where = console()
+        PlainView(where, on_github=True).show("tests/test_x.py::test_y PASSED\n", error=False)
+
+        assert said(where) == "tests/test_x.py::test_y PASSED\n"
+
+    def test_the_live_view_lets_it_scroll_by_in_its_colours(self):
+        where = console(terminal=True)
+        where.legacy_windows = False
+        view = LiveView(where)
+        view.tick(EPOCH_S)
+        view.show("\x1b[33mwarning\x1b[0m\n", error=False)
+        view.close()
+
+        assert "warning" in said(where)
+
+    def test_the_live_view_steps_aside_for_a_debugger(self):
+        where = console(terminal=True)
+        view = LiveView(where)
+        view.tick(EPOCH_S)
+        view.show("> test_x.py(3)\n(Pdb) ", error=False)
+        view.tick(EPOCH_S + 0.1)
+        assert "(Pdb)" not in said(where)
+        view.tick(EPOCH_S + 1)
+        asked = said(where)
+        view.tick(EPOCH_S + 2)
+
+        assert asked.endswith("(Pdb) ")
+        assert said(where) == asked
+        view.show("3\n(Pdb) ", error=False)
+        assert said(where) == f"{asked}3\n(Pdb) "
+        fed(view, sample_of_three())
+        view.close()
+
+        assert "3/3" in said(where)
+
 
 class TestLiveView:
     def test_failures_scroll_by_and_the_rest_goes_away(self):
@@ -179,6 +308,40 @@ class TestLiveView:
 
         assert re.search(r"^gpu:0,1 +test_sum\[2xgloo\] +7\.0 s$", said(where), re.MULTILINE)
 
+    def test_shows_worlds_between_their_tests(self):
+        progress = Progress()
+        sample = SampleRun()
+        sample.test(slots=("gpu:2",), size=1)
+        for event in sample.events:
+            if type(event).__name__ in ("TestCollected", "WorldStarted"):
+                progress.take(event)
+        progress.now_s = EPOCH_S + 3
+        where = console()
+        where.print(render_live(progress, height=24))
+
+        assert re.search(r"^gpu:2 +world of 1 rank, between tests +3\.0 s$", said(where), re.MULTILINE)
+
+    @pytest.mark.parametrize("width", [20, 40, 80, 250])
+    def test_fits_any_width(self, width):
+        progress = Progress()
+        sample = SampleRun()
+        sample.test(name="test_" + "x" * 300, slots=tuple(f"gpu:{n}" for n in range(64)), size=64)
+        for event in sample.events:
+            if type(event).__name__ not in ("TestFinished", "WorldEnded"):
+                progress.take(event)
+        where = console(width=width)
+        where.print(render_live(progress, height=24))
+
+        assert all(len(line) <= width for line in said(where).splitlines())
+
+    def test_says_that_it_collects_before_anything_is_known(self):
+        progress = Progress()
+        for event in SampleRun().events:
+            progress.take(event)
+        progress.now_s = EPOCH_S + 4
+
+        assert status_line(progress).plain == "collecting · 4.0 s"
+
     def test_never_higher_than_the_terminal(self):
         progress = Progress()
         sample = SampleRun()
@@ -197,7 +360,7 @@ class TestLiveView:
         [(True, False, LiveView), (True, True, PlainView), (False, False, PlainView)],
     )
     def test_the_place_decides(self, terminal, on_github, kind):
-        view = make_view(console(terminal=terminal), on_github=on_github)
+        view = make_view(console(terminal=terminal), live=not on_github)
         view.close()
 
         assert type(view) is kind
@@ -230,6 +393,25 @@ class TestTimeLeft:
 
         assert progress.left_s() == pytest.approx(30.0)
         assert "about 30.0 s left" in status_line(progress).plain
+
+    def test_the_time_so_far_counts_from_the_command_the_time_left_from_the_first_test(self):
+        progress = Progress()
+        for event in SampleRun().events:
+            progress.take(event)
+            progress.take(msgspec.structs.replace(event, at_s=EPOCH_S + 5))
+        progress.now_s = EPOCH_S + 6
+
+        assert status_line(progress).plain == "collecting · 6.0 s"
+        assert progress.started_at_s == EPOCH_S + 5
+
+    def test_expectations_are_asked_for_once_a_test(self):
+        asked = []
+        progress = Progress(expect=lambda test: asked.append(test.name) or 2.0)
+        for event in sample_of_three().events:
+            progress.take(event)
+
+        assert len(asked) == 3
+        assert progress.left_known_s == 0.0
 
     def test_nothing_to_go_by(self):
         assert Progress().left_s() is None

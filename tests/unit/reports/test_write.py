@@ -45,7 +45,8 @@ class TestWriteReports:
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "logs"])
 
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path, monkeypatch):
-        def broken(run, results_dir, history):
+        def broken(run, results_dir, history, file):
+            file.write(b"half")
             raise RuntimeError("no ink")
 
         reporters = {"bad": ("bad.txt", broken), **write.REPORTERS}
@@ -54,6 +55,7 @@ class TestWriteReports:
             write_reports(mixed_run(), tmp_path, tuple(reporters))
 
         assert len(caught.value.written) == len(reporters) - 1
+        assert not (tmp_path / "bad.txt").exists()
         assert all(path.is_file() for path in caught.value.written)
         assert "`disttest report DIR` writes them again from the journal" in str(caught.value)
 
@@ -67,8 +69,13 @@ class TestWriteReports:
 
     def test_a_reader_never_sees_half_a_report(self, tmp_path):
         path = write_whole(tmp_path / "report", "old")
-        with pytest.raises(TypeError):
-            write_whole(path, 3)  # type: ignore[arg-type]
+
+        def dies_half_way(file):
+            file.write(b"new, but ")
+            raise RuntimeError("no ink")
+
+        with pytest.raises(RuntimeError, match="no ink"):
+            write_whole(path, dies_half_way)
 
         assert path.read_text() == "old"
         assert list(tmp_path.iterdir()) == [path]
@@ -118,6 +125,16 @@ class TestRebuild:
 
 
 class TestResultsJson:
+    def test_in_pieces_it_is_what_it_would_be_as_a_whole(self, tmp_path):
+        run = mixed_run(tmp_path)
+
+        for each in (run, msgspec.structs.replace(run, tests=(), worlds=())):
+            whole = {"schema_version": each.schema_version, **msgspec.to_builtins(each)}
+            assert (
+                render_results_json(each)
+                == msgspec.json.format(msgspec.json.encode(whole), indent=1).decode() + "\n"
+            )
+
     def test_validates_against_its_schema_and_says_its_version(self, tmp_path):
         content = json.loads(render_results_json(mixed_run(tmp_path)))
 

@@ -16,11 +16,11 @@ from disttest.results.merge import merge
 
 
 def run_of(path: Path) -> RunResult:
-    """Two slots; each test starts for half a second and runs for one, on both."""
+    """Two slots; each test starts for half a second and runs for one, on both; between them nothing runs."""
     run = ShardRun(path)
     for test in cases("a", "b"):
         run.run(test)
-    run.now_s += 1
+        run.now_s += 1
     run.finish()
     return fold(read_events(path / FILE_NAME))
 

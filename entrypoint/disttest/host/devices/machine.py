@@ -7,6 +7,7 @@ GPU) or ``nvml_error`` (the machine).
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 
 import msgspec
@@ -29,6 +30,8 @@ class MigSlice(Frozen):
     """A GPU instance of a GPU in MIG mode, which CUDA treats as a device of its own."""
 
     uuid: str
+    number: int = 0
+    """Its place among the slices of its GPU."""
     name: str = ""
     memory_total: int = 0
     memory_used: int = 0
@@ -173,7 +176,8 @@ class Machine(Frozen):
         return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
 
     def _gpu_slots(self) -> tuple[Slot, ...]:
-        return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu))
+        groups = group_gpus(self.gpus)
+        return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu, groups[gpu.index]))
 
     def restricted_to(self, visible: str) -> Machine:
         """This machine with only the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, in its order.
@@ -182,11 +186,11 @@ class Machine(Frozen):
         """
         chosen: list[Gpu] = []
         for entry in (part.strip() for part in visible.split(",")):
-            gpu = next((gpu for gpu in self.gpus if _names(entry, gpu)), None)
+            gpu = next((named for gpu in self.gpus if (named := _named(entry, gpu))), None)
             if gpu is None or gpu in chosen:
                 break
             chosen.append(gpu)
-        return msgspec.structs.replace(self, gpus=tuple(chosen))
+        return msgspec.structs.replace(self, gpus=_one_of_each(chosen))
 
     def hardware(self) -> Hardware:
         """The machine as far as a report needs it."""
@@ -196,17 +200,59 @@ class Machine(Frozen):
             python=platform.python_version(),
             torch=installed_torch(),
             platform=platform.platform(),
+            driver=self.driver,
+            cuda=self.cuda_driver,
+            memory=self.limits.memory,
+            shm=self.limits.shm_size,
+            uuids=tuple(gpu.uuid for gpu in self.gpus),
         )
 
 
-def slots_of(gpu: Gpu) -> tuple[Slot, ...]:
+def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
     """The slots that a GPU offers: itself, or in MIG mode its slices."""
     if not gpu.mig_enabled:
-        return (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid),)
+        return (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid, group=group),)
     return tuple(
-        Slot(name=f"gpu:{gpu.index}.{number}", device="cuda", index=gpu.index, uuid=part.uuid)
-        for number, part in enumerate(gpu.slices)
+        Slot(
+            name=f"gpu:{gpu.index}.{part.number}", device="cuda", index=gpu.index, uuid=part.uuid, group=group
+        )
+        for part in gpu.slices
     )
+
+
+def is_slice(slot: Slot) -> bool:
+    """Whether a slot is a MIG slice, which has no peers and which NCCL refuses."""
+    return slot.device == "cuda" and "." in slot.name
+
+
+_NEAR = ("internal", "single", "multiple", "hostbridge", "node")
+"""PCIe paths that do not cross the link between processors."""
+
+
+def group_gpus(gpus: Sequence[Gpu]) -> dict[int, str]:
+    """Index -> name of the group of GPUs that are near each other.
+
+    Those that reach each other by NVLink; where there is none at all, those behind one processor.
+    """
+    linked = any(peer.nvlinks for gpu in gpus for peer in gpu.peers)
+    groups: dict[int, str] = {}
+    for gpu in gpus:
+        if gpu.index not in groups:
+            name = f"{'nvlink' if linked else 'numa'}:{gpu.index}"
+            groups.update(dict.fromkeys(_reach(gpu, gpus, linked=linked), name))
+    return groups
+
+
+def _reach(start: Gpu, gpus: Sequence[Gpu], *, linked: bool) -> set[int]:
+    by_index = {gpu.index: gpu for gpu in gpus}
+    reached, open_ends = {start.index}, [start]
+    while open_ends:
+        for peer in open_ends.pop().peers:
+            near = peer.nvlinks > 0 if linked else peer.path in _NEAR
+            if near and peer.index in by_index and peer.index not in reached:
+                reached.add(peer.index)
+                open_ends.append(by_index[peer.index])
+    return reached
 
 
 def installed_torch() -> str:
@@ -217,11 +263,21 @@ def installed_torch() -> str:
         return ""
 
 
-def _names(entry: str, gpu: Gpu) -> bool:
+def _named(entry: str, gpu: Gpu) -> Gpu | None:
+    """The GPU as far as an entry names it: of a slice, the GPU with that slice alone."""
     if entry.isdigit():
-        return int(entry) == gpu.index
-    return bool(entry) and entry.startswith(("GPU-", "MIG-")) and _uuids_match(entry, gpu)
+        return gpu if int(entry) == gpu.index else None
+    if entry.startswith("GPU-"):
+        return gpu if gpu.uuid.startswith(entry) else None
+    slices = tuple(part for part in gpu.slices if entry.startswith("MIG-") and part.uuid.startswith(entry))
+    return msgspec.structs.replace(gpu, slices=slices[:1]) if slices else None
 
 
-def _uuids_match(entry: str, gpu: Gpu) -> bool:
-    return any(uuid.startswith(entry) for uuid in (gpu.uuid, *(part.uuid for part in gpu.slices)))
+def _one_of_each(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+    """Several slices of one GPU are that GPU once, with these slices."""
+    merged: dict[int, Gpu] = {}
+    for gpu in gpus:
+        known = merged.get(gpu.index)
+        slices = gpu.slices if known is None else (*known.slices, *gpu.slices)
+        merged[gpu.index] = msgspec.structs.replace(gpu, slices=slices)
+    return tuple(merged.values())

@@ -52,8 +52,12 @@ class Refused(Message, tag="refused"):
     message: str
 
 
+class Answered(Message, tag="answered"):
+    """One question of a watch has been answered; it waits for the next."""
+
+
 class Done(Message, tag="done"):
     """Everything has been asked."""
 
 
-AnyMessage = Asking | Driver | Found | Link | Refused | Done
+AnyMessage = Asking | Driver | Found | Link | Refused | Answered | Done

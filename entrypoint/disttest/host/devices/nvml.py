@@ -7,6 +7,7 @@ which, so that the parent can name the one that never answers.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import CDLL
 from typing import Any
@@ -15,7 +16,7 @@ import pynvml as nvml
 
 from disttest.host.bounded import speak
 from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
-from disttest.host.devices.messages import Asking, Done, Driver, Found, Link, Refused
+from disttest.host.devices.messages import Answered, Asking, Done, Driver, Found, Link, Refused
 
 # Errors that say: this GPU will not work. All others mean that it does not know, or may not tell.
 _BROKEN = {
@@ -63,7 +64,10 @@ def main(arguments: Sequence[str]) -> None:
     speak(Asking(what="nvmlInit"))
     try:
         nvml.nvmlInit()
-        _ask_machine(frozenset(options.skip), only_processes=options.processes)
+        if options.watch:
+            _answer_questions(frozenset(options.skip))
+        else:
+            _ask_machine(frozenset(options.skip), only_processes=False)
     except nvml.NVMLError as error:
         speak(Refused(code=error.value, message=str(error)))
         return
@@ -76,8 +80,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", default="")
     parser.add_argument("--skip", type=int, action="append", default=[])
-    parser.add_argument("--processes", action="store_true", help="only who holds memory")
+    parser.add_argument("--watch", action="store_true", help="say who holds memory, for each line of input")
     return parser.parse_args(arguments)
+
+
+def _answer_questions(skip: frozenset[int]) -> None:
+    for _ in sys.stdin:
+        _ask_machine(skip, only_processes=True)
+        speak(Answered())
 
 
 def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:
@@ -184,7 +194,7 @@ def _slice(handle: Any, number: int) -> Iterator[MigSlice]:
     part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
     if part is not None:
         uuid, name = _ask(nvml.nvmlDeviceGetUUID, part), _ask(nvml.nvmlDeviceGetName, part)
-        yield MigSlice(uuid=uuid or "", name=name or "", **_memory(part))
+        yield MigSlice(uuid=uuid or "", number=number, name=name or "", **_memory(part))
 
 
 def _errors(handle: Any) -> dict[str, Any]:

@@ -5,8 +5,12 @@ Run as a module; speaks one :class:`TorchFacts`.
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,6 +52,25 @@ def ask_torch(*, timeout_s: float = 60.0) -> TorchFacts:
     if len(heard) < 2:
         return msgspec.structs.replace(facts, error=f"initialising {facts.device_type}: the child {ended}")
     return facts
+
+
+def has_accelerator() -> bool:
+    """Whether the installed torch was built for one, without importing it; a torch that does not say so may be."""
+    spec = importlib.util.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path()
+    try:
+        text = version.read_text()
+    except OSError:
+        return True
+    # Its lines read like "cuda: Optional[str] = None".
+    told = re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *(.+)$", text, re.MULTILINE)
+    return not told or any(value.strip() != "None" for _, value in told)
+
+
+def about_torch() -> TorchFacts | None:
+    """What torch says of itself, without a look at any device; None unless this process has imported it."""
+    torch = sys.modules.get("torch")
+    return _about(torch) if torch is not None else None
 
 
 def main(_arguments: Sequence[str]) -> None:

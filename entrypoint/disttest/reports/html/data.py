@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import digest, trend
 from disttest.reports.html.collectives import collective_table, ticks
@@ -19,6 +21,8 @@ from disttest.results.repeat import repeat_command
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
 """In the order in which a reader wants to see them."""
 
+MAX_TESTS = 20_000
+"""Tests on the page: beyond that it would take too long to load, and its maker too much memory."""
 MESSAGES_TOTAL = 500_000
 """Characters of the messages in the list of tests."""
 DETAILS_TOTAL = 1_200_000
@@ -37,8 +41,26 @@ class _Room:
     log: int
 
 
-def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, Any]:
-    """Return what the lists and the timeline need: one short row for each test."""
+def choose_tests(run: RunResult, most: int = MAX_TESTS) -> RunResult:
+    """Return the run with the tests that the page has room for: what went wrong first, then what took long."""
+    if len(run.tests) <= most:
+        return run
+    kinds = {kind: number for number, kind in enumerate(KINDS)}
+    longest_s = max(test.final.duration_s for test in run.tests) + 1.0
+    # One number each: tuples of two would take as much memory as the rows themselves.
+    ranks = [kinds[digest.classify(test)] * longest_s - test.final.duration_s for test in run.tests]
+    order = sorted(range(len(run.tests)), key=ranks.__getitem__)
+    return msgspec.structs.replace(run, tests=tuple(run.tests[index] for index in sorted(order[:most])))
+
+
+def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunResult) -> dict[str, Any]:
+    """Return what the lists and the timeline need: one short row for each test.
+
+    Args:
+        run: the tests of the page.
+        history: earlier runs.
+        whole: the run with all its tests, of which slots were busy.
+    """
     suites = list(dict.fromkeys(test.test.suite for test in run.tests))
     shapes = sorted({_shape_key(test) for test in run.tests})
     older = [trend.kinds(earlier) for earlier in history]
@@ -61,7 +83,7 @@ def page_data(run: RunResult, history: Sequence[RunResult] = ()) -> dict[str, An
             ]
             for test in run.tests
         ],
-        "timeline": _timeline(run),
+        "timeline": _timeline(run, whole),
         "history": _history(run, older),
     }
 
@@ -95,8 +117,10 @@ def _log_folder(test: TestOutcome) -> str:
     return folder if usual else ""
 
 
-def _timeline(run: RunResult) -> dict[str, Any]:
-    timeline = build_timeline(run)
+def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
+    timeline = build_timeline(whole)
+    rows = {test.test.nodeid: row for row, test in enumerate(run.tests)}
+    row_of = [rows.get(test.test.nodeid) for test in whole.tests]
     held = [*(bar.lanes for bar in timeline.bars), *(lanes for lanes, _, _ in timeline.worlds)]
     groups = list(dict.fromkeys(held))
     number = {lanes: index for index, lanes in enumerate(groups)}
@@ -105,17 +129,18 @@ def _timeline(run: RunResult) -> dict[str, Any]:
         "busy": [round(timeline.busy_s(lane), 3) for lane in range(len(timeline.slots))],
         "lanes": groups,
         "bars": [
-            [
-                bar.test,
+            (
+                row_of[bar.test],
                 bar.attempt,
                 KINDS.index(bar.kind),
                 round(bar.start_s, 4),
                 round(bar.end_s, 4),
                 number[bar.lanes],
-            ]
+            )
             for bar in timeline.bars
+            if row_of[bar.test] is not None
         ],
-        "worlds": [[number[lanes], round(start, 4), round(end, 4)] for lanes, start, end in timeline.worlds],
+        "worlds": [(number[lanes], round(start, 4), round(end, 4)) for lanes, start, end in timeline.worlds],
         "makespan": round(timeline.makespan_s, 4),
         "bound": round(timeline.lower_bound_s, 4),
     }

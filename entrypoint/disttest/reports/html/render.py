@@ -14,7 +14,8 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.reports import digest, trend
-from disttest.reports.html.data import page_data, page_details
+from disttest.reports.costs import cost_lines
+from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate
 from disttest.reports.logs import LogFolder
 from disttest.reports.text import clean, count, duration, one_line
@@ -35,7 +36,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
     earlier = sorted(history, key=lambda other: other.started_at_s)
     groups = digest.failure_groups(run)
     repository = Repository(root=run.root)
-    index = {test.test.nodeid: number for number, test in enumerate(run.tests)}
+    page = choose_tests(run)
+    index = {test.test.nodeid: number for number, test in enumerate(page.tests)}
     return (
         _template()
         .render(
@@ -47,17 +49,19 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             groups=groups[:MAX_CARDS],
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
+            left_out=len(run.tests) - len(page.tests),
             place=lambda test: locate(test, repository),
             table=digest.table(run),
             tally=digest.tally(run),
+            costs=cost_lines(run),
             slowest=digest.slowest(run),
             skips=digest.skip_reasons(run)[:100],
             flaky=[test for test in run.tests if test.flaky][:100],
             points=trend.trend([*earlier, run]) if earlier else [],
             plot=plot,
             percent=trend.percent,
-            data=_embedded(page_data(run, earlier)),
-            details=_embedded(page_details(run, LogFolder(results_dir))),
+            data=_embedded(page_data(page, earlier, whole=run)),
+            details=_embedded(page_details(page, LogFolder(results_dir))),
             style=Markup(_asset("page.css")),  # noqa: S704 - our own file
             script=Markup("\n".join(_asset(name) for name in SCRIPTS)),  # noqa: S704 - our own files
         )

@@ -65,8 +65,8 @@
     drawTicks(colour, height);
     drawWorlds(colour);
     drawBars(colour);
-    drawMark(colour, line.bound, "lower bound", height, [2, 3]);
-    drawMark(colour, line.makespan, "makespan", height, []);
+    const taken = drawMark(colour, line.makespan, "makespan", height, []);
+    drawMark(colour, line.bound, "lower bound", height, [2, 3], taken);
     pen.restore();
   }
 
@@ -163,7 +163,8 @@
     pen.fillText(text, begin, top + high / 2, room);
   }
 
-  function drawMark(colour, time, name, height, dash) {
+  // Where its text stands; without a text where there is no room beside the other one: the words above have both.
+  function drawMark(colour, time, name, height, dash, taken = [Infinity, Infinity]) {
     pen.strokeStyle = colour("text");
     pen.setLineDash(dash);
     pen.beginPath();
@@ -174,10 +175,12 @@
     const text = `${name} ${seconds(time)}`;
     const long = pen.measureText(text).width;
     const begin = x(time) - long - 6 > left ? x(time) - long - 6 : x(time) + 6;
+    if (begin - 2 < taken[1] && begin + long + 2 > taken[0]) return taken;
     pen.fillStyle = colour("bg");
     pen.fillRect(begin - 2, axis - 20, long + 4, 16);
     pen.fillStyle = colour("text");
     pen.fillText(text, begin, axis - 11);
+    return [begin - 2, begin + long + 2];
   }
 
   function barAt(px, py) {

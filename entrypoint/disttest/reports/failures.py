@@ -1,0 +1,125 @@
+"""One failure in the terminal: the finding first, then where, on whose account, the evidence, and how to repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from disttest import github
+from disttest.model import Cause, TestResult
+from disttest.reports import digest
+from disttest.reports.digest import FailureGroup
+from disttest.reports.location import Repository, locate
+from disttest.reports.logs import LogFolder
+from disttest.reports.text import clean, count, one_line, shorten
+from disttest.results.fold import CollectionError, TestOutcome
+from disttest.results.narrative import describe_ranks, without_stacks
+
+MAX_EVIDENCE = 6_000
+"""Characters of a failure's text; the whole of it is in the logs and in the other reports."""
+MAX_LOG = 4_096
+"""Characters of the end of the culprit's log."""
+_READ_LOG = 32 * 1024
+"""Bytes read for that, so that a long crash dump can be shortened first."""
+
+STYLES = {
+    "passed": "green",
+    "failed": "bold red",
+    "infrastructure": "bold magenta",
+    "flaky": "yellow",
+    "skipped": "bright_black",
+    "xfailed": "bright_black",
+}
+
+
+class FailurePrinter:
+    """Prints failures of one run.
+
+    Args:
+        console: where to; it decides on colour and width.
+        root: of the run: what files are relative to.
+        results_dir: where its logs are; without it, none is quoted.
+        on_github: keep GitHub from taking what tests have printed for commands.
+    """
+
+    def __init__(
+        self, console: Console, *, root: str = "", results_dir: Path | None = None, on_github: bool = False
+    ) -> None:
+        self._console = console
+        self._repository = Repository(root=root)
+        self._logs = LogFolder(results_dir)
+        self._on_github = on_github
+
+    def print_failure(self, group: FailureGroup) -> None:
+        """Print one failure, or one that many tests share."""
+        self._print_lines(self._head(group))
+        self._print_evidence("\n\n".join(self._evidence(group.first)))
+        self._print_lines(_foot(group))
+
+    def print_collection_error(self, error: CollectionError) -> None:
+        """Print why a file could not be collected."""
+        last = one_line(error.message.strip().rpartition("\n")[2])
+        title = f"✗ {one_line(error.nodeid)} could not be collected: {last}"
+        self._print_lines([Text(title, style=STYLES["failed"])])
+        self._print_evidence(error.message)
+
+    def _print_lines(self, lines: Iterator[Text] | list[Text]) -> None:
+        for line in lines:
+            self._console.print(line, soft_wrap=True)
+
+    def _head(self, group: FailureGroup) -> Iterator[Text]:
+        test = group.first
+        style = STYLES[digest.classify(test)]
+        # Like a compiler's message, so that editors, and GitHub through our problem matcher, can jump to it.
+        place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, self._repository)
+        yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
+        if len(group.tests) > 1:
+            yield Text(f"  {count(len(group.tests), 'test')}, the first of them:", style="bold")
+        told = [one_line(test.test.nodeid), f"fault: {digest.fault(test)}", digest.who(test.final)]
+        yield Text("  " + " · ".join(part for part in told if part))
+        for earlier in test.attempts[:-1]:
+            yield Text(f"  attempt {earlier.attempt}: {digest.finding(earlier)}", style="yellow")
+
+    def _evidence(self, test: TestOutcome) -> Iterator[str]:
+        """The culprit's own words; what each rank did, in a line; stacks; the end of the culprit's log."""
+        result = test.final
+        yield from (text for text in [clean(result.details).strip("\n")] if text)
+        if result.ranks:
+            lines = (clean(line) for line in describe_ranks(result, logs_in=None))
+            yield "\n".join(line if line.startswith(" ") else one_line(line) for line in lines)
+        if log := self._end_of_log(result):
+            yield log
+
+    def _end_of_log(self, result: TestResult) -> str:
+        speaker = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
+        speaker = speaker or next(iter(result.ranks), None)
+        excerpt = speaker and self._logs.excerpt(speaker.log, head_bytes=0, tail_bytes=_READ_LOG)
+        text = without_stacks(excerpt.tail or excerpt.head)[-MAX_LOG:] if excerpt else ""
+        return f"end of the log of rank {speaker.rank}:\n{text}" if speaker and text else ""
+
+    def _print_evidence(self, text: str) -> None:
+        """Print what a test or a rank has written: cleaned, cut, indented, and without power over GitHub."""
+        text = shorten(clean(text).strip("\n"), MAX_EVIDENCE)
+        if not text:
+            return
+        write: Callable[[str], object] = self._console.file.write
+        shield: AbstractContextManager[None] = (
+            github.commands_stopped(write) if self._on_github else nullcontext()
+        )
+        with shield:
+            # Straight to the file: there is nothing to style, and thousands of lines to write.
+            write("".join(f"    {line}\n" for line in text.splitlines()))
+
+
+def _foot(group: FailureGroup) -> Iterator[Text]:
+    result = group.first.final
+    culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
+    logs = [clean(rank.log) for rank in culprit_first if rank.log]
+    if logs:
+        more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
+        yield Text(f"  log: {logs[0]}{more}", style="bright_black")
+    yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))

@@ -1,0 +1,77 @@
+"""How much text ``junit.xml`` carries: as much as keeps the file small enough for those who load it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from disttest.results.fold import RunResult, TestOutcome
+
+MAX_BYTES = 24_000_000
+"""GitLab takes files under 30 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """How much text a test case may carry."""
+
+    details: int
+    """Characters of a failure's text."""
+    bad_log: int
+    """Bytes of each rank's log, for a test that failed."""
+    good_log: int
+    """The same for a test that passed."""
+
+    lines_for_good: bool = False
+    """A test that passed says nothing but that it did: neither are its logs attached."""
+    cut: str = ""
+    """What the reader misses, in words."""
+
+    def scaled(self, factor: float, *, lines_for_good: bool = False) -> Room:
+        """The same with less of everything."""
+        cut = "texts of failures and logs" if factor else "most text of failures, all text of logs"
+        return Room(
+            details=int(self.details * factor) + 500,
+            bad_log=int(self.bad_log * factor),
+            good_log=int(self.good_log * factor),
+            lines_for_good=lines_for_good,
+            cut=cut + (", attachments of tests that passed" if lines_for_good else ""),
+        )
+
+
+def rooms_for(run: RunResult) -> list[Room]:
+    """Return what to try, from the richest to the poorest; the last one is the last resort."""
+    fair = _fair_room(run)
+    poorest = fair.scaled(0.0, lines_for_good=True)
+    if _least_bytes(run) > MAX_BYTES:
+        return [poorest]
+    return [fair, *(fair.scaled(factor) for factor in (0.5, 0.1, 0.0)), poorest]
+
+
+def _least_bytes(run: RunResult) -> int:
+    """What the cases take at least while every log is attached; the markup of a case is some 150 bytes."""
+    return sum(
+        len(outcome.test.name)
+        + len(outcome.test.classname)
+        + len(outcome.test.file)
+        + 150
+        + sum(len(rank.log) + 18 for attempt in outcome.attempts for rank in attempt.ranks)
+        for outcome in run.tests
+    )
+
+
+def _fair_room(run: RunResult) -> Room:
+    failures = sum(attempt.outcome.is_bad for test in run.tests for attempt in test.attempts)
+    ranks = Counter[bool]()
+    for test in run.tests:
+        ranks[has_failed(test)] += sum(len(attempt.ranks) for attempt in test.attempts)
+    return Room(
+        details=min(60_000, 5_000_000 // max(1, failures)),
+        bad_log=min(16_000, 8_000_000 // max(1, ranks[True])),
+        good_log=min(2_000, 3_000_000 // max(1, ranks[False])),
+    )
+
+
+def has_failed(test: TestOutcome) -> bool:
+    """Whether any attempt of a test did."""
+    return any(attempt.outcome.is_bad for attempt in test.attempts)

@@ -1,0 +1,191 @@
+"""The devices of a run: which ones it may use, and how it comes to hold them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
+from disttest.host.devices import Machine, detect_machine
+from disttest.host.devices.findings import Grade, judge_machine
+from disttest.host.devices.machine import is_slice
+from disttest.host.devices.torch_facts import about_torch, has_accelerator
+from disttest.host.lease import Lease, Leaser, Request
+from disttest.host.lockfiles import usual_directory
+from disttest.host.quarantine import Quarantine, QuarantineNotes
+from disttest.model import Slot
+from disttest.planning.options import AUTO, RunOptions, environment, read_probe
+
+LONGEST_WAIT_S = 3600.0
+"""How long a run waits for its GPUs, unless its deadline comes first."""
+_WHO_LIMIT = 100
+
+
+class Devices:
+    """What a run computes on. On the CPU there is nothing to take; GPUs have to be leased before they are used."""
+
+    def __init__(self, options: RunOptions) -> None:
+        """Look at the machine.
+
+        Raises:
+            InfrastructureError: there are GPUs, none of them works, and the run was not told to use the CPU.
+            NotEnoughDevices: there are fewer than were asked for.
+            UsageError: the options contradict each other.
+        """
+        _check_options(options)
+        self.options = options
+        self.probe = read_probe()
+        self.directory = options.lease_dir or usual_directory()
+        self.lease: Lease | None = None
+        self.machine = self.look()
+        on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
+        found = () if on_cpu else self.machine.slots("cuda")
+        self._left_out = self._in_quarantine(found)
+        usable = [slot for slot in found if slot.uuid not in self._left_out]
+        if not on_cpu:
+            self._check(usable)
+        self.device = "cuda" if usable else "cpu"
+        self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
+        self.on_slices = any(is_slice(slot) for slot in usable)
+        self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
+
+    def look(self) -> Machine:
+        """The machine as it is now, with the GPUs that this run may use: what CUDA shows it, and what was named."""
+        machine = detect_machine(library=self.probe.library)
+        visible = environment().get("CUDA_VISIBLE_DEVICES")
+        if visible is not None and self.lease is None:
+            machine = machine.restricted_to(visible)
+        names = self.options.gpus.names
+        unknown = [name for name in names if not machine.restricted_to(name).gpus]
+        if unknown:
+            shown = f" that CUDA_VISIBLE_DEVICES={visible} shows" if visible is not None else ""
+            raise NotEnoughDevices(
+                f"--gpus: this machine has no GPU {unknown[0]}{shown}; see disttest doctor"
+            )
+        return machine.restricted_to(",".join(names)) if names else machine
+
+    def _torch_is_for_the_cpu(self) -> bool:
+        """Whether nobody asked for GPUs, and torch could not use one."""
+        asked = self.options.gpus.required or self.options.device == "cuda" or "nccl" in self.options.backend
+        return not asked and self.probe.compute == "cuda" and not has_accelerator()
+
+    @property
+    def size(self) -> int:
+        """How many slots the run has, or will have when it holds them."""
+        return len(self.slots) or self.count
+
+    def findings(self) -> list[str]:
+        """What a reader of this run's reports should know of its machine; nothing where all is well."""
+        if self.device == "cpu":
+            return self.notes()
+        torch = about_torch()
+        ours = {slot.index for slot in self.slots}
+        gpus = tuple(gpu for gpu in self.machine.gpus if gpu.index in ours)
+        found = judge_machine(msgspec.structs.replace(self.machine, gpus=gpus), torch) if torch else ()
+        told = [f"{one.device}: {one.message}" for one in found if one.grade is not Grade.OK]
+        return [*self.notes(), *told]
+
+    def notes(self) -> list[str]:
+        """What is wrong with GPUs that the run does without."""
+        faults = [f"{gpu.label} is left out: {gpu.fault}" for gpu in self.machine.gpus if gpu.fault]
+        quarantined = [
+            f"GPU {uuid} is left out: in quarantine: {note.reason}" for uuid, note in self._left_out.items()
+        ]
+        return [*faults, *quarantined]
+
+    def take(self, who: str, *, say: Callable[[str], None], timeout_s: float = LONGEST_WAIT_S) -> None:
+        """Lease the GPUs, and show this process and all that it starts no others. Waits until they are free.
+
+        Args:
+            who: how other runs see who holds them.
+            say: told in one line what the run waits for, whenever that changes.
+            timeout_s: how long to wait.
+
+        Raises:
+            InfrastructureError: another process blocks the lease directory.
+            NotEnoughDevices: they did not get free in time, or too few of them work.
+            UsageError: the lease directory can not be used.
+        """
+        if self.device == "cpu" or self.lease is not None:
+            return
+        leaser = Leaser(
+            self.directory, self._idle_machine, on_wait=lambda why: say(f"waiting for GPUs: {why}")
+        )
+        request = Request(
+            count=self.count, who=who[:_WHO_LIMIT], share=self.options.share, timeout_s=timeout_s
+        )
+        self.lease = leaser.take(request)
+        self.slots = self.lease.slots
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_to(self.slots)  # noqa: TID251 - its own
+
+    def release(self) -> None:
+        """Give back what is held."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def _idle_machine(self) -> Machine:
+        """The machine without our own use of it: a test module may have touched a GPU when it was imported."""
+        machine = self.machine = self.look()
+        gpus = tuple(
+            msgspec.structs.replace(gpu, processes=tuple(p for p in gpu.processes if p.pid != os.getpid()))
+            for gpu in machine.gpus
+        )
+        return msgspec.structs.replace(machine, gpus=gpus)
+
+    def _in_quarantine(self, slots: tuple[Slot, ...]) -> dict[str, Quarantine]:
+        """UUID -> note of the slots that waiting would not bring back."""
+        if not slots or not self.directory.is_dir():
+            return {}
+        notes = QuarantineNotes(self.directory).active()
+        return {
+            slot.uuid: notes[slot.uuid] for slot in slots if slot.uuid in notes and not notes[slot.uuid].pid
+        }
+
+    def _check(self, usable: list[Slot]) -> None:
+        share, asked = self.options.gpus, self.options.device == "cuda" or "nccl" in self.options.backend
+        error = self.machine.nvml_error.rstrip(".")
+        wrong = [*self.notes(), *([error] if error else [])]
+        if not usable and wrong:
+            raise InfrastructureError(
+                f"this machine has GPUs and none can be used: {'; '.join(wrong)}. "
+                "See disttest doctor; --device cpu runs on the CPU."
+            )
+        if not usable and (asked or share.required):
+            what = (
+                "--device cuda" if self.options.device == "cuda" else "--backend nccl" if asked else "--gpus"
+            )
+            raise NotEnoughDevices(
+                f"{what} needs a GPU, and this machine has none that works: ask disttest doctor why, "
+                "or drop the option to run on the CPU"
+            )
+        wanted = max(share.count, len(share.names))
+        if wanted > len(usable):
+            raise NotEnoughDevices(
+                f"{wanted} GPUs were asked for and {len(usable)} can be used"
+                + (f": {'; '.join(wrong)}" if wrong else "")
+                + ". Ask for fewer, run on CPU with --device cpu, or see disttest doctor."
+            )
+
+
+def _check_options(options: RunOptions) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        UsageError: it does.
+    """
+    if options.gpus.none and options.device not in (AUTO, "cpu"):
+        raise UsageError(f"--gpus none and --device {options.device} contradict each other")
+
+
+def visible_to(slots: tuple[Slot, ...]) -> str:
+    """The value of ``CUDA_VISIBLE_DEVICES`` that shows these slots."""
+    return ",".join(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu")
+
+
+def name_run(arguments: list[str]) -> str:
+    """How other runs on the host see this one: its command, and its job where it is one."""
+    environ = environment()
+    job = " ".join(filter(None, map(environ.get, ("GITHUB_REPOSITORY", "GITHUB_JOB", "GITHUB_RUN_ID"))))
+    return f"disttest {' '.join(arguments)}" + (f" ({job})" if job else "")

@@ -1,0 +1,336 @@
+"""Looks after the slots of a run: when one may be handed on, and whether it can still be trusted.
+
+A GPU is handed on when the driver has let go of what the last world had on it. When failures look like the
+device, the preflight is repeated there; what fails it, or what the driver itself declares broken, is used no
+more. Nothing here waits: the controller's loop calls :meth:`Upkeep.advance`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from disttest.host.devices.machine import Gpu, is_slice
+from disttest.host.devices.watch import GpuWatch
+from disttest.host.leftovers import gpu_leftover
+from disttest.host.preflight import Target, targets_of
+from disttest.host.preflight.background import Proof
+from disttest.host.preflight.run import WORKER
+from disttest.model import Cause, Frozen, Outcome, Slot, TestResult
+from disttest.planning.breaker import Breaker, Cleared, GiveUp, Prove, Quarantine, State
+from disttest.planning.schedule import Scheduler
+from disttest.running.devices import Devices
+
+RELEASE_LIMIT_S = 10.0
+"""A GPU that somebody still holds this long after its world has ended is not used again."""
+SLOW_RELEASE_S = 1.0
+"""One that takes longer than this is worth a note."""
+PROOF_PATIENCE_S = 5.0
+"""How long a proof waits for the worlds on its GPUs; after that it goes without those that are busy."""
+_ASK_AGAIN_S = 0.1
+
+
+class Patients(Protocol):
+    """What is told of the tests whose failures look like the device's."""
+
+    def on_cleared(self) -> None:
+        """The devices are in order: these failures are the tests' own."""
+
+    def on_accused(self, nodeids: Sequence[str], reason: str) -> None:
+        """These failed because of a device that is used no more: they may run again on others."""
+
+    def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
+        """The same, and too few devices are left to go on."""
+
+
+class Vacated(Frozen):
+    """A world that has left its slots."""
+
+    gang_id: str
+    slots: tuple[Slot, ...]
+    last_test: str = ""
+    pids: tuple[int, ...] = ()
+    """Of its ranks, as far as they are known."""
+    survivors: tuple[int, ...] = ()
+    """Processes that could not be killed."""
+
+
+@dataclass(kw_only=True)
+class _Waiting:
+    """A vacated world whose GPUs the driver has not let go of yet."""
+
+    world: Vacated
+    since_s: float
+    asked: bool = False
+    """Whether the driver has been asked since then."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Slot name -> what holds it, as it was seen last."""
+
+
+class Upkeep:
+    """The state of this for one run."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        scheduler: Scheduler,
+        patients: Patients,
+        note: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; nothing is started before a GPU has been used.
+
+        Args:
+            devices: what the run holds.
+            scheduler: is told which slots are free, on hold and lost.
+            patients: is told what becomes of suspicious failures.
+            note: takes a message and the node id of the test that it is about.
+            clock: a monotonic clock.
+        """
+        self._devices = devices
+        self._scheduler = scheduler
+        self._patients = patients
+        self._note = note
+        self._clock = clock
+        self._breaker = Breaker(devices.slots)
+        self._gpus = {gpu.index: gpu for gpu in devices.machine.gpus}
+        self._slots = {slot.name: slot for slot in devices.slots}
+        watched = {slot.index for slot in devices.slots if slot.device != "cpu"}
+        self._watch = GpuWatch((self._gpus[index] for index in watched), library=devices.probe.library)
+        self._asks_driver = bool(watched) and bool(devices.machine.nvml)
+        self._waiting: list[_Waiting] = []
+        self._asked_s = 0.0
+        self._prove: Prove | None = None
+        self._wanted_s = 0.0
+        self._proof: Proof | None = None
+        self._faults: dict[str, str] = {}
+        """Slot name -> what the driver says of it, of those that are still to be decided on."""
+        self.broken: dict[str, str] = {}
+        """Slot name -> why it is used no more."""
+
+    def begin(self) -> None:
+        """Load the driver while the first worlds run, so that no world waits for that."""
+        if self._asks_driver:
+            self._ask()
+
+    # --- what the controller asks
+
+    @property
+    def narrowest(self) -> int:
+        """Ranks of the smallest world; with fewer slots the run is over."""
+        return self._breaker.narrowest
+
+    @narrowest.setter
+    def narrowest(self, ranks: int) -> None:
+        self._breaker.narrowest = ranks
+
+    def shortage(self, needed: int) -> str:
+        """Why there are not that many slots, in words."""
+        left = len(self._slots) - len(self.broken)
+        return f"{'; '.join(self.broken.values())} ({left} of {needed} needed devices are left)"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to come, though nothing may be running."""
+        return bool(self._waiting or self._prove)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes that are ours, and nobody's leftovers."""
+        return (*self._watch.pids, *((self._proof.pid,) if self._proof else ()))
+
+    @property
+    def patience_s(self) -> float:
+        """How long the controller may wait before it asks again."""
+        return _ASK_AGAIN_S if self._waiting or (self._prove and not self._proof) else 1.0
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when there is something to do."""
+        return (*self._watch.descriptors(), *(self._proof.descriptors() if self._proof else ()))
+
+    def suspects(self, result: TestResult, slots: Sequence[Slot]) -> bool:
+        """Take a result; whether it is open from now on whose fault it is, until the patients are told."""
+        prove = self._breaker.observe(result, slots)
+        if prove is not None:
+            self._note(prove.reason, "")
+            self._prove, self._wanted_s = prove, self._clock()
+            self._scheduler.hold(prove.slots)
+        return self.is_open(result.nodeid)
+
+    def is_open(self, nodeid: str) -> bool:
+        """Whether it is open if the failure of a test was the device's."""
+        return self._breaker.suspects(nodeid)
+
+    def vacate(self, world: Vacated) -> None:
+        """Hand the slots of a world on, as soon as that is right."""
+        if world.survivors:
+            self._abandon(world)
+        elif self._asks_driver and world.slots:
+            self._waiting.append(_Waiting(world=world, since_s=self._clock()))
+            self._ask()
+        else:
+            self._scheduler.ended(world.gang_id)
+
+    def advance(self, in_use: Collection[str]) -> None:
+        """Do what can be done now.
+
+        Args:
+            in_use: names of the slots on which worlds run.
+        """
+        gpus = self._watch.advance()
+        if gpus is not None:
+            self._settle({gpu.index: gpu for gpu in gpus})
+        elif self._waiting and self._clock() - self._asked_s >= _ASK_AGAIN_S:
+            self._ask()
+        if self._prove is not None and self._proof is None:
+            self._try_to_prove(in_use)
+        if self._proof is not None and (found := self._proof.advance()) is not None:
+            self._proof = None
+            self._conclude(found.broken)
+
+    def close(self) -> None:
+        """End what was started."""
+        self._watch.close()
+        if self._proof is not None:
+            self._proof.kill()
+
+    # --- handing on
+
+    def _ask(self) -> None:
+        if self._watch.ask():
+            self._asked_s = self._clock()
+            for entry in self._waiting:
+                entry.asked = True
+
+    def _abandon(self, world: Vacated) -> None:
+        pids = ", ".join(map(str, world.survivors))
+        names = ", ".join(slot.name for slot in world.slots)
+        self._note(f"{names}: used no more, since processes could not be killed: {pids}", world.last_test)
+        for slot in world.slots:
+            if self._devices.lease is not None:
+                self._devices.lease.leave_to_heirs(slot)
+        self._scheduler.ended(world.gang_id, quarantined=world.slots)
+
+    def _settle(self, gpus: Mapping[int, Gpu]) -> None:
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            if not entry.asked:
+                self._waiting.append(entry)
+                continue
+            faults, stuck = self._look_at(entry, gpus)
+            if stuck is None:
+                self._waiting.append(entry)
+                continue
+            for slot, holder in stuck.items():
+                self._give_up_slot(entry, slot, holder)
+            # On hold first: what ended() frees would be handed on at once.
+            self._scheduler.hold(faults)
+            self._scheduler.ended(entry.world.gang_id, quarantined=stuck)
+            if faults:
+                self._condemn({slot.name: reason for slot, reason in faults.items()})
+        if not all(entry.asked for entry in self._waiting):
+            self._ask()
+
+    def _look_at(
+        self, entry: _Waiting, gpus: Mapping[int, Gpu]
+    ) -> tuple[dict[Slot, str], dict[Slot, Gpu] | None]:
+        """Slots that the driver declares broken, and those that somebody does not let go of; None: wait."""
+        slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
+        faults = {slot: _fault_of(gpus[slot.index]) for slot in slots if gpus[slot.index].fault}
+        ours = entry.world.pids if self._devices.options.share else None
+        held = {
+            slot: left
+            for slot in slots
+            if slot not in faults
+            and not is_slice(slot)  # the driver tells of the whole GPU, and others use its other slices
+            and (left := gpu_leftover(self._gpus[slot.index], gpus[slot.index], ours=ours))
+        }
+        waited_s = self._clock() - entry.since_s
+        if held and waited_s < RELEASE_LIMIT_S:
+            entry.held = {slot.name: left for slot, left in held.items()}
+            return {}, None
+        if not held and entry.held and waited_s >= SLOW_RELEASE_S:
+            what = "; ".join(entry.held.values())
+            self._note(f"{what}, {waited_s:.1f} s after its world had ended", entry.world.last_test)
+        return faults, {slot: gpus[slot.index] for slot in held}
+
+    def _give_up_slot(self, entry: _Waiting, slot: Slot, gpu: Gpu) -> None:
+        reason = entry.held.get(slot.name) or f"{gpu.label} was not let go of"
+        self._note(
+            f"{reason}, {RELEASE_LIMIT_S:g} s after its world had ended: it is in quarantine",
+            entry.world.last_test,
+        )
+        known = {process.pid for process in self._gpus[slot.index].processes}
+        holder = next((process.pid for process in gpu.processes if process.pid not in known), 0)
+        self._lose(slot, reason, pid=holder)
+
+    def _lose(self, slot: Slot, reason: str, *, pid: int = 0) -> None:
+        self.broken[slot.name] = reason
+        if self._devices.lease is not None and slot in self._devices.lease.slots:
+            self._devices.lease.quarantine(slot, reason, pid=pid)
+
+    # --- proving
+
+    def _condemn(self, faults: dict[str, str]) -> None:
+        """The driver itself says that these are broken; that needs no proof."""
+        self._faults |= faults
+        if self._breaker.state is State.CLOSED:
+            self._apply(self._breaker.lost(self._faults))
+
+    def _try_to_prove(self, in_use: Collection[str]) -> None:
+        assert self._prove is not None
+        used = {*in_use, *(slot.name for entry in self._waiting for slot in entry.world.slots)}
+        idle = tuple(slot for slot in self._prove.slots if slot.name not in used)
+        late = self._clock() - self._wanted_s >= PROOF_PATIENCE_S
+        if not idle or (len(idle) < len(self._prove.slots) and not late):
+            return
+        targets = self._targets(idle)
+        if targets:
+            worker = self._devices.probe.worker or WORKER
+            self._proof = Proof(targets, worker=worker)
+        else:
+            self._conclude({})
+
+    def _targets(self, slots: Sequence[Slot]) -> tuple[Target, ...]:
+        names = {slot.name for slot in slots if slot.name not in self._faults}
+        every = targets_of(self._devices.machine, compute=self._devices.probe.compute)
+        return tuple(target for target in every if target.name in names)
+
+    def _conclude(self, found: Mapping[str, str]) -> None:
+        assert self._prove is not None
+        self._apply(self._breaker.proved({**found, **self._faults}))
+
+    def _apply(self, decision: Quarantine | GiveUp | Cleared) -> None:
+        held = self._prove.slots if self._prove is not None else ()
+        self._prove = None
+        self._faults.clear()
+        if isinstance(decision, Cleared):
+            self._note("the preflight found nothing: these failures are the tests' own", "")
+            self._scheduler.release(held)
+            self._patients.on_cleared()
+            return
+        lost = [self._slots[name] for name in decision.broken]
+        for slot in lost:
+            self._note(f"{decision.broken[slot.name]}: {slot.name} is in quarantine", "")
+            self._lose(slot, decision.broken[slot.name])
+        self._scheduler.quarantine(lost)
+        self._scheduler.release(held)
+        if isinstance(decision, GiveUp):
+            self._patients.on_gave_up(decision.again, decision.reason)
+        else:
+            self._patients.on_accused(decision.again, "; ".join(decision.broken.values()))
+
+
+def _fault_of(gpu: Gpu) -> str:
+    return gpu.fault if gpu.label in gpu.fault else f"{gpu.label}: {gpu.fault}"
+
+
+def blame_device(result: TestResult, reason: str) -> TestResult:
+    """The result of a test that a broken device has failed."""
+    message = f"{result.message} (not the test's fault: {reason})"
+    return msgspec.structs.replace(result, outcome=Outcome.ERROR, cause=Cause.INFRASTRUCTURE, message=message)

@@ -1,0 +1,187 @@
+"""What the command sees of a run while it lasts: the journal as it grows, and what pytest prints.
+
+Both go to the view, if there is one; the journal goes into the result as well, so that little is left to do when
+the run ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypedDict
+
+from disttest.masking import MaskedStream, masker
+from disttest.reports.views import View
+from disttest.results.events import AnyEvent, RunFinished
+from disttest.results.fold import Folding
+from disttest.results.journal import JournalFollower
+from disttest.running.relay import Relay
+
+TICK_S = 0.25
+"""So often the journal is looked at and the view is told the time."""
+BLOCKED_LIMIT_S = 1.0
+"""At the end, a terminal that takes nothing is waited for no longer than this."""
+_BLOCK = 1 << 16
+_MOST_BLOCKS = 16
+"""Read at a time, so that a flood does not keep us from everything else."""
+
+
+class Streams(TypedDict, total=False):
+    """The child's streams, as :func:`disttest.host.process.spawn_child` takes them."""
+
+    stdout: int
+    stderr: int
+    keep_stdin: bool
+    extra_env: Mapping[str, str]
+
+
+class Watch:
+    """Follows one run.
+
+    Args:
+        journal: must exist.
+        view: None leaves the terminal to pytest.
+        now: the clock of the events.
+    """
+
+    def __init__(self, journal: Path, view: View | None, now: Callable[[], float]) -> None:
+        self.folding = Folding()
+        self.trouble = ""
+        """Why the view was given up, in the middle of the run."""
+        self.cut_short = False
+        """Whether the child died over a line of the journal; known when all is closed."""
+        self._follower = JournalFollower(journal)
+        self._view = view
+        self._now = now
+        self._session_ended = False
+        self._outputs = [_Output(error=False), _Output(error=True)] if view is not None else []
+        self._relay = Relay() if view is None and masker.active else None
+
+    def streams(self) -> Streams:
+        """Where the child is to print to; afterwards call :meth:`child_started`."""
+        if self._relay is not None:
+            return {"stdout": self._relay.writer, "extra_env": self._relay.environment()}
+        if not self._outputs:
+            return {}
+        output, errors = self._outputs
+        return {"stdout": output.writer, "stderr": errors.writer, "keep_stdin": True}
+
+    def child_started(self, poller: select.poll) -> None:
+        """The child has its ends of the pipes: have ``poller`` wake us for what comes out of them."""
+        for output in self._outputs:
+            os.close(output.writer)
+            poller.register(output.reader, select.POLLIN)
+        if self._relay is not None:
+            self._relay.hand_over()
+            poller.register(self._relay, select.POLLIN)
+
+    def look(self, poller: select.poll | None = None) -> None:
+        """See what is new. While the terminal takes nothing, all that is new waits."""
+        if self._relay is not None and not self._relay.ended and self._relay.pump() and poller is not None:
+            poller.unregister(self._relay)
+        if self._view is not None and not _is_writable(0):
+            return
+        # What pytest printed before the end of its session stands above what the journal says, since its header
+        # does; what it printed after that stands below: its summary comes when all is told.
+        texts = self._new_texts(poller)
+        events = list(self._follower.new_events())
+        if any(isinstance(event, RunFinished) for event in events):
+            self._session_ended = True
+        if not self._session_ended:
+            self._show(texts)
+        self._take(events)
+        if self._session_ended:
+            self._show(texts)
+        self._tell(lambda view: view.tick(self._now()))
+
+    def close(self) -> None:
+        """The child is gone, and all that it started: see what is left."""
+        if self._view is not None and not _is_writable(BLOCKED_LIMIT_S):
+            self._give_up("the terminal took nothing any more")
+        self.cut_short = self._follower.cut_short
+        self._take(self._follower.close())
+        while texts := self._new_texts(None):
+            self._show(texts)
+        self._tell(lambda view: view.close())
+        for output in self._outputs:
+            os.close(output.reader)
+        if self._relay is not None:
+            self._relay.finish()
+
+    def take(self, event: AnyEvent) -> None:
+        """Add an event of our own, which nobody has to show."""
+        self.folding.take(event)
+
+    def _take(self, events: Iterable[AnyEvent]) -> None:
+        for event in events:
+            self.folding.take(event)
+            self._tell(lambda view, event=event: view.take(event))  # type: ignore[misc]
+
+    def _show(self, texts: Iterable[tuple[str, bool]]) -> None:
+        for text, error in texts:
+            self._tell(lambda view, text=text, error=error: view.show(text, error=error))  # type: ignore[misc]
+
+    def _new_texts(self, poller: select.poll | None) -> list[tuple[str, bool]]:
+        """What pytest printed, and whether on its error output."""
+        texts = [(text, output.error) for output in self._outputs for text in output.read()]
+        for output in self._outputs:
+            if output.ended and poller is not None:
+                with contextlib.suppress(KeyError):
+                    poller.unregister(output.reader)
+        return texts
+
+    def _tell(self, tell: Callable[[View], None]) -> None:
+        if self._view is None:
+            return
+        try:
+            tell(self._view)
+        except Exception as error:  # noqa: BLE001 - a terminal that is gone must not take the run with it
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        view, self._view = self._view, None
+        self.trouble = why
+        with contextlib.suppress(Exception):
+            if view is not None and _is_writable(0):
+                view.close()
+
+
+class _Output:
+    """One stream of the child: bytes in, text out."""
+
+    def __init__(self, *, error: bool) -> None:
+        self.error = error
+        self.ended = False
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.reader, False)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._masked = MaskedStream(masker)
+
+    def read(self) -> Iterator[str]:
+        """Yield what is there now, but not without end."""
+        for _ in range(_MOST_BLOCKS):
+            try:
+                block = os.read(self.reader, _BLOCK)
+            except BlockingIOError:
+                return
+            masked = self._masked.feed(block) if block else self._masked.finish()
+            if text := self._decode(masked, final=not block):
+                yield text
+            if not block:
+                self.ended = True
+                return
+
+
+def _is_writable(timeout_s: float) -> bool:
+    """Whether our output takes something without blocking: no stopped terminal, no pager that waits."""
+    try:
+        poller = select.poll()
+        poller.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, ValueError, AttributeError):
+        return True
+    return bool(poller.poll(timeout_s * 1000))

@@ -1,0 +1,397 @@
+"""The whole command on hosts with fake GPUs: leases, worlds on slots, devices that fail, leftovers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import fake_driver as fakes
+import pytest
+
+from disttest.host.devices import detect_machine
+from disttest.host.lease import Leaser, Request
+from disttest.model import Cause, Outcome
+from disttest.results.events import Noted, WorldEnded, WorldStarted
+from disttest.results.journal import FILE_NAME, read_events
+
+GIB = 1 << 30
+
+
+def holder(host, count, who="nightly ddp"):
+    """Somebody else's lease."""
+    look = lambda: detect_machine(library=str(host.driver.library))  # noqa: E731
+    return Leaser(host.folder / "leases", look).take(Request(count=count, who=who))
+
+
+def notes(ended):
+    return [event.message for event in ended.events if isinstance(event, Noted)]
+
+
+def wait_for(condition, limit_s=120.0):
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def slots_of_worlds(ended):
+    return [event.slots for event in ended.events if isinstance(event, WorldStarted)]
+
+
+# --- leases
+
+
+def test_two_runs_side_by_side_never_share_a_gpu(host):
+    """Each test holds its GPUs by files that must not be there yet; and each run waits until the other one runs."""
+    host = host(fakes.eight_h100())
+    host.write(
+        test_sharing="""
+        import os, time
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.world_size(1, 2)
+        @pytest.mark.parametrize("n", range(8))
+        def test_alone(n):
+            mine = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[int(os.environ["RANK"])]
+            Path(os.environ["RUN"]).touch()
+            while not Path(os.environ["OTHER"]).exists():
+                time.sleep(0.01)
+            Path(mine).touch(exist_ok=False)
+            time.sleep(0.02)
+            Path(mine).unlink()
+        """
+    )
+    first = host.start(".", "--gpus", "4", results="one", RUN="1", OTHER="2", DISTTEST_TIMEOUT="120")
+    second = host.start(".", "--gpus", "4", results="two", RUN="2", OTHER="1", DISTTEST_TIMEOUT="120")
+    ended = host.end(first, "one"), host.end(second, "two")
+
+    assert [each.exit_code for each in ended] == [0, 0], ended[0].output + ended[1].output
+    used = [{name for slots in slots_of_worlds(each) for name in slots} for each in ended]
+    assert [len(names) for names in used] == [4, 4]
+    assert not used[0] & used[1]
+
+
+def test_a_waiting_run_says_who_holds_what_and_goes_on(host):
+    host = host(fakes.plain(2))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size(1)\ndef test_x(): pass\n")
+    lease = holder(host, 1)
+    process = host.start(".", "--gpus", "2")
+    said = next(text for text in process.stdout if "waiting for GPUs" in text)
+    lease.release()
+    ended = host.end(process)
+
+    assert ended.exit_code == 0, ended.output
+    line = (
+        f"waiting for GPUs: 1 of 2 GPUs are free; GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) held by nightly ddp"
+    )
+    assert said == f"disttest: {line}, pid {os.getpid()}\n"
+    assert any(note.startswith(line) for note in notes(ended))
+
+
+def test_a_run_that_gets_no_gpu_in_time_says_so_in_its_reports(host):
+    host = host(fakes.plain(1))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size(1)\ndef test_x(): pass\n")
+    with holder(host, 1):
+        ended = host.run(".", "--deadline", "4")
+
+    assert ended.exit_code == 6, ended.output
+    assert "0 of 1 GPUs are free" in ended.run.reason
+    assert "held by nightly ddp" in ended.run.reason
+    assert (ended.results / "junit.xml").exists()
+
+
+def test_a_killed_run_frees_its_gpus(host):
+    host = host(fakes.plain(1))
+    host.write(
+        test_x="""
+        import time
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_x():
+            Path("up").touch()
+            time.sleep(600)
+        """
+    )
+    process = host.start(".")
+    wait_for((host.folder / "up").exists)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    with holder(host, 1) as lease:
+        assert [slot.name for slot in lease.slots] == ["gpu:0"]
+
+
+def test_cpu_runs_take_nothing(host):
+    host = host(fakes.plain(1))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size(2)\ndef test_x(world): pass\n")
+    with holder(host, 1):
+        ended = host.run(".", "--gpus", "none")
+
+    assert ended.exit_code == 0, ended.output
+    assert {name.partition(":")[0] for slots in slots_of_worlds(ended) for name in slots} == {"cpu"}
+
+
+def test_a_world_gets_the_gpus_of_one_bridge(host):
+    """Pairs 0-1 and 2-3; a world of one takes a GPU, and the worlds of two the whole pairs."""
+    host = host(fakes.bridged_pairs(4))
+    host.write(
+        test_x="""
+        import os, time
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_one():
+            while not Path("pair").exists():
+                time.sleep(0.01)
+
+        @pytest.mark.world_size(2)
+        def test_pair():
+            Path("pair").touch()
+        """
+    )
+    ended = host.run(".")
+
+    assert ended.exit_code == 0, ended.output
+    assert sorted(slots_of_worlds(ended), key=len) in (
+        [("gpu:2",), ("gpu:0", "gpu:1")],
+        [("gpu:0",), ("gpu:2", "gpu:3")],
+    )
+
+
+def test_ranks_in_fresh_interpreters_see_the_tests_of_the_whole_run(host):
+    """A rank that collects for itself knows the GPUs of the run from its order: it sees only those of its world."""
+    host = host(fakes.plain(2))
+    host.write(
+        test_x="""
+        import threading, time, os
+        import pytest
+
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()  # no fork is safe now
+
+        @pytest.mark.world_size()
+        def test_sizes():
+            assert os.environ["CUDA_VISIBLE_DEVICES"].count("GPU-") == int(os.environ["WORLD_SIZE"])
+        """
+    )
+    ended = host.run(".")
+
+    assert ended.exit_code == 0, ended.output
+    assert [test.test.name for test in ended.run.tests] == ["test_sizes[1xgloo]", "test_sizes[2xgloo]"]
+
+
+def test_mig_slices_run_gloo_and_a_rank_sees_its_own(host):
+    host = host(fakes.four_a100_mig())
+    host.write(
+        test_x="""
+        import os, pytest
+
+        @pytest.mark.world_size(2)
+        def test_slice():
+            assert os.environ["CUDA_VISIBLE_DEVICES"].startswith("MIG-0000000" + os.environ["RANK"])
+
+        @pytest.mark.world_size(2)
+        @pytest.mark.backend("nccl")
+        def test_refused(): pass
+        """
+    )
+    slices = ",".join(f"MIG-{part:08x}-aaaa-bbbb-cccc-ddddeeeeffff" for part in range(2))
+    ended = host.run(".", "--gpus", slices, backend=None)
+
+    assert ended.exit_code == 0, ended.output
+    assert {test.test.name: test.final.outcome for test in ended.run.tests} == {
+        "test_slice[2xgloo]": Outcome.PASSED,
+        "test_refused[2xnccl]": Outcome.SKIPPED,
+    }
+    assert "NCCL refuses MIG slices" in ended.run.tests[1].final.message
+
+
+# --- devices that fail
+
+SICK = """
+import os, pytest
+
+@pytest.mark.world_size(1)
+@pytest.mark.parametrize("n", range(8))
+def test_x(n):
+    if os.environ["CUDA_VISIBLE_DEVICES"] in os.environ["SICK"]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+
+
+def test_a_gpu_that_fails_the_proof_is_left_out_and_its_tests_run_elsewhere(host):
+    host = host(fakes.plain(2))
+    host.write(test_x=SICK)
+    ended = host.run(".", SICK=fakes.uuid(1), DISTTEST_FAULTS="gpu:1=wrong_matmul")
+
+    assert ended.exit_code == 0, ended.output
+    assert {result.outcome for result in ended.results_of().values()} == {Outcome.PASSED}
+    spoiled = [test.attempts[0] for test in ended.run.tests if len(test.attempts) > 1]
+    assert len(spoiled) >= 2
+    assert {attempt.cause for attempt in spoiled} == {Cause.INFRASTRUCTURE}
+    label = f"GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)})"
+    assert all(f"not the test's fault: matmul failed on {label}: " in attempt.message for attempt in spoiled)
+    assert any("2 tests failed in a way that looks like the device" in note for note in notes(ended))
+    after = host.run(".", "--gpus", "2", SICK="")
+    assert after.exit_code == 6
+    assert f"GPU {fakes.uuid(1)} is left out: in quarantine: matmul failed on {label}" in after.output
+
+
+def test_failures_on_healthy_devices_are_the_tests_own(host):
+    host = host(fakes.plain(1))
+    host.write(test_x=SICK)
+    ended = host.run(".", SICK=fakes.uuid(0))
+
+    assert ended.exit_code == 1, ended.output
+    assert {result.cause for result in ended.results_of().values()} == {Cause.TEST}
+    assert "8 failed" in ended.output
+    assert any("the preflight found nothing" in note for note in notes(ended))
+    assert not list((host.folder / "leases").glob("*.quarantine"))
+
+
+def test_ordinary_failures_never_ask_for_a_proof(host):
+    host = host(fakes.plain(1))
+    host.write(
+        test_x="""
+        import pytest
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("n", range(4))
+        def test_x(n):
+            assert n == 5
+        """
+    )
+    ended = host.run(".", DISTTEST_FAULTS="gpu:0=wrong_matmul")
+
+    assert ended.exit_code == 1, ended.output
+    assert not any("preflight" in note or "looks like" in note for note in notes(ended))
+
+
+@pytest.mark.parametrize("how", ["vanishes", "is lost"])
+def test_a_run_whose_gpu_dies_ends_with_7_and_each_test_says_why(host, how):
+    host = host(fakes.plain(1))
+    scenario = {"vanishes": {"count": 0}, "is lost": {"gpu.0.error": 15}}[how]
+    host.write(
+        test_a=f"""
+        import sys, pytest
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(fakes.__file__).parents[1])!r})
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("n", range(30))
+        def test_a(n):
+            if n == 3:
+                import fake_driver
+                driver = object.__new__(fake_driver.FakeDriver)
+                driver.facts = {host.driver.facts | scenario!r}
+                driver._scenario = Path({str(host.driver._scenario)!r})
+                driver.set({{}})
+            if n >= 3:
+                raise RuntimeError("CUDA error: GPU is lost")
+        """,
+        test_b="""
+        import pytest
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("n", range(30))
+        def test_b(n): pass
+        """,
+    )
+    ended = host.run(".")
+
+    assert ended.exit_code == 7, ended.output
+    first, second = ended.results_of("test_a"), ended.results_of("test_b")
+    assert [first[f"test_a[{n}]"].outcome for n in range(3)] == [Outcome.PASSED] * 3
+    died = first["test_a[3]"]
+    assert (died.outcome, died.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+    label = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
+    why = f"{label} has vanished from the driver's list" if how == "vanishes" else f"{label}: GPU is lost"
+    assert died.message.endswith(f"(not the test's fault: not run: {why} (0 of 1 needed devices are left))")
+    rest = [first[f"test_a[{n}]"] for n in range(4, 30)]
+    for results in (rest, list(second.values())):
+        assert {result.message for result in results} == {f"not run: {why} (0 of 1 needed devices are left)"}
+        assert [result.outcome for result in results] == [Outcome.ERROR] + [Outcome.SKIPPED] * (
+            len(results) - 1
+        )
+    assert {result.cause for result in [rest[0], second["test_b[0]"]]} == {Cause.INFRASTRUCTURE}
+    assert len(slots_of_worlds(ended)) == 4
+    assert "3 passed" in ended.output
+
+
+# --- between tests
+
+
+def test_a_gpu_is_not_handed_on_while_the_driver_lists_the_last_rank(host):
+    host = host(fakes.plain(1))
+    host.write(
+        test_x="""
+        import pytest
+        from pathlib import Path
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("n", range(2))
+        def test_x(n):
+            Path(f"ran{n}").touch()
+            while n == 0 and not Path("go").exists():
+                pass
+        """
+    )
+    journal = host.folder / "results" / FILE_NAME
+    process = host.start(".")
+    wait_for((host.folder / "ran0").exists)
+    host.driver.set({"gpu.0.processes": f"4242:{GIB}", "process.4242": "python"})
+    (host.folder / "go").touch()
+    wait_for(lambda: any(isinstance(event, WorldEnded) for event in read_events(journal)))
+    time.sleep(1.2)  # long enough for a world to start, if that were allowed
+    assert not (host.folder / "ran1").exists()
+    host.driver.set({"gpu.0.processes": None})
+    ended = host.end(process)
+
+    assert ended.exit_code == 0, ended.output
+    label = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
+    (slow,) = [event for event in ended.events if isinstance(event, Noted) and "still held" in event.message]
+    assert slow.message.startswith(f"{label} is still held by python (pid 4242), 1.")
+    assert slow.nodeid == "test_x.py::test_x[1xgloo-0]"
+
+
+def test_what_a_test_leaves_is_named_with_it_and_cleaned(host):
+    """Both tests run in one warm world; the first one leaves a process and a file in shared memory."""
+    host = host(fakes.driver(0))
+    name = f"disttest-left-{os.getpid()}"
+    host.write(
+        test_x=f"""
+        import subprocess, time
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_leaves(world):
+            subprocess.Popen(["sleep", "600"])
+            with open("/dev/shm/{name}", "wb") as file:
+                file.write(b"x" * 4096)
+            time.sleep(0.05)
+
+        @pytest.mark.world_size(1)
+        def test_tidy(world): pass
+        """
+    )
+    ended = host.run(".")
+
+    assert ended.exit_code == 0, ended.output
+    told = {event.nodeid: [] for event in ended.events if isinstance(event, Noted)}
+    for event in ended.events:
+        if isinstance(event, Noted):
+            told[event.nodeid].append(event.message)
+    assert set(told) == {"test_x.py::test_leaves[1xgloo]"}, told
+    process, memory = sorted(told["test_x.py::test_leaves[1xgloo]"])
+    assert process.startswith("left a process, which was killed: ")
+    assert process.endswith("(sleep 600)")
+    assert memory == (
+        f"shared memory {name} (4096 bytes) was left by test_x.py::test_leaves[1xgloo]; it was removed"
+    )
+    assert not Path("/dev/shm", name).exists()

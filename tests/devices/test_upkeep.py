@@ -1,0 +1,387 @@
+"""The upkeep of a run's slots, on a fake driver and a clock of its own; the preflight works on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+
+import fake_driver as fakes
+import pytest
+
+from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
+from disttest.host.lease import Leaser
+from disttest.host.quarantine import QuarantineNotes
+from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
+from disttest.planning.options import resolve_options
+from disttest.planning.schedule import GangScheduler
+from disttest.running.devices import Devices
+from disttest.running.upkeep import RELEASE_LIMIT_S, Upkeep, Vacated
+
+GIB = 1 << 30
+SUSPICIOUS = "CUDA error: unspecified launch failure"
+
+
+class Run:
+    """The controller's part: gangs on the slots of a lease, and what the upkeep says."""
+
+    def __init__(self, devices):
+        self.devices = devices
+        self.now_s = 0.0
+        self.heard, self.notes = [], []
+        self.scheduler = GangScheduler(devices.slots, clock=lambda: self.now_s)
+        self.upkeep = Upkeep(
+            devices, self.scheduler, self, lambda *note: self.notes.append(note), clock=lambda: self.now_s
+        )
+
+    def submit(self, *gangs, size=1):
+        shape = WorldShape(size=size, backend="nccl", device="cuda")
+        for gang in gangs:
+            self.scheduler.submit(Gang(gang_id=gang, nodeids=(gang,), shape=shape, isolation=Isolation.FRESH))
+
+    def due(self):
+        return {start.gang.gang_id: start.slots for start in self.scheduler.due()}
+
+    def leave(self, gang, slots, **facts):
+        self.upkeep.vacate(Vacated(gang_id=gang, slots=slots, last_test=gang, **facts))
+
+    def turn(self, *, in_use=(), until):
+        """Let the upkeep work until something holds, while hardly any of its own time passes."""
+        deadline_s = time.monotonic() + 240.0
+        while time.monotonic() < deadline_s:
+            self.upkeep.advance(in_use)
+            if until():
+                return
+            poller = select.poll()
+            for descriptor in self.upkeep.descriptors():
+                poller.register(descriptor, select.POLLIN)
+            poller.poll(20)
+            self.now_s += 0.001
+        pytest.fail(f"it never came to that: {self.heard} {self.notes}")
+
+    def free(self):
+        return sorted(state.slot.name for state in self.leaser().states() if not state.obstacle)
+
+    def leaser(self):
+        return Leaser(self.devices.directory, self.devices.look)
+
+    def on_cleared(self):
+        self.heard.append("cleared")
+
+    def on_accused(self, nodeids, reason):
+        self.heard.append(("accused", tuple(nodeids), reason))
+
+    def on_gave_up(self, nodeids, reason):
+        self.heard.append(("gave up", tuple(nodeids), reason))
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "unset")  # put back at the end, whatever a lease makes of it
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+    def make(driver, *, compute="cpu", **given):
+        probe = {"library": str(driver.library), "compute": compute}
+        monkeypatch.setenv("DISTTEST_PROBE", json.dumps(probe))
+        return resolve_options({"lease_dir": str(tmp_path / "leases"), **given}, environ={})
+
+    return make
+
+
+@pytest.fixture
+def run(options):
+    made = []
+
+    def make(driver, **given):
+        devices = Devices(options(driver, **given))
+        devices.take("a run", say=lambda _: None)
+        made.append(Run(devices))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.upkeep.close()
+        each.devices.release()
+
+
+def failed(nodeid, message=SUSPICIOUS):
+    return TestResult(nodeid=nodeid, outcome=Outcome.FAILED, message=message)
+
+
+# --- handing on
+
+
+def test_a_gpu_that_is_free_is_handed_on(fake, run):
+    run = run(fake(fakes.plain(1)))
+    run.submit("a", "b")
+    slots = run.due()["a"]
+
+    run.leave("a", slots)
+
+    assert run.due() == {}
+    run.turn(until=lambda: not run.upkeep.busy)
+    assert run.due() == {"b": slots}
+    assert run.notes == []
+
+
+def test_one_that_never_lets_go_is_in_quarantine_for_as_long(fake, run):
+    driver = fake(fakes.plain(2))
+    run = run(driver)
+    run.submit("a", "b", "c")
+    slots = run.due()["a"]
+    driver.set({"gpu.0.processes": f"4242:{GIB}", "process.4242": "python"})
+    run.leave("a", slots)
+    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    assert run.due() == {}
+
+    run.now_s += RELEASE_LIMIT_S
+    run.turn(until=lambda: not run.upkeep.busy)
+
+    label = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
+    held = f"{label} is still held by python (pid 4242)"
+    assert run.notes == [(f"{held}, 10 s after its world had ended: it is in quarantine", "a")]
+    assert run.due() == {}
+    assert [slot.name for slot in run.devices.lease.slots] == ["gpu:1"]
+    (state,) = [state for state in run.leaser().states(share=True) if state.slot.name == "gpu:0"]
+    assert (state.obstacle, state.permanent) == (f"in quarantine: {held}", False)
+    driver.set({"gpu.0.processes": None})
+    assert run.free() == ["gpu:0"]
+
+
+def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, run):
+    driver = fake(fakes.plain(1))
+    run = run(driver)
+    run.submit("a")
+    slots = run.due()["a"]
+    run.upkeep.begin()
+    poller = select.poll()
+    poller.register(run.upkeep.descriptors()[0], select.POLLIN)
+    poller.poll()  # the answer is there: nobody holds the GPU
+    time.sleep(0.2)
+    driver.set({"gpu.0.processes": f"4242:{GIB}"})
+
+    run.leave("a", slots)
+    run.turn(until=lambda: not run.upkeep._waiting or run.upkeep._waiting[0].held)
+
+    assert run.upkeep._waiting
+
+
+def test_processes_of_others_do_not_count_where_gpus_are_shared(fake, run):
+    driver = fake(fakes.plain(1))
+    run = run(driver, share="true")
+    run.submit("a")
+    slots = run.due()["a"]
+    driver.set({"gpu.0.processes": f"7:{GIB},8:{GIB}"})
+
+    run.leave("a", slots, pids=(8,))
+    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    driver.set({"gpu.0.processes": f"7:{GIB}"})
+    run.now_s += 0.2
+    run.turn(until=lambda: not run.upkeep.busy)
+
+    assert run.upkeep.broken == {}
+
+
+def test_slots_of_processes_that_can_not_be_killed_are_not_used_and_not_unlocked(fake, run):
+    run = run(fake(fakes.plain(2)))
+    run.submit("a", "b", "c")
+    slots = run.due()["a"]
+    heir = os.dup(run.devices.lease._held[slots[0]]._descriptor)  # as a forked rank has it
+
+    run.leave("a", slots, survivors=(77,))
+
+    assert run.due() == {}
+    assert run.notes == [("gpu:0: used no more, since processes could not be killed: 77", "a")]
+    assert [slot.name for slot in run.devices.lease.slots] == ["gpu:1"]
+    assert run.free() == []
+    os.close(heir)
+    assert run.free() == ["gpu:0"]
+
+
+# --- proving
+
+
+def test_the_driver_s_own_word_needs_no_proof(fake, run):
+    driver = fake(fakes.plain(2))
+    run = run(driver)
+    run.submit("a", "b", "c")
+    starts = run.due()
+    assert run.upkeep.suspects(failed("a"), starts["a"])
+    driver.set({"gpu.0.error": 15})
+
+    run.leave("a", starts["a"])
+    run.turn(until=lambda: run.heard)
+
+    reason = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}): GPU is lost"
+    assert run.heard == [("accused", ("a",), reason)]
+    assert run.due() == {}
+    run.leave("b", starts["b"])
+    run.turn(until=lambda: not run.upkeep.busy)
+    assert run.due() == {"c": starts["b"]}
+
+
+def test_suspicion_of_another_gpu_outlives_that(fake, run):
+    driver = fake(fakes.plain(3))
+    run = run(driver)
+    run.submit("a", "b", "c")
+    starts = run.due()
+    assert run.upkeep.suspects(failed("b"), starts["b"])
+    driver.set({"gpu.0.error": 15})
+
+    run.leave("a", starts["a"])
+    run.turn(until=lambda: run.heard)
+
+    assert run.heard[0][:2] == ("accused", ())
+    assert run.upkeep.is_open("b")
+
+
+def test_nothing_starts_on_suspected_gpus_and_healthy_ones_are_used_again(fake, run):
+    run = run(fake(fakes.plain(2)))
+    run.submit("a", "b", "c", "d")
+    starts = run.due()
+    run.upkeep.suspects(failed("a"), starts["a"])
+    assert run.upkeep.suspects(failed("b"), starts["b"])
+
+    run.leave("a", starts["a"])
+    run.turn(in_use=["gpu:1"], until=lambda: not run.upkeep._waiting)
+    assert run.due() == {}
+    assert run.upkeep._proof is None, "a proof on a GPU that is in use says nothing"
+    run.leave("b", starts["b"])
+    run.turn(until=lambda: run.heard)
+
+    assert run.heard == ["cleared"]
+    assert not run.upkeep.is_open("a")
+    assert set(run.due()) == {"c", "d"}
+
+
+def test_a_gpu_that_breaks_while_others_are_suspected_is_decided_on_with_them(fake, run):
+    driver = fake(fakes.plain(3))
+    run = run(driver)
+    run.submit("a", "b", "c", "d")
+    starts = run.due()
+    run.upkeep.suspects(failed("a"), starts["a"])
+    run.upkeep.suspects(failed("b"), starts["b"])
+    driver.set({"gpu.2.error": 15})
+
+    run.leave("c", starts["c"])
+    run.turn(in_use=["gpu:0", "gpu:1"], until=lambda: not run.upkeep._waiting)
+    assert run.due() == {}, "the driver says that the only slot which is not suspected is broken"
+    run.leave("a", starts["a"])
+    run.leave("b", starts["b"])
+    run.turn(until=lambda: run.heard)
+
+    assert run.heard == [("accused", (), f"GPU 2 ({fakes.uuid(2)}, {fakes.bus(2)}): GPU is lost")]
+    assert not run.upkeep.is_open("a")
+    assert [slot.name for slot in run.due()["d"]] == ["gpu:0"]
+
+
+def test_a_proof_does_not_wait_for_ever(fake, run):
+    run = run(fake(fakes.plain(2)))
+    run.submit("a", "b")
+    starts = run.due()
+    run.upkeep.suspects(failed("a"), starts["a"])
+    run.upkeep.suspects(failed("b"), starts["b"])
+    run.leave("a", starts["a"])
+    run.turn(in_use=["gpu:1"], until=lambda: not run.upkeep._waiting)
+
+    run.now_s += 10.0
+    run.turn(in_use=["gpu:1"], until=lambda: run.heard)
+
+    assert run.heard == ["cleared"]
+
+
+def test_with_too_few_left_it_gives_up(fake, run):
+    driver = fake(fakes.plain(2))
+    run = run(driver)
+    run.upkeep.narrowest = 2
+    run.submit("a", "b", size=2)
+    starts = run.due()
+    run.upkeep.suspects(failed("a"), starts["a"])
+    driver.set({"count": 1})
+
+    run.leave("a", starts["a"])
+    run.turn(until=lambda: run.heard)
+
+    gone = f"GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)}) has vanished from the driver's list"
+    assert run.heard == [("gave up", ("a",), f"not run: {gone} (1 of 2 needed devices are left)")]
+    assert [gang.gang_id for gang in run.scheduler.withdraw()] == ["b"]
+    assert run.scheduler.idle
+
+
+# --- which devices a run uses
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "visible", "slots"),
+    [
+        (fakes.plain(3), {}, None, ["gpu:0", "gpu:1", "gpu:2"]),
+        (fakes.plain(3), {"gpus": "2"}, None, ["gpu:0", "gpu:1"]),
+        (fakes.plain(3), {"slots": "2"}, None, ["gpu:0", "gpu:1"]),
+        (fakes.plain(3), {"gpus": "device=2"}, None, ["gpu:2"]),
+        (fakes.plain(3), {"gpus": f"{fakes.uuid(2)},{fakes.uuid(1)[:12]}"}, None, ["gpu:1", "gpu:2"]),
+        (fakes.plain(3), {}, "2,0", ["gpu:0", "gpu:2"]),
+        (fakes.plain(3), {"gpus": "none"}, None, ["cpu:0"]),
+        (fakes.plain(3), {}, "", ["cpu:0"]),
+        (fakes.plain(3) | {"gpu.1.error": 15}, {}, None, ["gpu:0", "gpu:2"]),
+        (fakes.bridged_pairs(4) | {"gpu.0.error": 15}, {"gpus": "2"}, None, ["gpu:2", "gpu:3"]),
+        (fakes.driver(0), {}, None, ["cpu:0"]),
+    ],
+)
+def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slots):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices = Devices(options(fake(facts), **given))
+    devices.take("a run", say=lambda _: None)
+
+    assert [slot.name for slot in devices.slots][: len(slots)] == slots
+    devices.release()
+
+
+@pytest.mark.parametrize(("pid", "size"), [(0, 1), (4242, 2)])
+def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, options, tmp_path, pid, size):
+    driver = fake(fakes.plain(2))
+    (tmp_path / "leases").mkdir()
+    QuarantineNotes(tmp_path / "leases").add(fakes.uuid(1), "matmul failed", pid=pid)
+
+    devices = Devices(options(driver))
+
+    assert devices.size == size
+    left_out = [f"GPU {fakes.uuid(1)} is left out: in quarantine: matmul failed"]
+    assert devices.notes() == ([] if pid else left_out)
+
+
+def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, options):
+    driver = fake(fakes.plain(1))
+
+    assert Devices(options(driver, compute="cuda")).device == "cpu"
+    assert Devices(options(driver, compute="cuda", device="cuda")).device == "cuda"
+    assert Devices(options(driver, compute="cuda", gpus="1")).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "error", "message"),
+    [
+        (fakes.plain(2), {"gpus": "3"}, NotEnoughDevices, "3 GPUs were asked for and 2 can be used"),
+        (fakes.plain(2), {"gpus": "GPU-x"}, NotEnoughDevices, "this machine has no GPU GPU-x; see"),
+        (fakes.driver(0), {"device": "cuda"}, NotEnoughDevices, "--device cuda needs a GPU"),
+        (fakes.driver(0), {"gpus": "all"}, NotEnoughDevices, "--gpus needs a GPU"),
+        (fakes.driver(0), {"backend": "nccl"}, NotEnoughDevices, "--backend nccl needs a GPU"),
+        (
+            fakes.plain(1) | {"gpu.0.error": 15},
+            {},
+            InfrastructureError,
+            "this machine has GPUs and none can be used: GPU 0 is left out: GPU is lost",
+        ),
+        (
+            fakes.plain(1) | {"init": 18},
+            {},
+            InfrastructureError,
+            r"none can be used: .*NVML/RM version mismatch\. See disttest doctor",
+        ),
+        (fakes.plain(2), {"gpus": "none", "device": "cuda"}, UsageError, "contradict each other"),
+    ],
+)
+def test_what_a_run_refuses(fake, options, facts, given, error, message):
+    with pytest.raises(error, match=message):
+        Devices(options(fake(facts), **given))

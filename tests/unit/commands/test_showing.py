@@ -1,0 +1,112 @@
+"""Whose output a run shows: the command's view of it, or pytest's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from disttest.commands.showing import asks_for_terminal, choose_showing, runs_nothing
+from disttest.reports.views import PlainView
+from disttest.running.quiet import DEFAULT_CHARS, QuietReporter
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-v",
+        "-vv",
+        "-sv",
+        "-xvs",
+        "-s",
+        "--capture=no",
+        "--capture no",
+        "--pdb",
+        "--trace",
+        "-n 2",
+        "-n2",
+        "--setup-show",
+    ],
+)
+def test_pytest_keeps_its_terminal_where_it_is_asked_to_talk(words):
+    assert asks_for_terminal(words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-q",
+        "-x",
+        "-k v",
+        "-kv",
+        "-k -v",
+        "-rs",
+        "-r s",
+        "-m s",
+        "--capture=fd",
+        "--capture fd",
+        "--durations=3",
+        "--lf",
+        "-p v",
+        "-lx",
+    ],
+)
+def test_other_arguments_leave_the_view_alone(words):
+    assert not asks_for_terminal(words.split())
+
+
+@pytest.mark.parametrize(
+    "words", ["--co", "--co -q", "--collect-only", "--fixtures", "--markers", "-h", "--version", "-qh"]
+)
+def test_questions_to_pytest_are_no_run(words):
+    assert runs_nothing(words.split())
+
+
+def test_a_value_that_looks_like_a_question_is_none():
+    assert not runs_nothing(["-k", "-h", "-m", "--co_located"])
+
+
+def test_lines_for_a_log_and_pytest_is_told_how_wide(tmp_path):
+    showing = choose_showing("auto", [], {}, tmp_path, ())
+
+    assert isinstance(showing.view, PlainView)
+    assert showing.pytest_arguments() == [f"--disttest-view={showing.console.width}"]
+    assert not showing.owes_failures
+
+
+@pytest.mark.parametrize(
+    ("progress", "words", "addopts"), [("pytest", [], ""), ("auto", ["-v"], ""), ("auto", [], "-s -q")]
+)
+def test_pytests_own_output(tmp_path, progress, words, addopts):
+    showing = choose_showing(progress, words, {"PYTEST_ADDOPTS": addopts}, tmp_path, ())
+
+    assert showing.view is None
+    assert showing.pytest_arguments() == []
+    assert not showing.owes_failures
+
+
+def test_the_live_view_owes_the_failures_in_full(tmp_path):
+    showing = choose_showing("live", ["-v"], {}, tmp_path, ())
+    assert showing.view is not None
+    showing.view.close()
+
+    assert showing.owes_failures
+    assert "--color=yes" in showing.pytest_arguments()
+
+
+def test_a_broken_variable_is_pytests_to_complain_about(tmp_path):
+    assert choose_showing("auto", [], {"PYTEST_ADDOPTS": "-k 'open"}, tmp_path, ()).view is not None
+
+
+def test_pytest_still_has_what_the_quiet_terminal_overrides():
+    overridden = {name for name in vars(QuietReporter) if not name.startswith("_")}
+
+    assert {name for name in overridden if not hasattr(pytest.TerminalReporter, name)} <= {
+        "pytest_runtest_logfinish"  # gone from newer versions, which do the same in their loop
+    }
+
+
+def test_the_default_of_r_is_what_we_take_it_for(pytestconfig):
+    (option,) = [
+        option for group in pytestconfig._parser._groups for option in group.options if "-r" in option.names()
+    ]
+
+    assert DEFAULT_CHARS == option.attrs()["default"]

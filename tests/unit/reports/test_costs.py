@@ -1,0 +1,78 @@
+"""What a run cost stands in every report for people."""
+
+from __future__ import annotations
+
+import pytest
+from sample_runs import EPOCH_S, SampleRun
+
+from disttest.reports.costs import cost_lines
+from disttest.reports.html import render_html
+from disttest.reports.summary import render_summary
+from disttest.reports.terminal import render_final
+from disttest.results.fold import RunResult
+
+
+def run_of(*, gpus: int, worlds: int, slots: int = 4, size: int = 1, seconds: float = 60.0) -> RunResult:
+    """Worlds side by side on as many slots as there are, one test each."""
+    sample = SampleRun(gpus=("NVIDIA H100",) * gpus, slots=slots)
+    kind = "gpu" if gpus else "cpu"
+    for number in range(worlds):
+        first = number * size % slots
+        at_s = EPOCH_S + number * size // slots * seconds
+        held = tuple(f"{kind}:{first + slot}" for slot in range(size))
+        sample.test(name=f"test_{number}", size=size, slots=held, seconds=seconds, at_s=at_s)
+    return sample.finish()
+
+
+def test_slot_time_is_told_by_where_it_went():
+    (minutes, fact), *_ = cost_lines(run_of(gpus=4, worlds=6))
+
+    assert minutes == "GPU-minutes"
+    used, lost, idle = (part.split(" ")[0] for part in fact.split(", "))
+    assert used == "6.00"
+    assert float(lost) < 0.5
+    assert float(idle) == pytest.approx(2.0, abs=0.5)
+    assert fact.endswith("of 4 GPUs)")
+
+
+def test_the_makespan_stands_against_the_least_that_is_needed():
+    lines = dict(cost_lines(run_of(gpus=4, worlds=8)))
+
+    assert "times the least that these worlds need (2 min 0" in lines["makespan"]
+
+
+def test_one_more_and_one_fewer():
+    lines = dict(cost_lines(run_of(gpus=0, worlds=12, slots=3)))
+
+    assert "(1 min 0" in lines["one CPU slot more"]
+    assert lines["one CPU slot more"].endswith(" shorter)")
+    assert "(2 min 0" in lines["one CPU slot fewer"]
+    assert lines["one CPU slot fewer"].endswith(" longer)")
+
+
+def test_what_can_not_be_fewer():
+    assert (
+        dict(cost_lines(run_of(gpus=4, worlds=2, size=4)))["one GPU fewer"] == "too few for the widest world"
+    )
+    assert dict(cost_lines(run_of(gpus=1, worlds=2, slots=1)))["one GPU fewer"] == "none would be left"
+
+
+def test_a_slot_that_would_not_help_is_said_not_to():
+    assert dict(cost_lines(run_of(gpus=4, worlds=2, size=4)))["one GPU more"] == "no change"
+
+
+def test_a_run_without_worlds_has_nothing_to_tell():
+    sample = SampleRun()
+    sample.test(size=None)
+
+    assert cost_lines(sample.finish()) == []
+    assert cost_lines(SampleRun().finish()) == []
+
+
+@pytest.mark.parametrize("render", [render_final, render_summary, render_html])
+def test_every_report_for_people_tells_it(render):
+    told = " ".join(render(run_of(gpus=4, worlds=6)).replace("&#45;", "-").replace("&#40;", "(").split())
+
+    assert "GPU-minutes" in told
+    assert "6.00 in tests" in told
+    assert "one GPU fewer" in told
