@@ -10,7 +10,7 @@ KINDS    := unit contract integration devices cluster docker browser compat-samp
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test action lock lint format catalogue compat mutants docs clean $(SUITES) $(KINDS)
+.PHONY: test action lock lint format catalogue compat mutants faults soak docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -46,6 +46,15 @@ catalogue: $(READY)
 # Plants faults in torch, one at a time, and fails when the suites do not notice one (half an hour on two cores).
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.run
+
+# Every fault in every phase, by the first and the last rank, in every kind of world; and a flood of 1 GB.
+faults: $(READY)
+	$(BIN)/python -m pytest tests/integration/test_fault_matrix.py --full
+
+# Ten minutes of the matrix mixed with 2,000 good tests, then a hundred runs cancelled at random moments.
+soak: $(READY)
+	$(BIN)/python bench/soak.py
+	$(BIN)/python -m pytest tests/integration/test_cancel.py --trials 100
 
 docs: $(READY)
 	$(BIN)/python scripts/suites_doc.py

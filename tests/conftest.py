@@ -14,6 +14,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests/compat: run torch's suites under torch's own harness too (hours)",
     )
+    parser.addoption("--trials", type=int, default=10, help="tests/integration/test_cancel.py: how many")
+    parser.addoption("--seed", type=int, default=1, help="… and from which seed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -90,9 +90,10 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     from disttest.commands.showing import choose_showing, runs_nothing
     from disttest.results.directory import claim
     from disttest.running.devices import Devices
-    from disttest.running.guard import pytest_command, run_guarded
+    from disttest.running.guard import cancelled_late, hold_signals, pytest_command, run_guarded
     from disttest.running.listing import ask_pytest
 
+    hold_signals()
     cluster = take_cluster(flags)
     selection = take_selection(flags)
     options = resolve_options(flags)
@@ -136,16 +137,16 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
 
     from disttest.commands.ending import finish_run
 
-    _leave(
-        finish_run(
-            result,
-            results,
-            floors=selection.floors,
-            empty_shard=selection.is_empty_shard,
-            failures=owes_failures,
-            environ=environment(),
-        )
+    code = finish_run(
+        result,
+        results,
+        floors=selection.floors,
+        empty_shard=selection.is_empty_shard,
+        failures=owes_failures,
+        environ=environment(),
     )
+    late = cancelled_late()
+    _leave(code if late is None else 128 + late)
 
 
 def _hide(values: Sequence[str]) -> None:

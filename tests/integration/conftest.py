@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -64,10 +65,10 @@ class Lab:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
         return clean | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "200"}
 
-    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        """Start the command."""
+    def start(self, *arguments: str, wrapper: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
+        """Start the command, by itself or as the argument of another one."""
         return subprocess.Popen(
-            [sys.executable, "-m", "disttest", *arguments],
+            [*wrapper, sys.executable, "-m", "disttest", *arguments],
             cwd=self.folder,
             env=self.environ | environ,
             stdout=subprocess.PIPE,
@@ -76,10 +77,12 @@ class Lab:
             errors="replace",
         )
 
-    def run(self, *arguments: str, **environ: str) -> Ended:
+    def run(
+        self, *arguments: str, wrapper: Sequence[str] = (), limit_s: float = 240, **environ: str
+    ) -> Ended:
         """Run the command to its end."""
-        process = self.start(*arguments, **environ)
-        output, _ = process.communicate(timeout=240)
+        process = self.start(*arguments, wrapper=wrapper, **environ)
+        output, _ = process.communicate(timeout=limit_s)
         return Ended(process.returncode, output, self.folder / "results")
 
     def pytest(self, *arguments: str, results: str = "results", **environ: str) -> Ended:

@@ -108,6 +108,8 @@ def test_cancel_tells_what_the_ranks_of_a_hosted_class_were_doing(lab):
 DEATHS = {
     "segfault at import": ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
     "exit at import": ("import os; os._exit(0)", "exit code 0"),
+    "a code for skips at import": ("import os; os._exit(86)", "exit code 86"),
+    "abort at import": ("import os; os.abort()", "SIGABRT"),
     "kill itself at import": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
 }
 
@@ -119,6 +121,18 @@ def test_death_of_pytest_at_import_is_reported(lab, source, how):
     assert 3 == ended.exit_code, ended.output
     assert f"the pytest process ended with {how} in the middle of the run" in ended.output
     assert 1 == len([c for c in ended.junit().iter("testcase") if c.find("error") is not None])
+
+
+def test_a_hang_at_import_ends_at_the_deadline_of_the_run(lab):
+    """With the GIL held, so that nothing in the process itself could end it."""
+    hang = "import ctypes, os; ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
+    began = time.monotonic()
+    ended = lab.write(conftest=hang, test_x="def test_x(): pass").run(".", "--deadline", "1")
+
+    assert 124 == ended.exit_code, ended.output
+    assert "the deadline of the run passed" in ended.output
+    assert time.monotonic() - began < 20
+    assert (ended.results / "junit.xml").exists()
 
 
 def test_death_of_the_controller_in_mid_run(lab):

@@ -112,6 +112,17 @@ CASES = {
         "the test finished, its tear-down hangs: rank 0 is in fixture at test_step.py:5; rank 1 had finished",
         0,
     ),
+    "stopped, while others wait": (
+        [hung(0, call("barrier", 1)), hung(1, stacks="Process state: stopped (SIGSTOP, or a debugger)")],
+        "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
+        "rank 1 is stopped (SIGSTOP, or a debugger), in call",
+        1,
+    ),
+    "stopped, and nobody waits": (
+        [hung(0, stacks="Process state: stopped (SIGSTOP, or a debugger)"), finished(1)],
+        "rank 0 is stopped (SIGSTOP, or a debugger), in call, waiting for no other rank; rank 1 had finished",
+        0,
+    ),
     "slow in Python": (
         [hung(0, DONE, stacks=SLEEPS), finished(1, DONE)],
         "rank 0 is in nap at test_step.py:39, waiting for no other rank; rank 1 had finished",

@@ -24,10 +24,10 @@ from disttest.running.protocol import (
     WorldOrder,
     WorldUp,
 )
-from disttest.running.seats import HANG_EVIDENCE_LIMIT_S
+from disttest.running.seats import EVIDENCE_LIMIT_S
 from disttest.running.world import RankStarter, World
 
-AGREE_LIMIT_S = HANG_EVIDENCE_LIMIT_S + 2.0
+AGREE_LIMIT_S = EVIDENCE_LIMIT_S + 2.0
 """How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
 _TICK_S = 0.2
 

@@ -19,6 +19,7 @@ from disttest.model import Frozen, Slot
 SHM = Path("/dev/shm")  # noqa: S108 - the very folder to look into
 
 _PID_IN_NAME = re.compile(r"(?:torch|loky|sem\.loky|pymp|nccl)[-_](\d+)[-_]")
+_MOST_SUSPECTS = 3
 _MEANINGFUL_GPU_MEMORY = 64 << 20
 """Less than this is the driver's noise."""
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
@@ -46,7 +47,9 @@ class Litter(Frozen):
     """Whether its name says that one of our ranks made it."""
 
     def __str__(self) -> str:
-        whose = " or ".join(self.tests) or "this run"
+        named = self.tests[:_MOST_SUSPECTS]
+        rest = len(self.tests) - len(named)
+        whose = " or ".join([*named, *([f"{rest} others"] if rest else [])]) or "this run"
         return f"shared memory {self.entry.name} ({self.entry.size} bytes) was left by {whose}"
 
 

@@ -10,6 +10,7 @@ import ctypes
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -45,6 +46,31 @@ class Exit(Frozen):
         if self.signal is None:
             return f"exit code {self.code}"
         return signal_name(self.signal)
+
+
+class SignalLine:
+    """A signal that arrives as something to read, with its sender, instead of interrupting; see signalfd(2).
+
+    It is blocked in this process and in its children, until they unblock it.
+    """
+
+    _RECORD = 128
+    """Bytes of a ``signalfd_siginfo``; the sender's pid is the fourth of its numbers."""
+
+    def __init__(self, signum: int) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+        mask = (ctypes.c_uint64 * 16)(1 << (signum - 1))  # as large as a sigset_t may be
+        self._fd: int = _libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "signalfd")
+
+    def fileno(self) -> int:
+        """Readable once the signal has come."""
+        return self._fd
+
+    def read(self) -> int:
+        """The pid of the sender; 0 for the kernel, and where the sender is in another pid namespace."""
+        return int(struct.unpack_from("=Iii I", os.read(self._fd, self._RECORD))[3])
 
 
 class Child:
@@ -186,6 +212,14 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for what a process does (``R``, ``S``, ``D``, ``T``, …); empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def age_of(pid: int) -> float:

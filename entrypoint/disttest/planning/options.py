@@ -52,6 +52,8 @@ class RunOptions(Frozen):
     seed: int = 0
     log_limit: int = 8 * 1024 * 1024
     """Bytes kept of each rank's log of a test."""
+    native_stacks: bool = False
+    """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = VerdictRule.STRICT
     """Whose rules judge tests that start their ranks by themselves."""
     retries: int = 0
@@ -238,6 +240,12 @@ OPTIONS = (
         parse_bytes,
         "SIZE",
         "How much of each rank's log is kept, such as 64k or 8m (default: 8m).",
+    ),
+    Option(
+        "native-stacks",
+        _switch,
+        "true|false",
+        "Log C frames of hanging ranks too, by py-spy, which needs ptrace (default: off).",
     ),
     Option("verdict", _verdict, "strict|torch", "Rules for torch's own test classes (default: strict)."),
     Option("retries", _whole, "N", "How often a failed test is tried again in a new world (default: 0)."),

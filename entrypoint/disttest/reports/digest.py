@@ -156,10 +156,17 @@ def finding(result: TestResult) -> str:
 
 
 def evidence(result: TestResult) -> list[str]:
-    """Return what there is to read about a bad result: the culprit's text, then what others add."""
+    """Return what there is to read about a bad result: the culprit's text, then what others add, equal ones once."""
     known = result.message + "\n" + result.details
     culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
-    sections = (_rank_section(rank, known) for rank in culprit_first if not _was_cleared_away(rank))
+    speakers: dict[tuple[str, str], list[str]] = {}
+    for rank in culprit_first:
+        if not _was_cleared_away(rank) and (text := _rank_text(rank, known)):
+            deed = f"{rank.outcome or rank.end} in {rank.phase}"
+            speakers.setdefault((deed, text), []).append(rank_name(rank.rank))
+    sections = (
+        clean(f"----- {', '.join(who)}: {deed} -----\n{text}") for (deed, text), who in speakers.items()
+    )
     return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
 
 
@@ -168,10 +175,9 @@ def _was_cleared_away(rank: RankRecord) -> bool:
     return rank.end is RankEnd.KILLED and not (rank.hung or rank.details or rank.stacks)
 
 
-def _rank_section(rank: RankRecord, known: str) -> str:
-    texts = [text for text in (rank.message, rank.details, rank.stacks) if text.strip() and text not in known]
-    title = f"----- {rank_name(rank.rank)}: {rank.outcome or rank.end} in {rank.phase} -----"
-    return clean("\n".join([title, *texts])) if texts else ""
+def _rank_text(rank: RankRecord, known: str) -> str:
+    texts = (rank.message, rank.details, rank.stacks)
+    return "\n".join(text for text in texts if text.strip() and text not in known)
 
 
 def fault(test: TestOutcome) -> str:

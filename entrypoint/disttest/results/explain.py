@@ -16,6 +16,8 @@ from disttest.model import Collective, RankEnd, RankRecord
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/running)/|^<")
+PROCESS_STATE = "Process state: "
+"""Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
@@ -184,7 +186,7 @@ def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Findi
 
 def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
     """No rank waits for another one: somebody is just busy (or asleep) in Python."""
-    if not any(_user_frame(list(_frames(rank))) for rank in hung):
+    if not any(_user_frame(list(_frames(r))) or r.stacks.startswith(PROCESS_STATE) for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {_names([rank.rank for rank in done])} had finished" if done else ""
@@ -200,6 +202,8 @@ def whereabouts(rank: RankRecord) -> str:
     if _has_finished(rank):
         return f"rank {rank.rank} had finished the test"
     frame = _user_frame(list(_frames(rank)))
+    if rank.stacks.startswith(PROCESS_STATE):
+        return f"rank {rank.rank} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
     if frame is None:
         return f"rank {rank.rank} is still in {rank.phase}"
     return f"rank {rank.rank} is in {frame.function} at {frame}"

@@ -127,9 +127,11 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 
 
 def _accusation(culprit: RankRecord, size: int) -> str:
-    where = "" if culprit.phase == "call" else f" in {culprit.phase}"
     who = f"rank {culprit.rank} of {size}"
-    return f"{who} {culprit.message}{where}" if _died(culprit) else f"{who} failed{where}: {culprit.message}"
+    if _died(culprit):
+        return f"{who} {culprit.message}"
+    where = "" if culprit.phase == "call" else f" in {culprit.phase}"
+    return f"{who} failed{where}: {culprit.message}"
 
 
 def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> _Decision:

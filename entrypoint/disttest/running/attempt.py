@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from disttest.host.process import Exit, signal_name
 from disttest.model import Collective, Kind, Outcome, RankEnd, RankRecord, TestCase
 from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
 
 # Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
+_SUBTESTS_KEPT = 8 * 1024 * 1024
+"""Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 
 
@@ -31,12 +35,26 @@ class Progress:
     done: TestDone | None = None
     death: Exit | None = None
     died_at_s: float = 0.0
+    last_words: str = ""
+    """What is known of the reason of its death: an uncaught exception of C++, memory that ran out."""
     lost: str = ""
     """Why its channel can not be trusted any more."""
     killed: bool = False
     hung: bool = False
     stacks: str = ""
+    native: str = ""
+    """Its C frames, where they were asked for; they go into its log only."""
     collectives: tuple[Collective, ...] = ()
+
+    size: int = 0
+    """Characters in its reports."""
+
+    def take_report(self, report: PhaseEnded) -> None:
+        """Keep a report, but not the texts of more subtests than a message can carry."""
+        self.size += len(report.report) + len(report.details)
+        if report.partial and self.size > _SUBTESTS_KEPT:
+            report = msgspec.structs.replace(report, report="", details="")
+        self.reports.append(report)
 
     @property
     def is_over(self) -> bool:
@@ -112,7 +130,8 @@ class Progress:
         if self.death is None:
             return f"was given up {when}: {self.lost}"
         if self.death.signal is not None:
-            return f"was killed by {signal_name(self.death.signal)} {when}"
+            why = f": {self.last_words}" if self.last_words else ""
+            return f"was killed by {signal_name(self.death.signal)} {when}{why}"
         return f"left with exit code {self.death.code} {when}"
 
 
@@ -158,7 +177,7 @@ class Attempt:
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
-        self.of(rank).reports.append(report)
+        self.of(rank).take_report(report)
         if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
             self.note_failure(report.ended_at_s)
 
@@ -220,4 +239,4 @@ class MainAttempt(Attempt):
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""
-        self.of(rank).reports.append(report)
+        self.of(rank).take_report(report)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
+from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Any, cast
 
 import pytest
@@ -50,7 +50,8 @@ class Bridge:
     def pytest_runtest_makereport(self) -> Iterator[None]:
         """A phase has ended: note when."""
         # Stamped before the traceback is formatted, so that ranks are compared by when they failed.
-        self._ended_at_s = time.monotonic()
+        # Not ``time.monotonic``, which tests replace to make time stand still.
+        self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -66,7 +67,7 @@ def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: f
         phase=report.when,
         outcome=outcome,
         partial=data.get("_report_type") == "SubTestReport",
-        duration_s=report.duration,
+        duration_s=max(0.0, report.duration),
         ended_at_s=ended_at_s,
         message=clean_text(message_of(report))[:2000],
         details=_details(report, outcome),

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,14 @@ def out_of_the_way(channel: Channel) -> Channel:
     return Channel(socket.socket(fileno=fd))
 
 
+def belong_to_this_process(channel: Channel) -> None:
+    """Take the channel from every fork of this process: a copy of a rank must neither speak nor listen for it."""
+    os.register_at_fork(after_in_child=channel.close)
+
+
 _captured_fds: list[int] = []
+_saved_fds: list[int] = []
+"""Where pytest has put the output that it captures."""
 
 
 def redirect_output(config: pytest.Config, log: Path) -> None:
@@ -40,6 +48,8 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     targets = {1, 2, *_stop_capture(config)}
+    for copy in _copies_of_output():
+        os.dup2(fd, copy, inheritable=False)
     for target in targets:
         os.dup2(fd, target, inheritable=target in (1, 2))
     if fd not in targets:
@@ -52,7 +62,29 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
+    faulthandler.disable()  # or the handlers of a test that put its own would stay
     faulthandler.enable(2)
+
+
+def _copies_of_output() -> list[int]:
+    """Descriptors of the command's own output that pytest has put aside: whoever reads it waits for their end.
+
+    They matter when a process can not be killed. In a rank that has let go of them there are none.
+    """
+    outputs = {_identity(fd) for fd in _saved_fds} - {None}
+    _saved_fds.clear()
+    found = map(int, os.listdir("/proc/self/fd")) if outputs else ()  # noqa: PTH208
+    return [fd for fd in found if fd > 2 and _identity(fd) in outputs]
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    try:
+        facts = os.fstat(fd)
+    except OSError:
+        return None
+    return (
+        (facts.st_dev, facts.st_ino) if stat.S_ISFIFO(facts.st_mode) or stat.S_ISCHR(facts.st_mode) else None
+    )
 
 
 def _text_stream(fd: int) -> IO[str]:
@@ -73,6 +105,7 @@ def _stop_capture(config: pytest.Config) -> list[int]:
     for side in (parent.out, parent.err) if parent is not None else ():
         with contextlib.suppress(AttributeError, OSError, ValueError):
             _captured_fds.append(side.tmpfile.fileno())
+            _saved_fds.append(side.targetfd_save)
     _kept_alive.append(parent)
     manager._method = "no"  # noqa: SLF001
     manager._global_capturing = _get_multicapture("no")  # noqa: SLF001
@@ -84,15 +117,18 @@ _kept_alive: list[Any] = []
 """Objects of the parent whose finalizers must not run in this process."""
 
 
+_stacks_files: dict[Path, IO[bytes]] = {}
+
+
 def register_stacks(path: Path) -> None:
     """Answer the stacks signal; the file appears only when it is safe to send it."""
-    if path.exists():
-        return
     pending = path.with_suffix(".pending")
-    file = pending.open("ab", buffering=0)
+    file = _stacks_files.get(path) or pending.open("ab", buffering=0)
+    faulthandler.unregister(STACKS_SIGNAL)  # a test may have put a handler of its own
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
-    _kept_alive.append(file)
-    pending.rename(path)
+    if path not in _stacks_files:
+        _stacks_files[path] = file
+        pending.rename(path)
 
 
 def renew_libraries(threads: int) -> None:

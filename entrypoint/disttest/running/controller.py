@@ -195,6 +195,7 @@ class Controller(Listener):
             grace_s=self._options.grace,
             log_limit=self._options.log_limit,
             verdict=self._options.verdict,
+            native_stacks=self._options.native_stacks,
         )
         world = self._crew.start(gang, slots, order, self._rank_starter(gang))
         self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
@@ -252,7 +253,7 @@ class Controller(Listener):
     def on_ended(self, world: Running, ended: Exit) -> None:
         """A world is gone: free its slots, and give what it still owes to the next one."""
         closed = world.closed
-        cancelled = closed is not None and bool(closed.reason)
+        cancelled = closed is not None and bool(closed.reason) and self._crew.is_ending
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled
         # One test is taken off the list each time, so that no gang starts worlds for ever.
         if world.owed and (closed is None or no_progress):
@@ -263,6 +264,13 @@ class Controller(Listener):
             self._recorder.noted(left, nodeid)
         for note in closed.notes if closed else ():
             self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
+        if closed and closed.survivors:
+            pids, slots = (
+                ", ".join(map(str, who)) for who in (closed.survivors, (s.name for s in world.slots))
+            )
+            self._recorder.noted(
+                f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
+            )
         self._upkeep.vacate(
             Vacated(
                 gang_id=world.gang.gang_id,
@@ -289,6 +297,7 @@ class Controller(Listener):
             attempt=self._retries.attempt_of(test.nodeid),
             started_at_s=self._recorder.now(),
             message=world.failure
+            or (world.closed.reason if world.closed else "")
             or f"the world process {world.world_id} ended with {ended} before it judged the test",
             details=text[-16_384:],
             world_id=world.world_id,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from disttest.errors import ProtocolError
+from disttest.host.oom import own_cgroups
 from disttest.host.process import (
     Child,
     Exit,
@@ -23,6 +24,7 @@ from disttest.host.process import (
     kill_descendants,
 )
 from disttest.model import Gang, Slot, TestCase
+from disttest.running.attempt import MainAttempt
 from disttest.running.protocol import (
     Cancel,
     Channel,
@@ -32,8 +34,10 @@ from disttest.running.protocol import (
     WorldOrder,
 )
 from disttest.running.seats import HasFileno
-from disttest.running.world import RankStarter, World
+from disttest.running.world import LEAVE_LIMIT_S, START_LIMIT_S, RankStarter, World
 
+SILENCE_LIMIT_S = 30.0
+"""How much longer than its tests may take a world may say nothing: it has been stopped, or is stuck."""
 CANCEL_LIMIT_S = 2.5
 """How long worlds may take to end in an orderly way when the run is cancelled."""
 
@@ -55,6 +59,8 @@ class Running:
     owed: list[TestCase] = field(default_factory=list)
     begun: TestCase | None = None
     closed: WorldClosed | None = None
+    overdue_s: float = 0.0
+    """When its silence counts as its end, on the monotonic clock."""
     failure: str = ""
     """Why its word can not be trusted; empty while it can."""
 
@@ -95,12 +101,15 @@ class Crew:
         self._spared: set[int] = set()
         self._helpers = helpers
         self.running: dict[str, Running] = {}
+        self.is_ending = False
+        """Worlds that end now were told to by us."""
 
     @contextlib.contextmanager
     def on_duty(self) -> Iterator[None]:
         """Adopt what worlds leave behind, and let nothing of them outlive this context."""
         self._spared = children_of()
         adopt_orphans()
+        own_cgroups()  # looked up once, for all worlds
         gc.collect()
         gc.freeze()  # pages of long-lived objects stay shared with the ranks
         try:
@@ -142,6 +151,7 @@ class Crew:
             child=child,
             error_log=error_log,
             owed=list(order.tests),
+            overdue_s=time.monotonic() + START_LIMIT_S + SILENCE_LIMIT_S,
         )
         self.running[world.world_id] = world
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
@@ -166,9 +176,22 @@ class Crew:
             # A callback may have ended a world whose other descriptor is in the same batch.
             if key.fd in self._selector.get_map():
                 key.data()
+        self._end_silent()
+
+    def _end_silent(self) -> None:
+        """A world watches over its ranks; here somebody watches over it."""
+        now_s = time.monotonic()
+        for world in self.running.values():
+            if now_s > world.overdue_s and not world.failure:
+                world.failure = (
+                    f"the world process {world.world_id} has said nothing for {SILENCE_LIMIT_S:g} s more than "
+                    "its test may take: it was stopped, or is stuck"
+                )
+                end_all([world.child], term_grace_s=0.0)
 
     def end_all(self, reason: str) -> None:
         """Cancel every world, wait a little for their last words, then kill."""
+        self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
         deadline = time.monotonic() + CANCEL_LIMIT_S
@@ -197,6 +220,8 @@ class Crew:
         match message:
             case TestBegan(nodeid=nodeid):
                 world.begun = _find(world.order.tests, nodeid)
+                limit_s = max(world.begun.timeout_s + MainAttempt.MARGIN_S, LEAVE_LIMIT_S)
+                world.overdue_s = time.monotonic() + limit_s + SILENCE_LIMIT_S
                 self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
                 test = _find(world.order.tests, result.nodeid)

@@ -6,18 +6,32 @@ writes to a file of its own, so that the dump can be told from the rank's output
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from disttest.host.process import STACKS_SIGNAL, Child
+from disttest.host.process import STACKS_SIGNAL, Child, process_state
 from disttest.masking import masker
 from disttest.model import Collective
+from disttest.results.explain import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
 from disttest.running.flight import ask, read_answer
 
-_SETTLED_S = 0.02
+_STOPPED = "stopped (SIGSTOP, or a debugger)"
+_STATES = {
+    "T": _STOPPED,
+    "t": _STOPPED,
+    "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
+}
+
+_LOOK_S = 0.01
+_SETTLED_LOOKS = 10
+"""An answer without a known end counts as whole once it has not grown for so many looks."""
+_LINE = 1024
+_BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MOST_KEPT = 64 * 1024
 
 
@@ -50,20 +64,31 @@ class EvidenceSource:
             self._seen = self._path.stat().st_size
             self._child.signal(STACKS_SIGNAL)
 
+    def state(self) -> str:
+        """Why it can not answer at all, in words; empty for a process that runs or waits."""
+        return _STATES.get(process_state(self._child.pid), "")
+
     def answer_size(self) -> int:
         """Bytes that have arrived since the question."""
         return self._path.stat().st_size - self._seen if self._path.exists() else 0
 
-    def has_told_flight(self, *, with_places: bool) -> bool:
-        """Whether its collectives are there (their places take a second more), or will never be."""
-        if self._flight is None:
-            return True
-        return (self._flight.with_suffix("") if with_places else self._flight).exists()
+    def has_told_stacks(self) -> bool:
+        """Whether the answer ends where the main thread begins, which faulthandler tells last."""
+        with self._path.open("rb") as file:
+            file.seek(max(self._seen, file.seek(0, os.SEEK_END) - _LINE))
+            return _BOTTOM.search(file.read()) is not None
+
+    def has_told_flight(self) -> bool:
+        """Whether its collectives are there, or will never be."""
+        return self._flight is None or self._flight.exists()
 
     def read(self) -> Testimony:
         """The answers so far."""
         told = self._flight is not None and self._flight.exists()
-        return Testimony(self._stacks(), read_answer(self._flight) if told and self._flight else ())
+        stacks = self._stacks()
+        if not stacks and (state := self.state()):
+            stacks = f"{PROCESS_STATE}{state}"
+        return Testimony(stacks, read_answer(self._flight) if told and self._flight else ())
 
     def _stacks(self) -> str:
         """Most recent call first, as faulthandler has it."""
@@ -74,23 +99,22 @@ class EvidenceSource:
             return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
 
 
-def question(
-    asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float, with_places: bool
-) -> list[Testimony]:
+def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:
     """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
     for source, flight in asked:
         source.ask(flight)
     sources = [source for source, _ in asked]
     deadline = time.monotonic() + limit_s
-    sizes: list[int] = []
+    history: list[list[int]] = []
     while time.monotonic() < deadline:
-        now = [source.answer_size() for source in sources]
-        if (
-            now == sizes
-            and all(now)
-            and all(source.has_told_flight(with_places=with_places) for source in sources)
-        ):
+        sizes = [source.answer_size() for source in sources]
+        history = [*history[-_SETTLED_LOOKS:], sizes]
+        silent = [source for source, size in zip(sources, sizes, strict=True) if not size]
+        speaking = [source for source in sources if source not in silent]
+        settled = len(history) > _SETTLED_LOOKS and all(earlier == sizes for earlier in history)
+        whole = settled or all(source.has_told_stacks() for source in speaking)
+        told = all(source.has_told_flight() for source in speaking)
+        if whole and told and all(source.state() == _STOPPED for source in silent):
             break
-        sizes = now
-        time.sleep(_SETTLED_S)
+        time.sleep(_LOOK_S)
     return [source.read() for source in sources]

@@ -11,9 +11,10 @@ import contextlib
 import os
 import pickle
 import sys
-import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from time import CLOCK_REALTIME, clock_gettime
 from typing import Any
 
 import msgspec
@@ -53,7 +54,8 @@ _since_s = 0.0
 def note_start() -> None:
     """A test starts: what was called before does not belong to it."""
     global _since_s  # one rank per process
-    _since_s = time.time()  # noqa: TID251  # the recorder stamps with the wall clock
+    # The recorder stamps with the wall clock; a test that replaces ``time.time`` does not move it.
+    _since_s = clock_gettime(CLOCK_REALTIME)
 
 
 def ask(questions: Path, target: Path) -> bool:
@@ -72,37 +74,60 @@ def ask(questions: Path, target: Path) -> bool:
 
 
 def write_flight(target: Path, rank: int, *, since_s: float) -> None:
-    """Write our reading of the record as ``target``, then again with the places of the calls, and the raw dump.
+    """Write the dump for torch's own analyser (see :func:`dump_path`), then our reading of it as ``target``.
 
-    Without places it takes no time; the first one with places takes about a second of work. The raw dump
-    (``rank_<k>``, which torch's own analyser reads) comes last: once it is there, all is.
+    Once the reading is there, all is.
     """
     dump = _dump_function()
     if dump is None:
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _write_reading(target, dump(includeStackTraces=False), since_s)
-    whole = dump()
-    _write_reading(target, whole, since_s)
-    _write_whole(raw_dump(target, rank), _masked(whole))
+    with _without_inductor():
+        record = pickle.loads(dump())  # noqa: S301  # made by this very process
+    record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
+    record["pg_config"].pop("", None)
+    # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
+    record = masker.tree(record) if masker.active else record
+    whole = dump_path(target, rank)
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    _write_whole(whole, pickle.dumps(record, protocol=2))
+    _write_whole(target, _encoder.encode(tuple(read_dump(record, since_s=since_s))[-KEPT:]))
 
 
-def raw_dump(target: Path, rank: int) -> Path:
-    """Where the raw dump lies, beside our reading of it."""
-    return target.parent / f"rank_{rank}"
+def _groups() -> dict[str, dict[str, str]]:
+    """Every process group of this rank, as the dump names them: only NCCL's are in it by themselves."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return {}
+    return {
+        name: {
+            "name": name,
+            "desc": "default_pg" if group is c10d.GroupMember.WORLD else group.group_desc,
+            "ranks": str(sorted(c10d._world.pg_group_ranks[group])),  # noqa: SLF001
+        }
+        for group, name in list(c10d._world.pg_names.items())  # noqa: SLF001  # no public list of groups exists
+    }
 
 
-def _write_reading(target: Path, dump: bytes, since_s: float) -> None:
-    entries = pickle.loads(dump)  # noqa: S301  # made by this very process
-    told = tuple(read_dump(masker.tree(entries), since_s=since_s))[-KEPT:]
-    _write_whole(target, _encoder.encode(told))
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to see if it is there.
+
+    It asks ``hasattr(torch, "_inductor")``, and that attribute is made by importing it. (torch 2.13,
+    ``combined_traceback.cpp``; frames of compiled code are found where the test has imported it.)
+    """
+    names = vars(sys.modules["torch"])
+    stand_in = types.SimpleNamespace()
+    mine = names.setdefault("_inductor", stand_in) is stand_in
+    try:
+        yield
+    finally:
+        if mine and names.get("_inductor") is stand_in:
+            del names["_inductor"]
 
 
-def _masked(dump: bytes) -> bytes:
-    """The dump without values that are to be hidden: names of groups and of files are the users' own."""
-    if not masker.active:
-        return dump
-    return pickle.dumps(masker.tree(pickle.loads(dump)), protocol=2)  # noqa: S301  # made by this very process
+def dump_path(target: Path, rank: int) -> Path:
+    """Where the dump lies: in a folder with those of the other ranks and nothing else, as the analyser wants it."""
+    return target.parent / "flight" / f"rank_{rank}"
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -133,11 +158,7 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
     where = next((frame for frame in entry.get("frames", ()) if _is_user(frame)), None)
     backend, _, op = entry["profiling_name"].rpartition(":")
     return Collective(
-        group="default"
-        if description == "default_pg"
-        else description
-        if description not in ("", "undefined")
-        else f"#{group_name}",
+        group=_group(group_name, description),
         seq=entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
         op=op,
         backend=backend,

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinish
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.running.relay import REMOVED, hide_what_was_learned
+from disttest.running.sweep import Sweep
 from disttest.running.watch import TICK_S, Watch
 
 CANCEL_LIMIT_S = 3.5
@@ -106,6 +107,7 @@ def run_guarded(
         shard: which one; without a plan it means nothing.
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
+    wakeup = hold_signals()
     journal = Journal(results / FILE_NAME)
     journal.append(
         RunStarted(
@@ -122,16 +124,16 @@ def run_guarded(
         )
     )
     adopt_orphans()
+    sweep = Sweep()
     watch = Watch(journal.path, view, journal.now)
-    with _signals() as wakeup:
-        try:
-            child = _start(argv, watch)
-            load_reporters()  # while the child imports torch
-            ending = _Guard(child, wakeup, watch).stand(options)
-            kill_descendants()
-        finally:
-            watch.close()
-    _close_journal(journal, ending, watch)
+    try:
+        child = _start(argv, watch)
+        load_reporters()  # while the child imports torch
+        ending = _Guard(child, wakeup, watch).stand(options)
+        kill_descendants()
+    finally:
+        watch.close()
+    _close_journal(journal, ending, watch, sweep)
     hide_what_was_learned(results)
     # What was learned to be hidden late stands in what was folded on the way.
     run = fold(journal.events()) if masker.active else watch.folding.result()
@@ -145,20 +147,28 @@ def _start(argv: Sequence[str], watch: Watch) -> Child:
     return spawn_child(argv, new_session=True, pass_fds=fds, **watch.streams())
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """Signals arrive as bytes in a pipe, so that one loop waits for everything."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {signum: signal.signal(signum, lambda *_: None) for signum in _CANCELLING}
-    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(previous)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        os.close(reader)
-        os.close(writer)
+def hold_signals() -> int:
+    """From here to the end of this process the signals that cancel a run are only noted; returns their pipe.
+
+    They arrive as bytes, so that one loop waits for everything. They are held until the process ends, because
+    one that comes before the first event or between the reports would leave half of something behind.
+    """
+    if not _wakeup:
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for signum in _CANCELLING:
+            signal.signal(signum, lambda *_: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        _wakeup.append(reader)
+    return _wakeup[0]
+
+
+def cancelled_late() -> int | None:
+    """The number of a signal that came after the run had ended, while its reports were written."""
+    return _received(hold_signals())
+
+
+_wakeup: list[int] = []
+"""The pipe of signals of this process, once it is made."""
 
 
 class _Guard:
@@ -210,13 +220,15 @@ def _received(wakeup: int) -> int | None:
     return next((number for number in numbers if number in _CANCELLING), None)
 
 
-def _close_journal(journal: Journal, ending: Ending, watch: Watch) -> None:
+def _close_journal(journal: Journal, ending: Ending, watch: Watch, sweep: Sweep) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
     if watch.cut_short:
         journal.end_line()
     if journal.restore():
         _append(journal, watch, Noted(at_s=journal.now(), message=REMOVED))
     run, finished = watch.folding.result(), watch.folding.finished is not None
+    for message, nodeid in sweep.clean(run):
+        _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
     code, reason = _conclude(run, ending, finished=finished)
     if watch.trouble:
         message = f"the view of the run was given up: {watch.trouble}"

@@ -8,6 +8,7 @@ fixtures of a wider scope are still alive it is theirs and stays. Every other di
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,7 +18,12 @@ from typing import Any, NamedTuple
 
 Facts = dict[str, Any]
 _MISSING = object()
-_WATCHED_SIGNALS = ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGHUP")
+_MOST_NAMED = 50
+_WATCHED_SIGNALS = tuple(
+    signal.Signals(number)
+    for number in signal.valid_signals()
+    if number not in (signal.SIGKILL, signal.SIGSTOP) and number in set(signal.Signals)
+)
 
 
 class Facet(NamedTuple):
@@ -69,7 +75,12 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
                 continue
             leaks.append(_describe(name, now, then))
             retire |= not facet.restore(name, then)
+    if spent := _descriptors_are_spent():
+        leaks.append(spent)
+        retire = True
     _reset_compiler()
+    if len(leaks) > _MOST_NAMED:
+        leaks[_MOST_NAMED:] = [f"{len(leaks) - _MOST_NAMED} more things, which are not listed"]
     return Cleanup(tuple(leaks), retire)
 
 
@@ -105,7 +116,7 @@ def _describe(name: str, now: Any, then: Any) -> str:
     if name.startswith(("thread ", "process_group ")):
         return f"{name.replace('_', ' ')} ({'gone' if now is _MISSING else 'still there'})"
     before, after = ("unset" if value is _MISSING else repr(value)[:80] for value in (then, now))
-    return f"{name.replace('_', ' ')}: {before} became {after}"
+    return f"{name}: {before} became {after}"
 
 
 def _facets() -> list[Facet]:
@@ -114,6 +125,7 @@ def _facets() -> list[Facet]:
         Facet(_directory, _restore_directory),
         Facet(_threads, lambda _name, _then: False),
         Facet(_signals, _restore_signal),
+        Facet(_tracing, _restore_tracing),
     ]
     if "torch" in sys.modules:
         facets += [Facet(_torch_flags, _restore_torch_flag), Facet(_process_groups, _restore_process_group)]
@@ -154,7 +166,16 @@ def _threads() -> Facts:
 
 
 def _signals() -> Facts:
-    return {f"signal {name}": signal.getsignal(getattr(signal, name)) for name in _WATCHED_SIGNALS}
+    return {f"signal {signum.name}": signal.getsignal(signum) for signum in _WATCHED_SIGNALS}
+
+
+def _tracing() -> Facts:
+    return {"tracing function": sys.gettrace(), "tracing profile": sys.getprofile()}
+
+
+def _restore_tracing(name: str, then: Any) -> bool:
+    (sys.settrace if name.endswith("function") else sys.setprofile)(then)
+    return True
 
 
 def _restore_signal(name: str, then: Any) -> bool:
@@ -230,6 +251,16 @@ def _restore_process_group(name: str, then: Any) -> bool:
         if f"process_group {group_name}" == name:
             dist.destroy_process_group(group)
     return True
+
+
+def _descriptors_are_spent() -> str:
+    """Whether the next test would find no file descriptors left; they can not be told from those in use."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only, and quickly
+    except OSError:  # not even one is left to look
+        count = limit
+    return f"file descriptors: {count} of {limit} are open" if count > limit // 2 else ""
 
 
 def _reset_compiler() -> None:

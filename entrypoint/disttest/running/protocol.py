@@ -222,6 +222,7 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     verdict: VerdictRule = VerdictRule.STRICT
     share: NodeShare | None = None
     """None: the whole world is on this machine."""
+    native_stacks: bool = False
 
 
 _HELD_LIMIT = 64 * 1024
@@ -275,6 +276,9 @@ class Channel:
 
     def _hand_over(self) -> bool:
         data, self._held = self._held, bytearray()
+        if self._sock.fileno() < 0:
+            self.closed_by_peer = True
+            return False
         try:
             self._sock.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -315,8 +319,9 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end; nothing can be said or heard through it any more."""
         self._sock.close()
+        self.closed_by_peer = True
 
 
 def _decode(body: bytes) -> AnyMessage:

@@ -15,11 +15,18 @@ from pathlib import Path
 
 import pytest
 
+from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, leave
 from disttest.model import Frozen, Kind, VerdictRule, WorldShape
 from disttest.running import flight, hygiene
 from disttest.running.bridge import Bridge
-from disttest.running.child import out_of_the_way, redirect_output, register_stacks, renew_libraries
+from disttest.running.child import (
+    belong_to_this_process,
+    out_of_the_way,
+    redirect_output,
+    register_stacks,
+    renew_libraries,
+)
 from disttest.running.protocol import Channel, Leave, NodeShare, RankReady, RunTest, TestDone, clean_text
 from disttest.testing.world import World, provide_world
 
@@ -48,6 +55,7 @@ class RankSpec(Frozen):
     log_limit: int = 8 * 1024 * 1024
     grace_s: float = 0.3
     verdict: VerdictRule = VerdictRule.STRICT
+    native_stacks: bool = False
     kind: Kind = Kind.RANKS
     share: NodeShare | None = None
     """None: the whole world is on this machine."""
@@ -190,9 +198,12 @@ def serve(
 def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channel:
     """What a child of a world does first; returns its channel, out of harm's way."""
     die_with_parent(spec.world_pid)
+    volunteer_for_oom()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the world blocks it for itself
     channel = out_of_the_way(channel)
+    belong_to_this_process(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
     renew_libraries(spec.threads)
@@ -213,6 +224,7 @@ def next_order(channel: Channel) -> RunTest | None:
 def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     item = items[order.nodeid]
     following = items.get(order.next_nodeid) if order.next_nodeid else None
+    me = os.getpid()
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
@@ -220,6 +232,8 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.facts_before = state.facts_at_call = hygiene.read_facts()
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    if os.getpid() != me:  # the test forked and its copy came back too: it is no rank
+        leave(0)
     cleanup = hygiene.clean_up(
         state.facts_before,
         state.facts_at_call,

@@ -7,19 +7,26 @@ ranks by itself (see ``hosting``) supervises those.
 from __future__ import annotations
 
 import contextlib
+import re
 import selectors
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from disttest.errors import ProtocolError
+from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
+from disttest.masking import masker
 from disttest.results.narrative import shorten_stacks
 from disttest.running.attempt import Attempt, Progress
 from disttest.running.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.running.logs import LogRoom, RankLog
+from disttest.running.native import NATIVE_HEADING, native_stacks
 from disttest.running.protocol import (
     AnyMessage,
     Channel,
@@ -33,10 +40,10 @@ from disttest.running.protocol import (
 TERM_GRACE_S = 0.1
 """A rank that is ended gets this long between TERM and KILL."""
 EVIDENCE_LIMIT_S = 0.6
-"""How long ranks may take to tell what they were doing, when another rank has failed."""
-HANG_EVIDENCE_LIMIT_S = 2.0
-"""The same at a deadline: nobody waits for this verdict any more, and evidence is all there is."""
+"""How long ranks may take to tell what they were doing; most need a few milliseconds, some can not answer."""
 _START_LOG_KEPT = 16 * 1024
+_LAST_WORDS_KEPT = 500
+_UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 _EXIT_LIMIT_S = 2.0
 """From the end of its channel to the end of a process; a loaded machine needs a while to free the memory."""
 _TRIM_S = 0.2
@@ -67,13 +74,16 @@ class Seat:
 class Supervisor:
     """Watches over the ranks of one world while they run attempts."""
 
-    def __init__(self, *, results: Path, log_limit: int, grace_s: float) -> None:
+    def __init__(self, *, results: Path, log_limit: int, grace_s: float, native: bool = False) -> None:
         self.seats: list[Seat] = []
         self.attempt: Attempt | None = None
         self._results = results
         self._log_limit = log_limit
         self.logs = LogRoom(results, limit=log_limit)
         self._grace_s = grace_s
+        self._native = native
+        self._oom_kills = 0
+        """Of our memory cgroup, when the running attempt began."""
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
@@ -119,6 +129,7 @@ class Supervisor:
     def begin(self, attempt: Attempt) -> None:
         """From here on, what ranks say and do belongs to this attempt."""
         self.attempt = attempt
+        self._oom_kills = count_oom_kills(own_cgroups())
         for seat in self.seats:
             if seat.gone:
                 self.bury(seat, attempt)
@@ -145,8 +156,7 @@ class Supervisor:
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
         told = question(
             [(seat.evidence, self._flight(progress)) for seat, progress in zip(seats, living, strict=True)],
-            limit_s=HANG_EVIDENCE_LIMIT_S if deadline_passed else EVIDENCE_LIMIT_S,
-            with_places=deadline_passed,
+            limit_s=EVIDENCE_LIMIT_S,
         )
         if deadline_passed:
             self.on_evidence()
@@ -159,7 +169,14 @@ class Supervisor:
             progress.killed = True
             progress.hung = deadline_passed
         victims = [progress for progress in living if progress.killed]
+        if self._native and deadline_passed:
+            self._take_native_stacks(victims)
         end_all([self.seat(progress.rank).child for progress in victims], term_grace_s=TERM_GRACE_S)
+
+    def _take_native_stacks(self, victims: Sequence[Progress]) -> None:
+        told = native_stacks([self.seat(progress.rank).child for progress in victims])
+        for progress, text in zip(victims, told, strict=True):
+            progress.native = masker.text(text)
 
     def close_logs(self, attempt: Attempt) -> None:
         """Add the stacks that were taken to the logs, and cut those that are too long."""
@@ -168,6 +185,8 @@ class Supervisor:
             if progress.stacks:
                 heading = "at the deadline" if progress.hung else "when it was ended"
                 log.append(f"\n{STACKS_HEADING}{progress.rank} {heading}]\n{progress.stacks}\n")
+            if progress.native:
+                log.append(f"\n{NATIVE_HEADING}{progress.rank} at the deadline]\n{progress.native}\n")
             self.logs.finish(progress.log)
 
     def bury(self, seat: Seat, attempt: Attempt, *, at_s: float | None = None) -> None:
@@ -180,10 +199,22 @@ class Supervisor:
         progress.ready = seat.ready
         if not seat.ready:
             progress.start_log = RankLog(seat.log, limit=self._log_limit).tail(_START_LOG_KEPT)
+        progress.last_words = self._last_words(progress)
         attempt.note_death(progress)
 
+    def _last_words(self, progress: Progress) -> str:
+        """Why a rank was killed, as far as the kernel or its log tells."""
+        killer = progress.death.signal if progress.death else None
+        if killer == signal.SIGKILL:
+            struck = count_oom_kills(own_cgroups()) > self._oom_kills
+            return describe_oom(own_cgroups()) if struck else ""
+        if killer == signal.SIGABRT:
+            uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
+            return f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
+        return ""
+
     def _flight(self, progress: Progress) -> Path:
-        return (self._results / progress.log).parent / "flight" / f"rank_{progress.rank}.json"
+        return (self._results / progress.log).with_name(f"rank{progress.rank}.collectives.json")
 
     def _log(self, progress: Progress) -> RankLog:
         return self.logs.log(progress.log)
@@ -200,7 +231,7 @@ class Supervisor:
         try:
             messages = seat.channel.receive(wait=False)
         except ProtocolError as error:
-            self._give_up(seat, f"it wrote nonsense into its control channel: {error}")
+            self.give_up(seat, f"it wrote nonsense into its control channel: {error}")
             return
         for message in messages:
             self._on_message(seat, message)
@@ -208,7 +239,7 @@ class Supervisor:
             self.ignore(seat.channel)
             # Usually its end; the pidfd says which. A rank that lives on without a channel is lost.
             if not self._is_leaving(seat) and seat.child.wait(_EXIT_LIMIT_S) is None:
-                self._give_up(seat, "it closed its control channel")
+                self.give_up(seat, "it closed its control channel")
 
     def _is_leaving(self, seat: Seat) -> bool:
         done = self.attempt.of(seat.rank).done if self.attempt else None
@@ -225,13 +256,14 @@ class Supervisor:
             case PhaseBegan(phase=phase):
                 progress.phase = phase
             case PhaseEnded():
-                self.attempt.take_report(seat.rank, message)
+                self.attempt.take_report(seat.rank, _within(message, self.attempt.started_s))
             case RanksJoined():
                 progress.joined.append(message)
             case TestDone():
                 progress.done = message
 
-    def _give_up(self, seat: Seat, why: str) -> None:
+    def give_up(self, seat: Seat, why: str) -> None:
+        """Trust a rank no more: what it did is the failure of the running test."""
         seat.gone = True
         self.ignore(seat.channel)
         if self.attempt is not None:
@@ -250,3 +282,9 @@ class Supervisor:
         seat.gone = True
         if self.attempt is not None:
             self.bury(seat, self.attempt, at_s=now_s)
+
+
+def _within(report: PhaseEnded, started_s: float) -> PhaseEnded:
+    """The report with its time inside the attempt: the clock of a rank is in the hands of its test."""
+    at_s = min(max(report.ended_at_s, started_s), time.monotonic())
+    return report if at_s == report.ended_at_s else msgspec.structs.replace(report, ended_at_s=at_s)

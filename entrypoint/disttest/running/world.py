@@ -18,7 +18,15 @@ from typing import Any
 import msgspec
 import psutil
 
-from disttest.host.process import Child, adopt_orphans, age_of, children_of, end_all, kill_descendants
+from disttest.host.process import (
+    Child,
+    SignalLine,
+    adopt_orphans,
+    age_of,
+    children_of,
+    end_all,
+    kill_descendants,
+)
 from disttest.masking import masker
 from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
 from disttest.results.hosted import judge_hosted
@@ -61,9 +69,14 @@ class World:
         self._start_rank = start_rank
         self._clock = clock
         self._ranks = Supervisor(
-            results=Path(order.results_dir), log_limit=order.log_limit, grace_s=order.grace_s
+            results=Path(order.results_dir),
+            log_limit=order.log_limit,
+            grace_s=order.grace_s,
+            native=order.native_stacks,
         )
         self._reason = ""
+        self._is_good = False
+        """Whether the last test was judged, and left the world fit for another one."""
         self._abandoned = False
         self._stuck: set[int] = set()
         self._began: list[tuple[str, float]] = []
@@ -74,9 +87,8 @@ class World:
         """Start the ranks, run the tests until one breaks the world, end everything, say so."""
         adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(
-            signal.SIGTERM, lambda _signal, _frame: self._cancel("the world was told to end (SIGTERM)")
-        )
+        terminations = SignalLine(signal.SIGTERM)
+        self._ranks.watch_also(terminations, lambda: self._on_sigterm(terminations.read()))
         self._ranks.watch_also(self._controller, self._on_controller)
         try:
             self._start_ranks()
@@ -136,6 +148,7 @@ class World:
             log_limit=order.log_limit,
             grace_s=order.grace_s,
             verdict=order.verdict,
+            native_stacks=order.native_stacks,
             kind=self._kind,
             share=order.share,
         )
@@ -182,9 +195,10 @@ class World:
             following = order.tests[index + 1].nodeid if index + 1 < len(order.tests) else None
             attempt = self._begin(test, order.attempts[index], index, following)
             self._ranks.watch(attempt)
-            if not self._conclude(attempt):
-                return
+            self._is_good = self._conclude(attempt)
             self._ranks.wait(0)
+            if not self._is_good or any(seat.gone for seat in self._ranks.seats):
+                return
 
     def _may_run(self, index: int) -> bool:
         """Whether the next test is to run; waits for the other nodes where there are any."""
@@ -291,6 +305,14 @@ class World:
         if isinstance(message, Cancel):
             self._cancel(message.reason)
 
+    def _on_sigterm(self, sender: int) -> None:
+        """Somebody wants this world to end: a test that signals its parent is to blame for it itself."""
+        for seat in self._ranks.seats:
+            if seat.child.pid == sender:
+                self._ranks.give_up(seat, "it sent SIGTERM to its parent, the world process")
+                return
+        self._cancel(f"the world process was told to end (SIGTERM from process {sender})")
+
     def _cancel(self, reason: str) -> None:
         self._reason = self._reason or reason
         attempt = self._ranks.attempt
@@ -334,6 +356,9 @@ class World:
     def _dismiss(self, limit_s: float) -> list[str]:
         """Let the living ranks leave by themselves, then end the rest."""
         living = [seat for seat in self._ranks.seats if seat.child.poll() is None]
+        end_all(
+            [seat.child for seat in living if seat.gone], term_grace_s=0.0
+        )  # given up: it does not listen
         for seat in living:
             seat.channel.send(Leave())
         deadline = time.monotonic() + limit_s
@@ -341,8 +366,9 @@ class World:
             seat.child.wait(0.0 if self._abandoned else deadline - time.monotonic())
         stuck = [seat for seat in living if seat.child.poll() is None]
         notes = []
-        if stuck and not self._reason:
-            names = ",".join(str(seat.rank) for seat in stuck)
+        slow = [seat for seat in stuck if not self._was_ended(seat.rank)]
+        if slow and not self._reason:
+            names = ",".join(str(seat.rank) for seat in slow)
             notes.append(
                 f"rank {names} did not leave within {limit_s:g} s after its last test and was killed"
             )
@@ -350,10 +376,14 @@ class World:
         self._stuck = {seat.rank for seat in stuck}
         return notes
 
+    def _was_ended(self, rank: int) -> bool:
+        """Whether we have sent it KILL during its last test already."""
+        return self._ranks.attempt is not None and self._ranks.attempt.of(rank).killed
+
     def _judge_late_deaths(self) -> None:
         """A rank that died after its test was judged good, by a signal or with a code, turns that test red."""
         attempt = self._ranks.attempt
-        if attempt is None or attempt.failed_s is not None or attempt.cancelled or self._abandoned:
+        if attempt is None or not self._is_good or attempt.cancelled or self._abandoned:
             return
         late = [
             seat
@@ -382,13 +412,13 @@ def _speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
     ranks = attempt.ranks
     if attempt.test.kind is not Kind.RANKS:
-        return tuple(report.report for report in ranks[0].reports)
+        return tuple(report.report for report in ranks[0].reports if report.report)
     speaker = next(
         (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
     )
     if result.culprit is not None:
         speaker = ranks[result.culprit]
-    return tuple(report.report for report in speaker.reports)
+    return tuple(report.report for report in speaker.reports if report.report)
 
 
 def _has_store() -> bool:

@@ -17,7 +17,7 @@ from disttest.model import Outcome, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, agree_on_skips, read_record, torch_outcome
 from disttest.running import flight
 from disttest.running.attempt import Progress
-from disttest.running.child import out_of_the_way
+from disttest.running.child import belong_to_this_process, out_of_the_way
 from disttest.running.evidence import EvidenceSource
 from disttest.running.hosting.account import Account
 from disttest.running.hosting.ranks import account_for, run_once, serve_tests, settle_in
@@ -179,6 +179,7 @@ class ForkHost:
             for channel in foreign:
                 channel.close()
             mine = out_of_the_way(theirs)
+            belong_to_this_process(mine)
             settle_in(config, log, stacks, spec.threads)
             flight.answer_questions(questions, rank)
             flight.note_start()

@@ -54,7 +54,10 @@ def _run(
     redirect_output(session.config, Path(order.log))
     _forget_instance(item)
     host.begin(order)
+    me = os.getpid()
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    if os.getpid() != me:  # the test forked and its copy came back too
+        leave(0)
     host.settle()
     sys.stdout.flush()
     sys.stderr.flush()

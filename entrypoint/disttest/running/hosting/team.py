@@ -82,7 +82,9 @@ class Team:
     """The living ranks of a main process."""
 
     def __init__(self, spec: RankSpec) -> None:
-        self.supervisor = Supervisor(results=spec.results, log_limit=spec.log_limit, grace_s=spec.grace_s)
+        self.supervisor = Supervisor(
+            results=spec.results, log_limit=spec.log_limit, grace_s=spec.grace_s, native=spec.native_stacks
+        )
         self.ranks: list[Rank] = []
         self.owner: object = None
         self.broken = False

@@ -1,0 +1,53 @@
+"""Native frames of ranks that hang, by py-spy: optional, since it stops them for it and needs ptrace."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from disttest.host.process import Child, end_all, spawn_child
+
+NATIVE_LIMIT_S = 2.0
+"""For all ranks together; torch's libraries take half a second."""
+NATIVE_HEADING = "[disttest: native stacks of rank "
+_MOST_KEPT = 64 * 1024
+
+
+def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) -> list[str]:
+    """The stacks of each process, all of them asked at once; where there are none, why."""
+    limit_s = NATIVE_LIMIT_S if limit_s is None else limit_s
+    program = _find_py_spy()
+    if program is None:
+        return ["py-spy is not installed: pip install 'disttest[native]'"] * len(children)
+    deadline_s = time.monotonic() + limit_s
+    with tempfile.TemporaryDirectory(prefix="disttest-native-") as folder:
+        answers = [Path(folder) / f"{child.pid}.txt" for child in children]
+        spies = [_spy(program, child, answer) for child, answer in zip(children, answers, strict=True)]
+        for spy in spies:
+            spy.wait(deadline_s - time.monotonic())
+        late = [spy.poll() is None for spy in spies]
+        end_all(spies, term_grace_s=0.1)
+        return [
+            _read(answer, limit_s if too_late else None)
+            for answer, too_late in zip(answers, late, strict=True)
+        ]
+
+
+def _find_py_spy() -> str | None:
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
+def _spy(program: str, child: Child, answer: Path) -> Child:
+    with answer.open("wb") as file:
+        return spawn_child([program, "dump", "--native", "--pid", str(child.pid)], stdout=file.fileno())
+
+
+def _read(answer: Path, limit_s: float | None) -> str:
+    text = answer.read_bytes()[:_MOST_KEPT].decode("utf-8", "replace").strip()
+    if limit_s is not None:
+        text += f"\n(py-spy did not finish within {limit_s:g} s)"
+    return text.strip() or "py-spy said nothing"

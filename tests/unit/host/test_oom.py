@@ -1,0 +1,46 @@
+"""Memory that ran out, read from cgroups of both versions."""
+
+import pytest
+
+from disttest.host.devices.cpu import CgroupMount
+from disttest.host.oom import count_oom_kills, volunteer_for_oom
+
+
+def group(folder, version):
+    return CgroupMount(
+        version=version, controllers=("memory",) if version == 1 else (), top=folder, place=folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "text"),
+    [
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"),
+    ],
+)
+def test_kills_are_counted(tmp_path, version, name, text):
+    (tmp_path / name).write_text(text)
+
+    assert 3 == count_oom_kills((group(tmp_path, version),))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_kernel_that_does_not_count_is_no_error(tmp_path, version):
+    assert 0 == count_oom_kills((group(tmp_path, version),))
+    assert 0 == count_oom_kills(())
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 300), (-500, -200), (900, 1000)])
+def test_ranks_go_first(tmp_path, before, after):
+    adjustment = tmp_path / "self/oom_score_adj"
+    adjustment.parent.mkdir()
+    adjustment.write_text(f"{before}\n")
+
+    volunteer_for_oom(tmp_path)
+
+    assert str(after) == adjustment.read_text()
+
+
+def test_a_kernel_that_forbids_it_is_no_error(tmp_path):
+    volunteer_for_oom(tmp_path)
