@@ -116,12 +116,15 @@ class Masker:
 
     def open_ledger(self, fd: int | None = None) -> None:
         """Share what is hidden with the processes that inherit the ledger; an inherited one is taken over."""
+        if self._ledger_size() >= 0 and self._ledger >= 0:
+            os.close(self._ledger)
         given = os.memfd_create("disttest-masks") if fd is None else fd
         self._ledger = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         os.close(given)
         fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
         found = os.fstat(self._ledger)
         self._identity = (found.st_dev, found.st_ino)
+        self._read = 0
         self._tell(sorted(self._values))
         self._refresh()
 

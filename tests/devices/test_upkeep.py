@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import select
+import time
 
 import fake_driver as fakes
 import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
 from disttest.host.lease import Leaser
+from disttest.host.quarantine import QuarantineNotes
 from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
 from disttest.planning.options import resolve_options
 from disttest.planning.schedule import GangScheduler
@@ -44,8 +47,9 @@ class Run:
         self.upkeep.vacate(Vacated(gang_id=gang, slots=slots, last_test=gang, **facts))
 
     def turn(self, *, in_use=(), until):
-        """Let the upkeep work until something holds, without any of its own time passing."""
-        for _ in range(3000):
+        """Let the upkeep work until something holds, while hardly any of its own time passes."""
+        deadline_s = time.monotonic() + 240.0
+        while time.monotonic() < deadline_s:
             self.upkeep.advance(in_use)
             if until():
                 return
@@ -145,6 +149,24 @@ def test_one_that_never_lets_go_is_in_quarantine_for_as_long(fake, run):
     assert run.free() == ["gpu:0"]
 
 
+def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, run):
+    driver = fake(fakes.plain(1))
+    run = run(driver)
+    run.submit("a")
+    slots = run.due()["a"]
+    run.upkeep.begin()
+    poller = select.poll()
+    poller.register(run.upkeep.descriptors()[0], select.POLLIN)
+    poller.poll()  # the answer is there: nobody holds the GPU
+    time.sleep(0.2)
+    driver.set({"gpu.0.processes": f"4242:{GIB}"})
+
+    run.leave("a", slots)
+    run.turn(until=lambda: not run.upkeep._waiting or run.upkeep._waiting[0].held)
+
+    assert run.upkeep._waiting
+
+
 def test_processes_of_others_do_not_count_where_gpus_are_shared(fake, run):
     driver = fake(fakes.plain(1))
     run = run(driver, share="true")
@@ -165,12 +187,16 @@ def test_slots_of_processes_that_can_not_be_killed_are_not_used_and_not_unlocked
     run = run(fake(fakes.plain(2)))
     run.submit("a", "b", "c")
     slots = run.due()["a"]
+    heir = os.dup(run.devices.lease._held[slots[0]]._descriptor)  # as a forked rank has it
 
     run.leave("a", slots, survivors=(77,))
 
     assert run.due() == {}
     assert run.notes == [("gpu:0: used no more, since processes could not be killed: 77", "a")]
     assert [slot.name for slot in run.devices.lease.slots] == ["gpu:1"]
+    assert run.free() == []
+    os.close(heir)
+    assert run.free() == ["gpu:0"]
 
 
 # --- proving
@@ -227,6 +253,27 @@ def test_nothing_starts_on_suspected_gpus_and_healthy_ones_are_used_again(fake, 
     assert run.heard == ["cleared"]
     assert not run.upkeep.is_open("a")
     assert set(run.due()) == {"c", "d"}
+
+
+def test_a_gpu_that_breaks_while_others_are_suspected_is_decided_on_with_them(fake, run):
+    driver = fake(fakes.plain(3))
+    run = run(driver)
+    run.submit("a", "b", "c", "d")
+    starts = run.due()
+    run.upkeep.suspects(failed("a"), starts["a"])
+    run.upkeep.suspects(failed("b"), starts["b"])
+    driver.set({"gpu.2.error": 15})
+
+    run.leave("c", starts["c"])
+    run.turn(in_use=["gpu:0", "gpu:1"], until=lambda: not run.upkeep._waiting)
+    assert run.due() == {}, "the driver says that the only slot which is not suspected is broken"
+    run.leave("a", starts["a"])
+    run.leave("b", starts["b"])
+    run.turn(until=lambda: run.heard)
+
+    assert run.heard == [("accused", (), f"GPU 2 ({fakes.uuid(2)}, {fakes.bus(2)}): GPU is lost")]
+    assert not run.upkeep.is_open("a")
+    assert [slot.name for slot in run.due()["d"]] == ["gpu:0"]
 
 
 def test_a_proof_does_not_wait_for_ever(fake, run):
@@ -289,6 +336,19 @@ def test_what_a_run_takes(fake, options, monkeypatch, facts, given, visible, slo
 
     assert [slot.name for slot in devices.slots][: len(slots)] == slots
     devices.release()
+
+
+@pytest.mark.parametrize(("pid", "size"), [(0, 1), (4242, 2)])
+def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, options, tmp_path, pid, size):
+    driver = fake(fakes.plain(2))
+    (tmp_path / "leases").mkdir()
+    QuarantineNotes(tmp_path / "leases").add(fakes.uuid(1), "matmul failed", pid=pid)
+
+    devices = Devices(options(driver))
+
+    assert devices.size == size
+    left_out = [f"GPU {fakes.uuid(1)} is left out: in quarantine: matmul failed"]
+    assert devices.notes() == ([] if pid else left_out)
 
 
 def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, options):

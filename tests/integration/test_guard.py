@@ -4,9 +4,9 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
-from disttest.host.process import children_of
 from disttest.model import Cause, Outcome
 from disttest.results.journal import FILE_NAME
 
@@ -175,16 +175,12 @@ def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
     process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
     wait_for_slow_worlds(lab)
 
-    below = children_of(process.pid)
+    below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate(timeout=30)
+    _, alive = psutil.wait_procs(below, timeout=20)  # worlds take a moment to notice and to clear up
 
-    # The kernel ends them one level after another, and nobody is left who could be waited for.
-    deadline = time.monotonic() + 10
-    while left := below & children_of():
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.01)
-    assert below
+    assert [] == alive
     assert (lab.folder / "results" / FILE_NAME).exists()
     # the fixture `nothing_left` checks that pytest and all below it are gone
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 
 import pytest
 
@@ -172,6 +174,7 @@ def test_flaky_can_fail_the_run_under_the_command_and_under_pytest(lab: Lab) -> 
     assert (1, 1) == (guarded.exit_code, plain.exit_code), plain.output
     assert guarded.run.bad == ()
     assert 1 == int(guarded.junit().get("failures"))
+    assert "--flaky=fail: 1 test passed only when tried again" in guarded.output
     assert "1 rerun" in plain.output
     assert "TestInOneWorld::test_flaky[2xgloo]: passed at attempt 2" in plain.output
     assert "FAILED" not in plain.output
@@ -190,7 +193,7 @@ def test_stop_at_first_failure_and_last_failed_see_final_failures_only(lab: Lab)
     assert "stopping after 1 failures" in ended.output
 
 
-def test_a_deadline_leaves_the_failure_that_was_to_be_tried_again(lab: Lab) -> None:
+def test_a_run_that_stops_leaves_the_failure_that_was_being_tried_again(lab: Lab) -> None:
     lab.write(
         test_late="""
         import time, pathlib, pytest
@@ -198,13 +201,22 @@ def test_a_deadline_leaves_the_failure_that_was_to_be_tried_again(lab: Lab) -> N
         @pytest.mark.world_size(1)
         def test_late(world):
             if pathlib.Path("been").exists():
+                pathlib.Path("again").touch()
                 time.sleep(600)
             pathlib.Path("been").touch()
             raise ValueError("the first failure")
         """
     )
-    ended = lab.run("test_late.py", "--retries", "3", "--deadline", "6")
+    process = lab.start("test_late.py", "--retries", "3")
+    deadline = time.monotonic() + 120
+    while not (lab.folder / "again").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
-    assert 124 == ended.exit_code
-    assert "the first failure (attempt 2 was cut short)" in ended.result("test_late").message
-    assert Cause.TEST is ended.result("test_late").cause
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+
+    result = Ended(process.returncode, output, lab.folder / "results").result("test_late")
+    assert 128 + signal.SIGINT == process.returncode
+    assert "the first failure (attempt 2 was cut short)" in result.message
+    assert (Outcome.FAILED, Cause.TEST) == (result.outcome, result.cause)

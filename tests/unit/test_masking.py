@@ -159,6 +159,17 @@ def test_processes_share_what_they_learn_through_the_ledger():
     assert not os.get_inheritable(first.ledger)
 
 
+def test_a_ledger_can_be_opened_anew():
+    masker = hiding("from the start")
+    masker.open_ledger()
+    masker.open_ledger()
+    other = Masker()
+    other.open_ledger(os.dup(masker.ledger))
+    other.hide(["learned later"])
+
+    assert "*** ***" == masker.text("from the start learned later")
+
+
 def test_a_ledger_that_a_test_has_closed_or_replaced_is_left_alone(tmp_path):
     masker = hiding("known value")
     masker.open_ledger()

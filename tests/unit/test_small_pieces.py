@@ -3,6 +3,7 @@
 import pytest
 
 from disttest.errors import UsageError
+from disttest.host import process
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult
 from disttest.planning import targets
 from disttest.results.directory import claim
@@ -10,6 +11,7 @@ from disttest.results.journal import FILE_NAME
 from disttest.results.narrative import describe_ranks, shorten_stacks
 from disttest.running.collect import slug_of
 from disttest.running.logs import RankLog
+from disttest.running.session import _without_ours
 
 
 def test_slugs_are_short_safe_and_distinct():
@@ -152,3 +154,34 @@ def test_equal_stacks_are_told_once():
     assert "stacks of rank 0,1:" in lines
     assert "stacks of rank 2:" in lines
     assert 1 == sum("line 7 in test_x" in line for line in lines)
+
+
+def test_killing_the_rest_of_a_world_spares_what_other_worlds_fork_meanwhile(monkeypatch):
+    trees = {None: {10, 11, 20, 21}, 20: {21}}
+    killed = []
+
+    def children_of(pid=None):
+        found = set(trees[pid])
+        trees[None] = {20, 21, 22} if pid is None else trees[None]
+        trees[20] = {21, 22}  # forked after the first look
+        return found
+
+    monkeypatch.setattr(process, "children_of", children_of)
+    monkeypatch.setattr(process, "send_signal", lambda pid, _signum: killed.append(pid))
+
+    assert () == process.kill_descendants(spare_trees=[20])
+    assert [10, 11] == sorted(killed)
+
+
+def test_what_is_ours_is_taken_out_of_pytest_s_arguments():
+    given = [
+        "--disttest-timeout",
+        "3",
+        "-k",
+        "x",
+        "--disttest-slots=2",
+        "--disttest-failed-first",
+        "--my-option",
+    ]
+
+    assert ["-k", "x", "--my-option"] == [*_without_ours(given)]

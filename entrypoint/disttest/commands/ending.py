@@ -13,6 +13,7 @@ from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
+from disttest.reports.text import count
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
@@ -44,6 +45,8 @@ def finish_run(
         click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
     print_final(Console(), run, results_dir=results, failures=failures, on_github=on_github)
     broken = check_floors(run, floors)
+    if run.flaky_fails and run.flaky:
+        broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
     for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
         click.echo(f"disttest: {message}", err=True)

@@ -223,19 +223,30 @@ def reap(pids: Iterable[int]) -> None:
             continue
 
 
-def kill_descendants(*, spare: Iterable[int] = (), limit_s: float = 2.0) -> tuple[int, ...]:
+def kill_descendants(
+    *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = 2.0
+) -> tuple[int, ...]:
     """Kill every descendant of this process, new sessions and orphans included; return the survivors.
 
     Repeats until none is left, because a process may fork between the look and the kill. The caller
     must be the adopter of orphans (:func:`adopt_orphans`), else double-forked ones are out of sight.
+
+    Args:
+        spare: processes that live on.
+        spare_trees: processes that live on with all that they start.
+        limit_s: how long to try.
     """
     spared = set(spare)
     deadline = time.monotonic() + limit_s
     pause_s = 0.001
     while True:
-        for pid in (found := children_of() - spared):
+        found = children_of() - spared
+        # Looked at after the others: what a spared process forks meanwhile is spared too.
+        for root in spare_trees:
+            found -= {root} | children_of(root)
+        for pid in found:
             send_signal(pid, signal.SIGKILL)
-        reap(_zombies(spared))
+        reap(_zombies(spared.union(spare_trees)))
         if not found or time.monotonic() > deadline:
             return tuple(sorted(found))
         time.sleep(pause_s)

@@ -85,8 +85,6 @@ class Controller(Listener):
         self._litter = Litter(recorder.noted, recorder.now)
         self._suspended: dict[str, TestJudged] = {}
         """Failures of which it is open whether the device or the test is at fault."""
-        self._gave_up = ""
-        self._not_run: set[str] = set()
         self._told_suites: set[str] = set()
         self._retries = Retries(options, time.monotonic)
         self._hazard: str | None = None
@@ -216,9 +214,6 @@ class Controller(Listener):
         """A test has its verdict; a second one is of a rank that died after the first."""
         judged = self._retries.settle(judged)
         self._litter.ran(judged.result)
-        if self._gave_up and judged.result.outcome.is_bad:
-            self._not_run.add(test.nodeid)
-            return
         self._recorder.test_finished(judged.result)
         if self._upkeep.suspects(judged.result, world.slots):
             self._suspended[test.nodeid] = judged
@@ -278,9 +273,7 @@ class Controller(Listener):
             )
         )
         self._litter.left(world.world_id)
-        if self._gave_up:
-            self._not_run.update(test.nodeid for test in world.owed)
-        elif world.owed and not cancelled:
+        if world.owed and not cancelled:
             owed = tuple(test.nodeid for test in world.owed)
             self._scheduler.submit(rest_of(world.gang, owed))
 
@@ -322,14 +315,13 @@ class Controller(Listener):
         self.on_cleared()
 
     def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, and too few devices are left: nothing more is run."""
+        """The same, and no world fits any more (so none runs): what waits is not run."""
+        self._retries.stop()
         for nodeid in nodeids:
             self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
-        self._gave_up = reason
-        self._stop(reason)
-        self._not_run.update(nodeid for gang in self._scheduler.withdraw() for nodeid in gang.nodeids)
         self.on_cleared()
-        self._leave_out([nodeid for nodeid in self._tests if nodeid in self._not_run], reason)
+        waiting = {nodeid for gang in self._scheduler.withdraw() for nodeid in gang.nodeids}
+        self._leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)
 
     def _excuse(self, nodeid: str, reason: str) -> TestJudged:
         judged = self._suspended.pop(nodeid)

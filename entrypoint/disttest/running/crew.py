@@ -199,15 +199,11 @@ class Crew:
         del self.running[world.world_id]
         ended = world.child.poll() or Exit(code=0)
         if world.closed is None:  # it could not clean up after itself; its ranks are ours now
-            pids = {*self._helpers(), *(other.child.pid for other in self.running.values())}
-            kill_descendants(spare=self._spared | pids | _below(pids))
+            others = [*self._helpers(), *(other.child.pid for other in self.running.values())]
+            kill_descendants(spare=self._spared, spare_trees=others)
         world.channel.close()
         world.child.close()
         self._listener.on_ended(world, ended)
-
-
-def _below(pids: Iterable[int]) -> set[int]:
-    return {below for pid in pids for below in children_of(pid)}
 
 
 def _nothing() -> None:

@@ -244,7 +244,10 @@ def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, s
     if not finished and code == ExitCode.USAGE:
         return ExitCode.USAGE, "pytest could not be started as asked"
     if not finished and code == ExitCode.INFRASTRUCTURE:
-        return ExitCode.INFRASTRUCTURE, "the results directory can not be written any more (see above)"
+        return (
+            ExitCode.INFRASTRUCTURE,
+            f"pytest gave up with {ending.exit}: results can not be kept, see above",
+        )
     if not finished and code != ExitCode.NOTHING_COLLECTED:
         return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
     if finished and code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE):

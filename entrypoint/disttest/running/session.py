@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -231,14 +231,24 @@ def _flags_of(config: pytest.Config) -> dict[str, str | None]:
 
 def _invocation_of(config: pytest.Config) -> Invocation:
     """What plain pytest was asked."""
-    asked, ours = config.invocation_params, "--disttest-"
+    asked = config.invocation_params
     positional = config.getoption("file_or_dir") or ()
     return Invocation(
         cwd=str(asked.dir),
         bundled=config.rootpath == suites_dir(),
         options=given_options(_flags_of(config)),
-        pytest_args=tuple(a for a in map(str, asked.args) if a not in positional and not a.startswith(ours)),
+        pytest_args=tuple(arg for arg in _without_ours(map(str, asked.args)) if arg not in positional),
     )
+
+
+def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
+    """Arguments for pytest without the plugin's own, whose values may stand in the next word."""
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("--disttest-"):
+            yield word
+        elif "=" not in word and word != "--disttest-failed-first":
+            next(words, None)
 
 
 def _check_names(nodeids: Iterable[str]) -> None:

@@ -65,6 +65,8 @@ class _Waiting:
 
     world: Vacated
     since_s: float
+    asked: bool = False
+    """Whether the driver has been asked since then."""
     held: dict[str, str] = field(default_factory=dict)
     """Slot name -> what holds it, as it was seen last."""
 
@@ -200,8 +202,10 @@ class Upkeep:
     # --- handing on
 
     def _ask(self) -> None:
-        self._asked_s = self._clock()
-        self._watch.ask()
+        if self._watch.ask():
+            self._asked_s = self._clock()
+            for entry in self._waiting:
+                entry.asked = True
 
     def _abandon(self, world: Vacated) -> None:
         pids = ", ".join(map(str, world.survivors))
@@ -215,6 +219,9 @@ class Upkeep:
     def _settle(self, gpus: Mapping[int, Gpu]) -> None:
         waiting, self._waiting = self._waiting, []
         for entry in waiting:
+            if not entry.asked:
+                self._waiting.append(entry)
+                continue
             faults, stuck = self._look_at(entry, gpus)
             if stuck is None:
                 self._waiting.append(entry)
@@ -226,6 +233,8 @@ class Upkeep:
             self._scheduler.ended(entry.world.gang_id, quarantined=stuck)
             if faults:
                 self._condemn({slot.name: reason for slot, reason in faults.items()})
+        if not all(entry.asked for entry in self._waiting):
+            self._ask()
 
     def _look_at(
         self, entry: _Waiting, gpus: Mapping[int, Gpu]

@@ -165,12 +165,28 @@ def test_the_image_follows_the_gpus_unless_it_is_named() -> None:
     assert choose_image(LaunchOptions(arguments=(), image="my:1"), version="1", with_gpus=True) == "my:1"
 
 
-def prepared(options: LaunchOptions, environ: dict[str, str] | None = None):
+@pytest.mark.parametrize(
+    ("lease", "told", "devices"),
+    [(False, None, ("GPU-a",)), (True, "1", ("GPU-a", "GPU-b"))],
+)
+def test_a_run_with_leases_takes_its_number_of_gpus_by_itself(
+    tmp_path: Path, lease: bool, told: str | None, devices: tuple[str, ...]
+) -> None:
+    options = LaunchOptions(
+        arguments=("ddp",), workspace=tmp_path, working_dir=tmp_path, gpus="1",
+        lease_dir=tmp_path if lease else None,
+    )  # fmt: skip
+    spec = prepared(options, gpus=(HostGpu(index=0, uuid="GPU-a"), HostGpu(index=1, uuid="GPU-b"))).spec
+    assert spec.gpus.devices == devices
+    assert spec.environment.get("DISTTEST_GPUS") == told
+
+
+def prepared(options: LaunchOptions, environ: dict[str, str] | None = None, gpus: tuple[HostGpu, ...] = ()):
     return prepare(
         options,
         environ=environ or {},
         facts=DOCKER,
-        host_gpus=(),
+        host_gpus=gpus,
         client=Client(boot="b", namespace="n", pid=1, started=2.0),
         now_s=100.0,
         version="1",

@@ -49,15 +49,16 @@ class GpuWatch:
         """Its process, which who looks for leftovers must not take for one."""
         return (self._child.pid,) if self._child is not None else ()
 
-    def ask(self) -> None:
-        """Put the question, unless one is open."""
+    def ask(self) -> bool:
+        """Put the question; False while an earlier one is open, whose answer may be older than now."""
         if self._asked:
-            return
+            return False
         self._asked, self._answered, self._refused = True, False, ""
         self._heard.clear()
         if self._child is None or self._child.ended is not None:
             self._child = self._start()
         self._child.send({}, stall_s=self._stall_s)
+        return True
 
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when there is something to do."""
