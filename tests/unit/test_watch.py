@@ -1,0 +1,91 @@
+"""What the command sees of a run: in which order it is shown, and what becomes of it when nobody can be shown anything."""
+
+import os
+import select
+
+import pytest
+from sample_runs import SampleRun
+
+from disttest.results.events import RunFinished
+from disttest.results.journal import Journal
+from disttest.running.watch import Watch
+
+
+class Seen:
+    """A view that remembers; it breaks at the text ``break``."""
+
+    tells_failures = True
+
+    def __init__(self):
+        self.said = []
+        self.closed = False
+
+    def take(self, event):
+        self.said.append(type(event).__name__)
+
+    def show(self, text, *, error):
+        if text == "break":
+            raise BrokenPipeError("gone")
+        self.said.append(f"error {text}" if error else text)
+
+    def tick(self, now_s):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A watch on a journal and on pipes, and what a child would have: both of their other ends."""
+    journal = Journal(tmp_path / "events.jsonl")
+    view = Seen()
+    watch = Watch(journal.path, view, journal.now)
+    streams = watch.streams()
+    ours = os.dup(streams["stdout"]), os.dup(streams["stderr"])
+    poller = select.poll()
+    watch.child_started(poller)
+    yield journal, view, watch, ours
+    journal.close()
+
+
+def test_what_pytest_prints_before_its_end_stands_above_the_events_and_its_summary_below(run):
+    journal, view, watch, (out, err) = run
+    os.write(out, b"header")
+    journal.append(SampleRun().events[0])
+    watch.look()
+    os.write(out, b"summary")
+    os.write(err, b"bad")
+    journal.append(RunFinished(at_s=journal.now(), exit_code=0))
+    watch.look()
+
+    assert ["header", "RunStarted", "RunFinished", "summary", "error bad"] == view.said
+
+
+def test_nothing_is_lost_when_the_child_has_gone(run):
+    journal, view, watch, (out, err) = run
+    os.write(out, "é".encode()[:1])
+    watch.look()
+    os.write(out, "é".encode()[1:] + b"x" * 30_000)
+    journal.append(SampleRun().events[0])
+    os.close(out)
+    os.close(err)
+    watch.close()
+
+    assert "é" + "x" * 30_000 == "".join(text for text in view.said if text != "RunStarted")
+    assert "RunStarted" in view.said
+    assert view.closed
+
+
+def test_a_view_that_breaks_is_given_up_and_the_run_is_folded_all_the_same(run):
+    journal, view, watch, (out, err) = run
+    os.write(out, b"break")
+    watch.look()
+    journal.append(SampleRun().events[0])
+    os.close(out)
+    os.close(err)
+    watch.close()
+
+    assert "BrokenPipeError: gone" == watch.trouble
+    assert "RunStarted" not in view.said
+    assert "run-1" == watch.folding.result().run_id
