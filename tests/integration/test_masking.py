@@ -173,7 +173,6 @@ def test_a_hang_is_explained_and_its_evidence_has_nothing(ended: Ended) -> None:
     assert "/nowhere/***.py" in result.ranks[0].stacks
     assert "disttest: stacks of rank 0" in ended.log("test_hangs", 0)
     flight = next((ended.results / "logs").glob("*test_hangs*/attempt-1/flight"))
-    assert "group ***" in (flight / "rank_0.json").read_text()
     dump = pickle.loads((flight / "rank_0").read_bytes())  # still what torch's analyser reads
     assert "group ***" in {entry["process_group"][1] for entry in dump["entries"]}
 
