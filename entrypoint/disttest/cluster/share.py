@@ -286,6 +286,7 @@ class ShareController(Listener):
                 started_at_s=result.started_at_s,
                 duration_s=result.duration_s,
                 healthy=judged.healthy,
+                cancelled=judged.result.message,
             )
         )
         for text in log_texts(self._workplace.results, result.ranks):

@@ -184,6 +184,7 @@ class SpanningConductor(Conductor):
             ranks=tuple(_on_our_clock(rank, offset_s) for rank in message.ranks),
             started_at_s=message.started_at_s + offset_s,
             duration_s=message.duration_s,
+            cancelled=message.cancelled,
         )
         self._shares.setdefault(message.test, {})[node] = record
         self._healthy = self._healthy and message.healthy

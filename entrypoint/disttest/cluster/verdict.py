@@ -30,6 +30,8 @@ class ShareRecord(Frozen):
     started_at_s: float = 0.0
     """On the client's clock."""
     duration_s: float = 0.0
+    cancelled: str = ""
+    """Why this node ended its ranks in the middle of the test, if nothing of theirs was the reason."""
 
 
 def verdict(
@@ -90,6 +92,7 @@ def judge_shares(
         started_at_s=started_at_s,
         duration_s=duration_s,
         world_id=job_id,
+        cancelled=next((share.cancelled for share in shares if share.cancelled), ""),
     )
     return _name_nodes(result)
 

@@ -91,6 +91,8 @@ class ShareDone(Message):
     duration_s: float
     healthy: bool
     """Whether the world can run another test."""
+    cancelled: str = ""
+    """Why its ranks were ended in the middle of the test, if nothing of theirs was the reason."""
 
 
 class ShareEnded(Message):

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from disttest.host.leftovers import Period, find_litter, names_in_use, remove_litter, scan_shm
+from disttest.host.leftovers import Period, find_litter, names_in_use, scan_shm
 from disttest.model import TestResult
+from disttest.running.sweep import remove_and_tell
 
 _PAUSE_S = 1.0
 """A look at what all processes have open costs more than a small world does: not oftener than this."""
@@ -65,13 +66,7 @@ class Litter:
         self._looked_s = time.monotonic()
         in_use = names_in_use()
         found = find_litter(self._before, present, tuple(self._periods.values()), in_use=in_use, uid=uid)
-        ours = [each for each in found if each.tests]
-        failed = remove_litter(ours)
-        for each in ours:
-            if each.entry.name not in self._told:
+        for each in found:
+            if each.tests and each.entry.name not in self._told:
                 self._told.add(each.entry.name)
-                self._note(f"{each}; it was removed", each.tests[0] if len(each.tests) == 1 else "")
-        for message in failed:
-            if message not in self._told:
-                self._told.add(message)
-                self._note(f"shared memory could not be removed: {message}", "")
+                self._note(f"{each}{remove_and_tell(each)}", each.tests[0] if len(each.tests) == 1 else "")

@@ -25,7 +25,7 @@ from disttest.reports import write_reports
 from disttest.results.directory import claim
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
-from disttest.results.fold import RunResult, fold
+from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running import collect
 from disttest.running.controller import Workplace
@@ -35,7 +35,6 @@ from disttest.running.protocol import clean_text
 from disttest.running.recorder import Recorder
 from disttest.running.relay import REMOVED, hide_what_was_learned
 from disttest.running.starters import InterpreterOrder, read_order
-from disttest.running.sweep import Sweep
 
 
 class RunSession:
@@ -64,7 +63,6 @@ class RunSession:
         self._plan = _plan_of(config)
         self._only = _only_of(config)
         self._shard: int = config.getoption("disttest_shard")
-        self._sweep = Sweep()
         self._plan_notes: tuple[tuple[str, str], ...] = ()
         self._said: list[str] = []
 
@@ -142,18 +140,12 @@ class RunSession:
         if exit_code == ExitCode.PASSED and self.recorder.flaky and self.options.flaky is FlakyRule.FAIL:
             exit_code = session.exitstatus = ExitCode.FAILED
         try:
-            for message, nodeid in () if self._guarded else self._sweep.clean(self._run_so_far()):
-                self.recorder.noted(message, nodeid)
             self.recorder.run_finished(exit_code, reason)
         except JournalError as error:
             session.exitstatus = error.exit_code
             print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
         if self.options.results and not self._guarded and not self.config.option.collectonly:
             self._write_reports(session, self.workplace.results)
-
-    def _run_so_far(self) -> RunResult:
-        assert self.recorder is not None
-        return fold(self.recorder.journal.events())
 
     def _write_reports(self, session: pytest.Session, results: Path) -> None:
         assert self.recorder is not None

@@ -1,4 +1,8 @@
-"""The end of a run, once all its processes are gone: what they left in shared memory is named, and removed."""
+"""What a run's processes left in shared memory, once all of them are gone: named, and removed.
+
+The controller does the same as worlds end (:mod:`disttest.running.litter`); here is what a controller that died, or
+had no more time, has left.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +47,15 @@ class Sweep:
         found = find_litter(self._before, after, periods, in_use=names_in_use(), uid=os.geteuid())
         for litter in found:
             if litter.tests:
-                yield f"{litter}{self._remove(litter)}", litter.tests[0] if len(litter.tests) == 1 else ""
+                yield f"{litter}{remove_and_tell(litter)}", litter.tests[0] if len(litter.tests) == 1 else ""
 
-    def _remove(self, litter: Litter) -> str:
-        if not (litter.certain or _sees_all_users()):
-            return "; remove it with `disttest doctor --clean` where all of the machine can be seen"
-        failed = remove_litter([litter])
-        return f", and could not be removed: {failed[0]}" if failed else "; it was removed"
+
+def remove_and_tell(litter: Litter) -> str:
+    """Remove a file if whoever may use it is in our sight; the end of a sentence that says what became of it."""
+    if not (litter.certain or _sees_all_users()):
+        return "; remove it with `disttest doctor --clean` where all of the machine can be seen"
+    failed = remove_litter([litter])
+    return f", and could not be removed: {failed[0]}" if failed else "; it was removed"
 
 
 def _periods(test: TestOutcome) -> Iterator[Period]:
