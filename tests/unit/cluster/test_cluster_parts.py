@@ -166,6 +166,16 @@ class TestVerdict:
         assert (result.cause, result.culprit) == (Cause.INFRASTRUCTURE, 0)
         assert result.notes == ("rank 0 on n1: boom",)
 
+    def test_a_test_that_was_cut_short_says_why(self) -> None:
+        ended = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        told = msgspec.structs.replace(
+            share(0, rank(0, **ended), rank(1, **ended)), cancelled="the run was cancelled"
+        )
+        result = self.judged(told, share(1, rank(2, **ended), rank(3, **ended)))
+        assert result.outcome is Outcome.ERROR
+        assert "did not finish" in result.message
+        assert "the run was cancelled" in result.message
+
     def test_a_symptom_of_a_lost_node_accuses_nobody(self) -> None:
         red = rank(0, outcome=Outcome.FAILED, message="Connection closed by peer", failed_after_s=1.0)
         assert self.judged(share(0, red, rank(1)), end=self.END).culprit is None
