@@ -102,16 +102,37 @@ def live(suite: Lab) -> Ended:
     return Terminal(suite, ".").end()
 
 
+WAITS = """
+    import pathlib, time, pytest
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout(60)
+    def test_waits(world):
+        while not pathlib.Path("seen").exists():
+            time.sleep(0.01)
+"""
+
+
+def test_the_live_view_shows_what_runs_now_and_where(lab):
+    terminal = Terminal(lab.write(test_waits=WAITS), "test_waits.py")
+    running = re.compile(r"cpu:[0-9,]+ test_waits\[2xgloo")
+    terminal.read_until(lambda screen: running.search(without_styles(screen)) is not None)
+    (lab.folder / "seen").touch()
+    ended = terminal.end()
+
+    assert running.search(without_styles(ended.output))
+    assert 0 == ended.exit_code
+
+
 def without_styles(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_the_live_view_has_a_bar_what_runs_and_the_failures_as_they_come(live):
+def test_the_live_view_has_a_bar_and_the_failures_as_they_come(live):
     text = without_styles(live.output)
 
     assert 2 == live.exit_code
     assert re.search(r"━+\n\d/5 · .*1 not collected · .* s", text)
-    assert re.search(r"cpu:[0-9,]+ test_(good|bad)\[2xgloo", text)
     assert "✗ rank 1 of 2 failed: AssertionError: not on rank 1\n  test_suite.py::test_bad[2xgloo] · " in text
 
 
