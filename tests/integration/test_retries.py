@@ -124,6 +124,8 @@ def test_hosted_ranks_write_into_the_folder_of_their_attempt(ended: Ended) -> No
 def test_a_failure_that_stays_is_one_failure(ended: Ended) -> None:
     assert 3 * [Outcome.FAILED] == attempts(ended, "test_always")
     assert 1 == ended.exit_code
+    assert 2 == ended.output.count("↻ test_flaky.py::test_always[2xgloo] failed at attempt")
+    assert 1 == ended.output.count("✗ test_flaky.py::test_always[2xgloo] failed")
     cases = [case for case in ended.junit().iter("testcase") if case.get("name") == "test_always[2xgloo]"]
     assert [1] == [len(case.findall("failure")) for case in cases]
 

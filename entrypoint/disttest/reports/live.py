@@ -13,7 +13,7 @@ from rich.text import Text
 from disttest.model import TestResult
 from disttest.reports import digest
 from disttest.reports.failures import STYLES
-from disttest.reports.progress import Expect, Progress, Running, RunningWorld, status_line
+from disttest.reports.progress import Expect, Progress, Running, RunningWorld, attempt_line, status_line
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, TestFinished
 
@@ -44,6 +44,8 @@ class LiveView:
         self._progress.take(event)
         self._steps_aside = False
         match event:
+            case TestFinished(result=result, again=True):
+                self._say(attempt_line(result))
             case TestFinished(result=result):
                 self._finished(result)
             case CollectionFailed(nodeid=nodeid, message=message):

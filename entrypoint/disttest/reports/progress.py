@@ -11,7 +11,7 @@ from rich.text import Text
 from disttest.model import TestCase, TestResult, WorldShape
 from disttest.reports import digest
 from disttest.reports.failures import STYLES
-from disttest.reports.text import duration
+from disttest.reports.text import duration, one_line
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -157,6 +157,12 @@ class Progress:
         work_s -= sum(self.now_s - running.started_at_s for running in self.running.values())
         # As many tests at once as there have been so far.
         return max(0.0, work_s) / max(1.0, self.spent_s / elapsed_s)
+
+
+def attempt_line(result: TestResult) -> Text:
+    """One line for an attempt that failed and will be followed by another."""
+    text = f"↻ {one_line(result.nodeid)} failed at attempt {result.attempt}, tried again: {digest.finding(result)}"
+    return Text(text, style=STYLES["flaky"])
 
 
 def status_line(progress: Progress) -> Text:

@@ -19,7 +19,7 @@ from disttest.reports import digest
 from disttest.reports.digest import FailureGroup
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.live import PATIENCE_S, LiveView
-from disttest.reports.progress import Expect, Progress, status_line
+from disttest.reports.progress import Expect, Progress, attempt_line, status_line
 from disttest.reports.terminal import MARKS
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestFinished
@@ -81,6 +81,8 @@ class PlainView:
         match event:
             case RunStarted():
                 self._spoke_at_s = event.at_s
+            case TestFinished(result=result, again=True):
+                self._say(attempt_line(result))
             case TestFinished(result=result):
                 self._finished(result)
             case CollectionFailed(nodeid=nodeid, message=message):

@@ -83,6 +83,8 @@ class TestFinished(Event, tag="test_finished"):
     __test__ = False
 
     result: TestResult
+    again: bool = False
+    """It failed and is going to be tried again, if the run lasts that long."""
 
 
 class Noted(Event, tag="noted"):

@@ -215,8 +215,10 @@ class Controller(Listener):
         """A test has its verdict; a second one is of a rank that died after the first."""
         judged = self._retries.settle(judged)
         self._litter.ran(judged.result)
-        self._recorder.test_finished(judged.result)
-        if self._upkeep.suspects(judged.result, world.slots):
+        suspect = self._upkeep.suspects(judged.result, world.slots)
+        again = not suspect and self._retries.wants_another(judged.result)
+        self._recorder.test_finished(judged.result, again=again)
+        if suspect:
             self._suspended[test.nodeid] = judged
         else:
             self._decide(test, judged)

@@ -83,9 +83,9 @@ class Recorder:
         """An attempt began."""
         self.journal.append(TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id))
 
-    def test_finished(self, result: TestResult) -> None:
-        """An attempt was judged."""
-        self.journal.append(TestFinished(at_s=self.now(), result=result))
+    def test_finished(self, result: TestResult, *, again: bool = False) -> None:
+        """An attempt was judged; ``again``: there will be another one."""
+        self.journal.append(TestFinished(at_s=self.now(), result=result, again=again))
         self._note_flaky(result)
         if result.is_false_green_avoided and result.nodeid not in self.false_greens:
             self.false_greens.append(result.nodeid)

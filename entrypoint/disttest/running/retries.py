@@ -66,13 +66,19 @@ class Retries:
             result=msgspec.structs.replace(earlier.result, attempt=result.attempt, message=message),
         )
 
+    def wants_another(self, result: TestResult) -> bool:
+        """Whether an attempt failed and there is budget for another one."""
+        cause = result.cause or Cause.TEST
+        left = self._budget[cause] - self._spent[result.nodeid, cause]
+        return result.outcome.is_bad and left > 0 and not self._stopped
+
     def take(self, test: TestCase, judged: TestJudged) -> float | None:
         """Decide on an attempt: the seconds until the next one, or None if this one counts."""
         result = judged.result
         cause = result.cause or Cause.TEST
         key = (test.nodeid, cause)
         self._failed.pop(test.nodeid, None)
-        if self._stopped or not result.outcome.is_bad or self._spent[key] >= self._budget[cause]:
+        if not self.wants_another(result):
             return None
         self._spent[key] += 1
         self._attempts[test.nodeid] += 1
