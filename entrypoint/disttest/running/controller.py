@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from disttest.host.process import Exit, fork_hazard
-from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult, WorldShape
 from disttest.planning.breaker import results_not_run
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.options import RunOptions
@@ -191,7 +191,7 @@ class Controller(Listener):
             results_dir=str(self._workplace.results),
             scratch_dir=str(scratch),
             seed=self._options.seed,
-            threads=max(1, len(self._slots) // gang.shape.size),
+            threads=self._threads(gang.shape),
             grace_s=self._options.grace,
             log_limit=self._options.log_limit,
             verdict=self._options.verdict,
@@ -199,6 +199,12 @@ class Controller(Listener):
         )
         world = self._crew.start(gang, slots, order, self._rank_starter(gang))
         self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
+
+    def _threads(self, shape: WorldShape) -> int:
+        """Compute threads of a rank: a slot of the CPU is a core, one of a GPU has its share of all cores."""
+        if shape.device == "cpu":
+            return max(1, len(self._slots) // shape.size)
+        return max(1, int(self._devices.machine.cpus) // len(self._slots))
 
     def _rank_starter(self, gang: Gang) -> RankStarter:
         if not self._hazard:
