@@ -30,6 +30,8 @@ _STATES = {
 _LOOK_S = 0.01
 _SETTLED_LOOKS = 10
 """An answer without a known end counts as whole once it has not grown for so many looks."""
+_SILENT_SHARE = 0.5
+"""Of the limit: a rank that has told no stacks by then is asked for its collectives all the same."""
 _LINE = 1024
 _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MOST_KEPT = 64 * 1024
@@ -52,17 +54,20 @@ class EvidenceSource:
         self._seen = 0
         self._flight: Path | None = None
 
-    def ask(self, flight: Path) -> None:
-        """Ask for both; a rank that has not set up its signal handler yet is not asked for stacks.
-
-        Args:
-            flight: where its collectives are to be written.
-        """
-        if self._questions is not None and ask(self._questions, flight):
-            self._flight = flight
+    def ask_stacks(self) -> None:
+        """Ask for the stacks, unless the rank has not set up its signal handler yet."""
         if self._path.exists():
             self._seen = self._path.stat().st_size
             self._child.signal(STACKS_SIGNAL)
+
+    def ask_flight(self, flight: Path) -> None:
+        """Ask for the collectives.
+
+        Args:
+            flight: where they are to be written.
+        """
+        if self._questions is not None and ask(self._questions, flight):
+            self._flight = flight
 
     def state(self) -> str:
         """Why it can not answer at all, in words; empty for a process that runs or waits."""
@@ -99,22 +104,44 @@ class EvidenceSource:
             return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
 
 
+class _Interview:
+    """First the stacks, then the collectives.
+
+    Never both at once: faulthandler walks the frames of every thread as they are, and crashes the rank when one of
+    them runs Python meanwhile, as the thread does that tells the collectives.
+    """
+
+    def __init__(self, source: EvidenceSource, flight: Path) -> None:
+        self.source = source
+        self._flight = flight
+        self._asked_flight = False
+        self._size = 0
+        self._same_looks = 0
+        source.ask_stacks()
+
+    def goes_on(self, *, patient: bool) -> bool:
+        """Look once, ask what comes next; whether there is more to wait for."""
+        if not self._asked_flight and (self._stacks_told() or not patient):
+            self._asked_flight = True
+            self.source.ask_flight(self._flight)
+        if not self._size:
+            return self.source.state() != _STOPPED
+        return not (self._asked_flight and self.source.has_told_flight())
+
+    def _stacks_told(self) -> bool:
+        size = self.source.answer_size()
+        self._same_looks = self._same_looks + 1 if size == self._size else 0
+        self._size = size
+        return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self.source.has_told_stacks())
+
+
 def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:
     """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
-    for source, flight in asked:
-        source.ask(flight)
-    sources = [source for source, _ in asked]
-    deadline = time.monotonic() + limit_s
-    history: list[list[int]] = []
-    while time.monotonic() < deadline:
-        sizes = [source.answer_size() for source in sources]
-        history = [*history[-_SETTLED_LOOKS:], sizes]
-        silent = [source for source, size in zip(sources, sizes, strict=True) if not size]
-        speaking = [source for source in sources if source not in silent]
-        settled = len(history) > _SETTLED_LOOKS and all(earlier == sizes for earlier in history)
-        whole = settled or all(source.has_told_stacks() for source in speaking)
-        told = all(source.has_told_flight() for source in speaking)
-        if whole and told and all(source.state() == _STOPPED for source in silent):
+    interviews = [_Interview(source, flight) for source, flight in asked]
+    start_s = time.monotonic()
+    while (spent_s := time.monotonic() - start_s) < limit_s:
+        patient = spent_s < _SILENT_SHARE * limit_s
+        if not any([interview.goes_on(patient=patient) for interview in interviews]):
             break
         time.sleep(_LOOK_S)
-    return [source.read() for source in sources]
+    return [interview.source.read() for interview in interviews]
