@@ -1,0 +1,70 @@
+"""In which order a rank is asked what it was doing. Real ranks answer in ``tests/integration/test_findings.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from disttest.running import evidence
+from disttest.running.evidence import EvidenceSource, question
+
+LIMIT_S = 0.2
+
+
+class FakeRank:
+    """Answers at the look that it is told, and notes what it was asked and what it had answered by then."""
+
+    def __init__(self, *, stacks_at: int = 1, flight_at: int = 1, stopped: bool = False) -> None:
+        self._stacks_at, self._flight_at = stacks_at, flight_at
+        self._stopped = stopped
+        self._looks = 0
+        self.asked: list[str] = []
+
+    def ask_stacks(self) -> None:
+        self.asked.append("stacks")
+
+    def ask_flight(self, flight: Path) -> None:
+        self.asked.append(f"{flight} after {'whole' if self.has_told_stacks() else 'no'} stacks")
+        self._looks = 0
+
+    def answer_size(self) -> int:
+        self._looks += 1
+        return min(self._looks, self._stacks_at) * 100 if self._stacks_at < 1000 else 0
+
+    def has_told_stacks(self) -> bool:
+        return self._looks >= self._stacks_at
+
+    def has_told_flight(self) -> bool:
+        self._looks += 1
+        return self._looks >= self._flight_at
+
+    def state(self) -> str:
+        return "stopped (SIGSTOP, or a debugger)" if self._stopped else ""
+
+    def read(self) -> evidence.Testimony:
+        return evidence.Testimony(stacks=",".join(self.asked))
+
+
+def interview(*ranks: FakeRank) -> list[str]:
+    asked = [(cast(EvidenceSource, rank), Path(f"flight-{k}")) for k, rank in enumerate(ranks)]
+    return [testimony.stacks for testimony in question(asked, limit_s=LIMIT_S)]
+
+
+def test_a_rank_is_asked_for_its_collectives_once_its_stacks_are_whole() -> None:
+    told = interview(FakeRank(stacks_at=4), FakeRank(stacks_at=1, flight_at=3))
+
+    assert told == ["stacks,flight-0 after whole stacks", "stacks,flight-1 after whole stacks"]
+
+
+def test_a_silent_rank_is_asked_for_its_collectives_before_the_limit() -> None:
+    assert interview(FakeRank(stacks_at=1000)) == ["stacks,flight-0 after no stacks"]
+
+
+def test_a_stopped_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+
+    assert interview(FakeRank(stacks_at=1000, stopped=True)) == ["stacks"]
+    assert not slept
