@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from disttest.running import evidence
-from disttest.running.evidence import EvidenceSource, question
+from disttest.running.evidence import question
 
 LIMIT_S = 0.2
 
@@ -48,7 +48,7 @@ class FakeRank:
 
 
 def interview(*ranks: FakeRank) -> list[str]:
-    asked = [(cast(EvidenceSource, rank), Path(f"flight-{k}")) for k, rank in enumerate(ranks)]
+    asked = [(cast("evidence.EvidenceSource", rank), Path(f"flight-{k}")) for k, rank in enumerate(ranks)]
     return [testimony.stacks for testimony in question(asked, limit_s=LIMIT_S)]
 
 

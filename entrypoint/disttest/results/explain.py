@@ -15,7 +15,9 @@ import msgspec
 from disttest.model import Collective, RankEnd, RankRecord
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-_LIBRARY = re.compile(r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/running)/|/disttest/masking\.py$|^<")
+_LIBRARY = re.compile(
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/running)/|/disttest/masking\.py$|^<"
+)
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})

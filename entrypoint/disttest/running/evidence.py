@@ -141,7 +141,10 @@ def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) ->
     start_s = time.monotonic()
     while (spent_s := time.monotonic() - start_s) < limit_s:
         patient = spent_s < _SILENT_SHARE * limit_s
-        if not any([interview.goes_on(patient=patient) for interview in interviews]):
+        going_on = [
+            interview.goes_on(patient=patient) for interview in interviews
+        ]  # every one takes its look
+        if not any(going_on):
             break
         time.sleep(_LOOK_S)
     return [interview.source.read() for interview in interviews]
