@@ -94,8 +94,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     from disttest.running.listing import ask_pytest
 
     hold_signals()
-    cluster = take_cluster(flags)
     selection = take_selection(flags)
+    cluster = take_cluster(flags, selection.grant)
     options = resolve_options(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
@@ -107,22 +107,21 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     results = claim(options.results or Path("results"))
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
+    invocation = Invocation(
+        cwd=str(Path.cwd()),
+        bundled=resolved.bundled,
+        options=given_options(flags),
+        pytest_args=tuple(pytest_args),
+    )
     if cluster.launcher:
-        extra = [*selection.pytest_arguments(), *pytest_args]
         given = _given(flags, results)
-        result = run_cluster(cluster, targets, given, options, extra, results, selection.timings)
+        result = run_cluster(cluster, targets, given, options, pytest_args, results, selection, invocation)
         owes_failures = True
     else:
         assert hardware is not None
         showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
         extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
         argv = pytest_command(resolved, _given(flags, results), extra)
-        invocation = Invocation(
-            cwd=str(Path.cwd()),
-            bundled=resolved.bundled,
-            options=given_options(flags),
-            pytest_args=tuple(pytest_args),
-        )
         result = run_guarded(
             argv,
             options,

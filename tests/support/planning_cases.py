@@ -47,8 +47,11 @@ def case(
     warm: bool = False,
     exclusive: bool = False,
     backend: str = "gloo",
+    nodes: int = 1,
+    device: str = "cpu",
 ) -> TestCase:
-    suffix = f"[{size}x{backend}]" if size else ""
+    shape = WorldShape(size=size, backend=backend, nodes=nodes, device=device) if size else None
+    suffix = f"[{shape}]" if shape else ""
     return TestCase(
         nodeid=f"{file}::{name}{suffix}",
         slug=f"{name}-{size}",
@@ -57,7 +60,7 @@ def case(
         file=file,
         line=1,
         suite=suite,
-        world=WorldShape(size=size, backend=backend) if size else None,
+        world=shape,
         isolation=Isolation.WARM if warm else Isolation.FRESH,
         exclusive=exclusive,
     )

@@ -50,9 +50,9 @@ class Book:
             if result.outcome.is_bad:
                 self._tell(f"         {result.message}")
 
-    def noted(self, message: str) -> None:
+    def noted(self, message: str, nodeid: str = "") -> None:
         """Something that a reader should know."""
-        self.event(Noted(at_s=self.now(), message=clean_text(message)))
+        self.event(Noted(at_s=self.now(), message=clean_text(message), nodeid=nodeid))
 
     def told(self, message: str) -> None:
         """Progress, for the terminal only."""

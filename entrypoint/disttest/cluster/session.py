@@ -28,7 +28,7 @@ from disttest.cluster.spanning import SpanningConductor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.process import signal_name
-from disttest.model import Cause, Frozen
+from disttest.model import Cause, Frozen, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
@@ -49,6 +49,11 @@ class ClusterRequest(Frozen):
     flags: dict[str, str]
     """Options of the run, by field name, as they were given."""
     pytest_arguments: tuple[str, ...] = ()
+    collection_arguments: tuple[str, ...] = ()
+    """More arguments for pytest, here only: what they select is all that the nodes hear of."""
+    invocation: Invocation = Invocation()
+    plan_id: str = ""
+    shard: int | None = None
     nodes: int = 1
     """Over how many nodes a world is spread that does not say so itself."""
     jobs: int = 16
@@ -89,7 +94,7 @@ def run_on_cluster(
     host = host_of(capacity, options, request.nodes)
     collection = collect_for(host, request)
     root = Path(collection.root or Path.cwd())
-    _begin(book, collection, run_id)
+    _begin(book, collection, request, run_id)
     tests = collection.tests
     template = _template(request, options, run_id, host)
     division = Division(
@@ -97,6 +102,7 @@ def run_on_cluster(
         gpus_per_node=request.gpus_per_node,
         limit_s=request.job_limit_s,
         deadline_s=options.deadline,
+        retries=options.retries,
     )
     jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
     expected = {
@@ -136,6 +142,11 @@ def host_of(capacity: Capacity, options: RunOptions, nodes: int) -> Host:
     return Host(gpus=capacity.gpus_per_node, device=device, pool=capacity.nodes, nodes=nodes)
 
 
+def host_argument(host: Host) -> str:
+    """What tells pytest to collect for that machine."""
+    return f"--disttest-host={msgspec.json.encode(host).decode()}"
+
+
 def collect_for(host: Host, request: ClusterRequest) -> Collection:
     """Collect here what the nodes will run.
 
@@ -144,7 +155,7 @@ def collect_for(host: Host, request: ClusterRequest) -> Collection:
     """
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
         flags = {**request.flags, "results": folder}
-        extra = [*request.pytest_arguments, f"--disttest-host={msgspec.json.encode(host).decode()}"]
+        extra = [*request.collection_arguments, *request.pytest_arguments, host_argument(host)]
         collection = collect_tests(resolve_targets(request.targets), flags, extra, Path(folder))
     fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
     if collection.exit_code not in fine or (
@@ -178,7 +189,7 @@ def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: H
     )
 
 
-def _begin(book: Book, collection: Collection, run_id: str) -> None:
+def _begin(book: Book, collection: Collection, request: ClusterRequest, run_id: str) -> None:
     book.event(
         RunStarted(
             at_s=book.now(),
@@ -188,8 +199,13 @@ def _begin(book: Book, collection: Collection, run_id: str) -> None:
             hardware=detect_machine().hardware(),
             slots=0,
             disttest=disttest.__version__,
+            plan_id=request.plan_id,
+            shard=request.shard,
+            invocation=request.invocation,
         )
     )
+    for nodeid, message in collection.notes:
+        book.noted(message, nodeid)
     for nodeid, message in collection.errors:
         book.event(CollectionFailed(at_s=book.now(), nodeid=nodeid, message=message))
     for test in collection.tests:
@@ -254,7 +270,7 @@ def _code(run: RunResult, stop: _Stop) -> tuple[int, str]:
     if not run.tests:
         return ExitCode.NOTHING_COLLECTED, ""
     if not run.bad:
-        return ExitCode.PASSED, ""
+        return ExitCode.FAILED if run.flaky_fails and run.flaky else ExitCode.PASSED, ""
     infrastructure = all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad)
     return ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.FAILED, ""
 

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from disttest.errors import DisttestError, UsageError
-from disttest.model import Frozen
+from disttest.model import Frozen, Invocation
 from disttest.planning.options import RunOptions, environment
+from disttest.planning.plan import Grant
+from disttest.planning.pools import ENGINES, Pool, Size
 
 if TYPE_CHECKING:
-    from disttest.cluster.launcher import Launcher
+    from disttest.cluster.launcher import Capacity, Launcher
+    from disttest.commands.selection import Selection
+    from disttest.results.fold import RunResult
 
 LAUNCHERS = ("local", "slurm")
+
+LauncherFor = Callable[[str, str], "Launcher"]
+"""Engine and partition in, the door to it out."""
 
 _OPTIONS = (
     click.option(
@@ -113,20 +120,32 @@ FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in ("launcher", *_NAMES
 """For a machine that submits; the action runs where its job runs, and has no inputs for them."""
 
 
-def take_cluster(given: dict[str, Any]) -> ClusterChoice:
-    """Take the options out of what click gave.
+def take_cluster(given: dict[str, Any], grant: Grant | None = None) -> ClusterChoice:
+    """Take the options out of what click gave; a shard of a plan brings its own engine, partition and spread.
 
     Raises:
-        UsageError: one makes no sense, or none but --launcher would have an effect.
+        UsageError: one makes no sense, contradicts the plan, or none but --launcher would have an effect.
     """
     launcher = given.pop("launcher") or ""
     taken = {name: given.pop(name) for name in _NAMES}
+    if grant is not None:
+        launcher = launcher or grant.engine
+        taken |= _granted(taken, grant)
     if not launcher and taken["nodes"] > 1:
         raise UsageError(
             f"--nodes {taken['nodes']} needs an engine: give --launcher {' or '.join(LAUNCHERS)}"
         )
     parse_ports(taken["ports"])
     return ClusterChoice(launcher=launcher, given=taken)
+
+
+def _granted(taken: Mapping[str, Any], grant: Grant) -> dict[str, Any]:
+    if taken["nodes"] not in (1, grant.spread):
+        raise UsageError(
+            f"--nodes {taken['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
+        )
+    # A shard is one allocation; it is not divided again.
+    return {"nodes": grant.spread, "partition": taken["partition"] or grant.partition, "jobs": 1}
 
 
 def parse_ports(text: str) -> tuple[int, int]:
@@ -171,6 +190,48 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
     return SlurmLauncher(environment(), options, command=command)
 
 
+def engine_launcher(engine: str, partition: str) -> Launcher:
+    """The door to a partition of an engine, to ask what it has."""
+    assert engine in ENGINES
+    from disttest.cluster.slurm import SlurmLauncher, SlurmOptions
+
+    return SlurmLauncher(environment(), SlurmOptions(partition=partition))
+
+
+def size_of(capacity: Capacity, device: str) -> Size:
+    """What a plan needs to know of an engine's nodes: where they have GPUs, ranks compute there unless told otherwise."""
+    if capacity.gpus_per_node and device != "cpu":
+        return Size(nodes=capacity.nodes, gpus=capacity.gpus_per_node)
+    return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")
+
+
+def collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
+    """Arguments for pytest that have it collect for the pools of engines, and not for this machine; none without any.
+
+    Raises:
+        UsageError: ``--nodes`` without such a pool.
+        NotEnoughDevices: none of them has so many nodes.
+    """
+    engines = [pool for pool in pools if pool.engine]
+    if not engines:
+        if nodes > 1:
+            raise UsageError("--nodes goes with a --pool that an engine has, such as big:slurm:gpu")
+        return []
+    from disttest.cluster.launcher import Capacity
+    from disttest.cluster.session import check_nodes, host_argument, host_of
+
+    with_gpus = [pool for pool in engines if pool.device != "cpu" and options.device != "cpu"]
+    capacity = Capacity(
+        nodes=max(pool.runners for pool in engines),
+        # A world that fits a runner is collected, too.
+        gpus_per_node=max((pool.gpus for pool in pools), default=0) if with_gpus else 0,
+        cpus_per_node=max(pool.gpus for pool in engines),
+        engine=", ".join(dict.fromkeys(pool.engine for pool in engines)),
+    )
+    check_nodes(nodes, capacity)
+    return [host_argument(host_of(capacity, options, nodes))]
+
+
 def run_cluster(
     choice: ClusterChoice,
     targets: Sequence[str],
@@ -178,21 +239,27 @@ def run_cluster(
     options: RunOptions,
     pytest_arguments: Sequence[str],
     results: Path,
-    timings: Sequence[Path],
-) -> Any:
+    selection: Selection,
+    invocation: Invocation,
+) -> RunResult:
     """Run on the chosen engine; returns the folded result."""
     from disttest.cluster.conductor import Limits
     from disttest.cluster.session import ClusterRequest, run_on_cluster
     from disttest.results.durations import read_timings
 
     given = choice.given
-    known, warnings = read_timings(list(timings), now_s=time.time(), hardware="")  # noqa: TID251
+    known, warnings = read_timings(list(selection.timings), now_s=time.time(), hardware="")  # noqa: TID251
     for warning in warnings:
         click.echo(f"disttest: warning: {warning}", err=True)
     request = ClusterRequest(
         targets=tuple(targets),
         flags=flags,
         pytest_arguments=tuple(pytest_arguments),
+        # Files of this machine: what they select is settled here, and travels as a list of tests.
+        collection_arguments=tuple(selection.pytest_arguments()),
+        invocation=invocation,
+        plan_id=selection.plan.plan_id if selection.plan else "",
+        shard=selection.shard if selection.plan else None,
         nodes=given["nodes"],
         jobs=given["jobs"],
         gpus_per_node=given["gpus_per_node"],

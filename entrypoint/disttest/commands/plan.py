@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from disttest.commands.cluster import LauncherFor, collecting_for, engine_launcher, size_of
 from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
 from disttest.planning.options import OPTIONS, resolve_options
@@ -21,7 +22,7 @@ from disttest.planning.plan import (
     plan_shards,
     render_matrix,
 )
-from disttest.planning.pools import POOL_FORM, parse_pools
+from disttest.planning.pools import POOL_FORM, Pool, parse_pools
 from disttest.planning.timings import Timings
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
@@ -32,8 +33,13 @@ Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str]], Sequ
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Decorator) -> click.Command:
-    """The command, around a way to collect tests, a way to end, and the options that every run has.
+def plan_command(
+    collect: Collect,
+    leave: Callable[[int], Any],
+    run_options: Decorator,
+    launcher_for: LauncherFor = engine_launcher,
+) -> click.Command:
+    """The command, around a way to collect tests, a way to end, the options that every run has, and the engines.
 
     Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner.
     """
@@ -41,7 +47,18 @@ def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Dec
     @click.command(name="plan")
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
     @click.option(
-        "--pool", "pools", multiple=True, metavar="NAME:GPUS:RUNNERS[:COST]", help="A kind of runner."
+        "--pool",
+        "pools",
+        multiple=True,
+        metavar="NAME:GPUS:RUNNERS[:COST]",
+        help="A kind of runner; or NAME:slurm[:PARTITION[:NODESxGPUS[:COST]]], the nodes of an engine.",
+    )
+    @click.option(
+        "--nodes",
+        type=click.IntRange(1),
+        default=1,
+        metavar="N",
+        help="Spread each world over N nodes of a --pool that an engine has.",
     )
     @click.option(
         "--labels", multiple=True, metavar="NAME=LABEL,…", help="runs-on of a pool (default: its name)."
@@ -68,11 +85,18 @@ def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Dec
         """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
         given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
         check_one_way(given)
+        flags = {option.field: given[option.field] for option in OPTIONS}
+        options = resolve_options(flags)
+        pools = parse_pools(
+            given["pools"],
+            given["labels"],
+            lambda engine, partition: size_of(launcher_for(engine, partition).capacity(), options.device),
+        )
+        extra = [*(pytest_args or ()), *collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
         for warning in warnings:
             click.echo(f"disttest: warning: {warning}", err=True)
-        flags = {option.field: given[option.field] for option in OPTIONS}
-        made = make_plan(collect(targets, flags, pytest_args or ()), timings, given)
+        made = make_plan(collect(targets, flags, extra), timings, given, pools)
         _write(given["output"], encode_plan(made).decode())
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
@@ -95,13 +119,16 @@ def check_one_way(given: dict[str, Any]) -> None:
         raise UsageError("--slots goes with --shards; a pool says its GPUs itself")
     if given["labels"] and ways != ["pools"]:
         raise UsageError("--labels goes with --pool")
+    if given["nodes"] > 1 and ways != ["pools"]:
+        raise UsageError("--nodes goes with a --pool that an engine has, such as big:slurm:gpu")
 
 
-def make_plan(tests: Sequence[TestCase], timings: Timings, given: dict[str, Any]) -> Plan:
+def make_plan(
+    tests: Sequence[TestCase], timings: Timings, given: dict[str, Any], pools: Sequence[Pool]
+) -> Plan:
     """Plan the way that was asked for."""
-    if given["pools"]:
-        pools = parse_pools(given["pools"], given["labels"])
-        return plan_shards(tests, timings, pools=pools, revision=given["revision"])
+    if pools:
+        return plan_shards(tests, timings, pools=pools, revision=given["revision"], spread=given["nodes"])
     if given["by"]:
         return plan_by_world_size(tests, timings, revision=given["revision"])
     return plan_equal_shards(

@@ -11,7 +11,7 @@ import click
 from disttest.commands.merge import read_plan, read_text
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.planning.plan import Plan, check_revision, find_shard
+from disttest.planning.plan import Grant, Plan, check_revision, find_shard
 from disttest.results.floors import Floors, make_floors
 
 _OPTIONS = (
@@ -62,6 +62,12 @@ class Selection(Frozen):
     def is_empty_shard(self) -> bool:
         """Whether the plan has nothing for this shard: then nothing to run is a success."""
         return self.plan is not None and find_shard(self.plan, self.shard) is None
+
+    @property
+    def grant(self) -> Grant | None:
+        """The nodes of an engine that this shard asks for; None where it runs on this machine."""
+        shard = find_shard(self.plan, self.shard) if self.plan is not None else None
+        return shard.grant if shard else None
 
     def pytest_arguments(self) -> list[str]:
         """The same for the plugin."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapreplace
 from typing import Any
 
 import msgspec
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, TestCase
-from disttest.planning.gangs import build_gangs
+from disttest.planning.allocations import Allocation, NodePool, allocate
 from disttest.planning.pools import Pool, assign_pools, world_size
-from disttest.planning.simulate import cpu_slots, simulate
+from disttest.planning.split import expected_makespan_s, split_by_time
 from disttest.planning.timings import Timings
 
 PLAN_VERSION = 1
@@ -29,6 +28,21 @@ VANISHED = "planned, but no longer exists"
 """The note that a shard's run makes for a planned test that it could not find; ``disttest merge`` reads it."""
 
 
+LEAST_SHARD_S = 300.0
+"""Work that is worth a lease of its own where each is a job of a workflow, too."""
+
+
+class Grant(Frozen):
+    """The nodes of an engine that a shard asks for."""
+
+    engine: str
+    partition: str
+    nodes: int
+    ranks_per_node: int
+    spread: int = 1
+    """Over how many nodes worlds were spread that do not say so themselves."""
+
+
 class Shard(Frozen):
     """What one job runs."""
 
@@ -38,9 +52,11 @@ class Shard(Frozen):
     pool: str
     labels: tuple[str, ...]
     gpus: int
-    """GPUs (on a CPU pool: slots) of its runner."""
+    """GPUs (on a CPU pool: slots) of its runner, or of all nodes that it asks for."""
     tests: tuple[TestCase, ...]
     expected_s: float
+    grant: Grant | None = None
+    """None where its job runs the tests itself."""
 
     @property
     def gpu_minutes(self) -> float:
@@ -81,11 +97,18 @@ class Selection(Frozen):
 
 
 def plan_shards(
-    tests: Sequence[TestCase], timings: Timings, *, pools: Sequence[Pool], revision: str = ""
+    tests: Sequence[TestCase],
+    timings: Timings,
+    *,
+    pools: Sequence[Pool],
+    revision: str = "",
+    spread: int = 1,
 ) -> Plan:
     """Plan tests on pools: each world size on the cheapest pool that holds it, split by time over its runners.
 
-    A runner that would get nothing gets no shard.
+    A runner that would get nothing gets no shard. On the nodes of an engine a shard is an allocation: a lease of one
+    node, or the nodes of worlds that span them; the largest first. ``spread`` is what such shards remember of
+    ``--nodes``.
 
     Raises:
         NotEnoughDevices: no pool holds a world size.
@@ -94,13 +117,12 @@ def plan_shards(
     if not pools:
         raise UsageError("a plan needs runners: give --pool NAME:GPUS:RUNNERS, --shards N or --by world-size")
     by_pool = assign_pools(tests, pools)
-    split = [
-        (pool, part, index)
-        for pool in sorted(pools, key=lambda pool: (pool.gpus, pool.name))
-        for index, part in enumerate(_split(by_pool[pool.name], timings, pool), 1)
-        if part
-    ]
-    return _plan((_shard(number, *one, timings) for number, one in enumerate(split, 1)), revision)
+    shards: list[Shard] = []
+    # Tests that appear later go to the last shard: an engine finds a place for any.
+    for pool in sorted(pools, key=lambda pool: (bool(pool.engine), pool.gpus, pool.name)):
+        made = _granted if pool.engine else _on_runners
+        shards += made(pool, by_pool[pool.name], timings, len(shards), spread)
+    return _plan(shards, revision)
 
 
 def plan_equal_shards(
@@ -121,7 +143,7 @@ def plan_equal_shards(
     gpus = slots or max(map(world_size, tests), default=1)
     pool = Pool(name="shard", gpus=gpus, runners=shards, cost_per_minute=gpus, labels=())
     assign_pools(tests, [pool])
-    parts = enumerate(_split(tests, timings, pool), 1)
+    parts = enumerate(split_by_time(tests, timings, slots=gpus, runners=shards), 1)
     return _plan((_shard(number, pool, part, number, timings) for number, part in parts), revision)
 
 
@@ -235,6 +257,8 @@ _NO_OP_ENTRY: Mapping[str, Any] = {
     "pool": "",
     "labels": ["ubuntu-latest"],
     "shard": NO_OP_SHARD,
+    "launcher": "",
+    "nodes": 1,
     "gpus": 0,
     "tests": 0,
     "seconds": 0,
@@ -249,6 +273,8 @@ def _matrix_entry(shard: Shard) -> dict[str, Any]:
         "pool": shard.pool,
         "labels": list(shard.labels),
         "shard": shard.number,
+        "launcher": shard.grant.engine if shard.grant else "",
+        "nodes": shard.grant.nodes if shard.grant else 1,
         "gpus": shard.gpus,
         "tests": len(shard.tests),
         "seconds": round(shard.expected_s),
@@ -257,22 +283,41 @@ def _matrix_entry(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _split(tests: Sequence[TestCase], timings: Timings, pool: Pool) -> list[list[TestCase]]:
-    """Give the widest and longest to the runner with the least work so far (longest processing time first)."""
-    by_id = {test.nodeid: test for test in tests}
-    gangs = build_gangs(tests, timings, slots=pool.gpus * pool.runners)
-    pieces = [(gang.shape.size, gang.expected_s, gang.nodeids) for gang in gangs]
-    pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
-    loads = [(0.0, runner) for runner in range(pool.runners)]  # a heap, as it is sorted
-    chosen: dict[str, int] = {}
-    for size, expected_s, nodeids in sorted(pieces, key=lambda piece: (-piece[0], -piece[1], piece[2])):
-        load_s, runner = loads[0]
-        heapreplace(loads, (load_s + size * expected_s, runner))
-        chosen.update(dict.fromkeys(nodeids, runner))
-    parts: list[list[TestCase]] = [[] for _ in range(pool.runners)]
-    for nodeid, test in by_id.items():
-        parts[chosen[nodeid]].append(test)
-    return parts
+def _on_runners(
+    pool: Pool, tests: Sequence[TestCase], timings: Timings, before: int, _spread: int
+) -> list[Shard]:
+    parts = split_by_time(tests, timings, slots=pool.gpus, runners=pool.runners)
+    owing = [(index, part) for index, part in enumerate(parts, 1) if part]
+    return [
+        _shard(before + number, pool, part, index, timings) for number, (index, part) in enumerate(owing, 1)
+    ]
+
+
+def _granted(
+    pool: Pool, tests: Sequence[TestCase], timings: Timings, before: int, spread: int
+) -> list[Shard]:
+    nodes = NodePool(nodes=pool.runners, gpus_per_node=pool.gpus, cpus_per_node=pool.gpus)
+    made = allocate(tests, timings, nodes, at_once=MATRIX_LIMIT, least_s=LEAST_SHARD_S)
+    return [_granted_shard(before + n, n, pool, each, spread) for n, each in enumerate(made, 1)]
+
+
+def _granted_shard(number: int, index: int, pool: Pool, made: Allocation, spread: int) -> Shard:
+    return Shard(
+        number=number,
+        name=f"{pool.name}-{index}",
+        pool=pool.name,
+        labels=pool.labels,
+        gpus=made.width,
+        tests=made.tests,
+        expected_s=round(made.expected_s, 3),
+        grant=Grant(
+            engine=pool.engine,
+            partition=pool.partition,
+            nodes=made.nodes,
+            ranks_per_node=made.ranks_per_node,
+            spread=spread,
+        ),
+    )
 
 
 def _shard(number: int, pool: Pool, tests: Sequence[TestCase], index: int, timings: Timings) -> Shard:
@@ -287,18 +332,11 @@ def _shard(number: int, pool: Pool, tests: Sequence[TestCase], index: int, timin
     )
 
 
-def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
-    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
-    gangs = build_gangs(tests, timings, slots=slots)
-    ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
-    return simulate(gangs, cpu_slots(slots)).makespan_s + ordinary_s
-
-
 def _plan(shards: Iterable[Shard], revision: str) -> Plan:
     made = tuple(shards)
     if len(made) > MATRIX_LIMIT:
         raise UsageError(
-            f"{len(made)} shards come out, and a matrix holds {MATRIX_LIMIT}: give fewer runners to --pool"
+            f"{len(made)} shards come out, and a matrix holds {MATRIX_LIMIT}: give fewer runners (or nodes) to --pool"
         )
     digest = hashlib.sha256(msgspec.json.encode((PLAN_VERSION, revision, made))).hexdigest()
     return Plan(plan_id=digest[:16], shards=made, revision=revision)

@@ -4,48 +4,119 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from disttest.errors import NotEnoughDevices, UsageError
 from disttest.model import Frozen, TestCase
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
+ENGINE_FORM = (
+    "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
+    "for example big:slurm:gpu or big:slurm:gpu:16x8"
+)
+ENGINES = ("slurm",)
+"""What may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
+class Size(Frozen):
+    """What an engine has to give."""
+
+    nodes: int
+    gpus: int
+    """GPUs of each node; where it has none, its processors."""
+    device: str = "cuda"
+
+
+Ask = Callable[[str, str], Size]
+"""Engine and partition in, what it has out; raises an error of ours if the engine does not say."""
+
+
 class Pool(Frozen):
-    """A number of runners of one kind."""
+    """A number of runners of one kind, or the nodes of an engine."""
 
     name: str
     gpus: int
-    """GPUs of each runner; on a CPU pool, the ranks that it runs at once."""
+    """GPUs of each runner or node; on a CPU pool, the ranks that it runs at once."""
     runners: int
+    """For the pool of an engine: its nodes."""
     cost_per_minute: float
-    """Of one runner, in any unit; by default its number of GPUs."""
+    """Of one runner or node, in any unit; by default its number of GPUs."""
     labels: tuple[str, ...]
     """What the job's ``runs-on`` asks for; by default the name."""
+    engine: str = ""
+    """The engine that has the nodes; empty for runners."""
+    partition: str = ""
+    """The engine's word for a part of its nodes; empty: its default."""
+    device: str = ""
+    """Where ranks compute on the nodes of an engine."""
 
-    def cost_of(self, world_size: int) -> float:
-        """Cost of one minute of one world of that size on a runner that is full of them."""
-        return self.cost_per_minute / (self.gpus // max(1, world_size))
+    def holds(self, shape: Shape) -> bool:
+        """Whether such a world fits."""
+        nodes, ranks = shape
+        return ranks <= self.gpus and (nodes == 1 or (bool(self.engine) and nodes <= self.runners))
+
+    def cost_of(self, shape: Shape) -> float:
+        """Cost of one minute of one such world on runners that are full of them."""
+        nodes, ranks = shape
+        return nodes * self.cost_per_minute / (self.gpus // max(1, ranks))
 
 
-def parse_pool(text: str) -> Pool:
-    """Read ``--pool``.
+Shape = tuple[int, int]
+"""Nodes of a world, and its ranks on each."""
+
+
+def parse_pool(text: str, ask: Ask | None = None) -> Pool:
+    """Read ``--pool``; ``ask`` says what an engine has where the text does not.
 
     Raises:
         UsageError: it does not have the form, or a number in it is not positive.
     """
     name, *numbers = text.split(":")
+    if numbers and numbers[0].lower() in ENGINES:
+        return _parse_engine_pool(text, name, numbers[0].lower(), numbers[1:], ask)
     if len(numbers) not in (2, 3) or not _NAME.fullmatch(name):
-        raise UsageError(f"--pool {text!r} can not be read; write {POOL_FORM}")
+        raise UsageError(f"--pool {text!r} can not be read; write {POOL_FORM}; or {ENGINE_FORM}")
     gpus = _count(text, "GPUs per runner", numbers[0])
     runners = _count(text, "runners", numbers[1])
     cost = _cost(text, numbers[2]) if len(numbers) == 3 else float(gpus)
     return Pool(name=name, gpus=gpus, runners=runners, cost_per_minute=cost, labels=(name,))
 
 
-def parse_pools(texts: Iterable[str], labels: Iterable[str] = ()) -> tuple[Pool, ...]:
+def _parse_engine_pool(text: str, name: str, engine: str, words: Sequence[str], ask: Ask | None) -> Pool:
+    partition, size_text, cost_text = (*words, "", "", "")[:3]
+    if len(words) > 3 or not _NAME.fullmatch(name) or (partition and not _NAME.fullmatch(partition)):
+        raise UsageError(f"--pool {text!r} can not be read; write {ENGINE_FORM}")
+    size = _size(text, size_text) if size_text else _asked(text, engine, partition, ask)
+    return Pool(
+        name=name,
+        gpus=size.gpus,
+        runners=size.nodes,
+        cost_per_minute=_cost(text, cost_text) if cost_text else float(size.gpus),
+        labels=(name,),
+        engine=engine,
+        partition=partition,
+        device=size.device,
+    )
+
+
+def _size(text: str, words: str) -> Size:
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)", words)
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise UsageError(
+            f"--pool {text!r}: {words!r} is no number of nodes and of GPUs on each, such as 16x8; leave it out, and "
+            "the engine is asked"
+        )
+    return Size(nodes=int(match[1]), gpus=int(match[2]))
+
+
+def _asked(text: str, engine: str, partition: str, ask: Ask | None) -> Size:
+    if ask is None:
+        raise UsageError(f"--pool {text!r} does not say how large the pool is; write {ENGINE_FORM}")
+    return ask(engine, partition)
+
+
+def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | None = None) -> tuple[Pool, ...]:
     """Read all ``--pool`` options, and the ``--labels NAME=LABEL,LABEL`` that go with them.
 
     Raises:
@@ -53,7 +124,7 @@ def parse_pools(texts: Iterable[str], labels: Iterable[str] = ()) -> tuple[Pool,
     """
     pools: dict[str, Pool] = {}
     for text in texts:
-        pool = parse_pool(text)
+        pool = parse_pool(text, ask)
         if pool.name in pools:
             raise UsageError(f"two pools are named {pool.name!r}; give their runners as one --pool")
         pools[pool.name] = pool
@@ -77,35 +148,51 @@ def world_size(test: TestCase) -> int:
     return test.world.size if test.world else 1
 
 
+def shape_of(test: TestCase) -> Shape:
+    """What a test asks of a pool."""
+    return (test.world.nodes, test.world.ranks_per_node) if test.world else (1, 1)
+
+
 def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, list[TestCase]]:
-    """Put each world size on the cheapest pool that holds it; among equals on the one with the fewest GPUs.
+    """Put each shape of worlds on the cheapest pool that holds it; among equals on the one with the fewest GPUs.
 
     Returns the tests by the name of the pool, in their order.
 
     Raises:
-        NotEnoughDevices: no pool holds a world size; the message names the sizes and a test of each.
+        NotEnoughDevices: no pool holds a shape; the message names the sizes and a test of each.
     """
-    sizes = {world_size(test): test for test in reversed(tests)}
-    chosen = {size: _cheapest(size, pools) for size in sizes}
-    homeless = sorted(size for size, pool in chosen.items() if pool is None)
+    shapes = {shape_of(test): test for test in reversed(tests)}
+    chosen = {shape: _cheapest(shape, pools) for shape in shapes}
+    homeless = sorted(shape for shape, pool in chosen.items() if pool is None)
     if homeless:
-        largest = max(pools, key=lambda pool: pool.gpus)
-        examples = "; ".join(f"{size} ranks for {sizes[size].nodeid}" for size in homeless)
-        raise NotEnoughDevices(
-            f"no pool holds {examples}. The largest is {largest.name!r} with {largest.gpus} GPUs per runner: "
-            f"add one like --pool gpu{homeless[-1]}:{homeless[-1]}:1, or leave these tests out."
-        )
+        raise NotEnoughDevices(_homeless(homeless, shapes, pools))
     by_pool: dict[str, list[TestCase]] = {pool.name: [] for pool in pools}
     for test in tests:
-        pool = chosen[world_size(test)]
+        pool = chosen[shape_of(test)]
         if pool is not None:
             by_pool[pool.name].append(test)
     return by_pool
 
 
-def _cheapest(size: int, pools: Iterable[Pool]) -> Pool | None:
-    fitting = [pool for pool in pools if pool.gpus >= size]
-    return min(fitting, key=lambda pool: (pool.cost_of(size), pool.gpus, pool.name), default=None)
+def _homeless(homeless: Sequence[Shape], shapes: Mapping[Shape, TestCase], pools: Sequence[Pool]) -> str:
+    largest = max(pools, key=lambda pool: pool.gpus)
+    examples = "; ".join(f"{_ranks(shape)} for {shapes[shape].nodeid}" for shape in homeless)
+    nodes, ranks = max(homeless)
+    wanted = f"gpu{ranks}:{ranks}:1" if nodes == 1 else f"{largest.name}-nodes:{ENGINES[0]}::{nodes}x{ranks}"
+    return (
+        f"no pool holds {examples}. The largest is {largest.name!r} with {largest.gpus} GPUs per "
+        f"{'node' if largest.engine else 'runner'}: add one like --pool {wanted}, or leave these tests out."
+    )
+
+
+def _ranks(shape: Shape) -> str:
+    nodes, ranks = shape
+    return f"{nodes * ranks} ranks over {nodes} nodes" if nodes > 1 else f"{ranks} ranks"
+
+
+def _cheapest(shape: Shape, pools: Iterable[Pool]) -> Pool | None:
+    fitting = [pool for pool in pools if pool.holds(shape)]
+    return min(fitting, key=lambda pool: (pool.cost_of(shape), pool.gpus, pool.name), default=None)
 
 
 def _count(text: str, what: str, number: str) -> int:

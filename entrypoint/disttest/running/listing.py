@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disttest.model import Frozen, TestCase
 from disttest.planning.targets import Targets
-from disttest.results.events import CollectionFailed, RunStarted, TestCollected
+from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.running.guard import pytest_command
 
@@ -24,6 +24,8 @@ class Collection(Frozen):
     """Directory that node ids and files are relative to."""
     errors: tuple[tuple[str, str], ...] = ()
     """Files that could not be collected, and why."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What a plan says of tests that it lacks, or that are gone: node id and message."""
 
 
 def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path) -> Collection:
@@ -38,6 +40,7 @@ def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str],
         output=ended.stdout + ended.stderr,
         root=next((event.root for event in events if isinstance(event, RunStarted)), ""),
         errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
+        notes=tuple((e.nodeid, e.message) for e in events if isinstance(e, Noted) and e.nodeid),
     )
 
 

@@ -167,6 +167,8 @@ def test_the_matrix_says_what_a_job_needs() -> None:
         "pool": "gpu8",
         "labels": ["self-hosted", "h100"],
         "shard": 1,
+        "launcher": "",
+        "nodes": 1,
         "gpus": 8,
         "tests": 1,
         "seconds": 1,

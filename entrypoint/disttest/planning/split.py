@@ -1,0 +1,45 @@
+"""Deals tests to equal runners by time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapreplace
+
+from disttest.model import TestCase
+from disttest.planning.gangs import build_gangs
+from disttest.planning.simulate import cpu_slots, simulate
+from disttest.planning.timings import Timings
+
+
+def split_by_time(
+    tests: Sequence[TestCase], timings: Timings, *, slots: int, runners: int
+) -> list[list[TestCase]]:
+    """Give the widest and longest to the runner with the least work so far (longest processing time first).
+
+    Args:
+        tests: what to deal.
+        timings: what they are expected to take.
+        slots: ranks that a runner runs at once.
+        runners: how many lists come out, some perhaps empty.
+    """
+    by_id = {test.nodeid: test for test in tests}
+    gangs = build_gangs(tests, timings, slots=slots * runners)
+    pieces = [(gang.shape.size, gang.expected_s, gang.nodeids) for gang in gangs]
+    pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
+    loads = [(0.0, runner) for runner in range(runners)]  # a heap, as it is sorted
+    chosen: dict[str, int] = {}
+    for size, expected_s, nodeids in sorted(pieces, key=lambda piece: (-piece[0], -piece[1], piece[2])):
+        load_s, runner = loads[0]
+        heapreplace(loads, (load_s + size * expected_s, runner))
+        chosen.update(dict.fromkeys(nodeids, runner))
+    parts: list[list[TestCase]] = [[] for _ in range(runners)]
+    for nodeid, test in by_id.items():
+        parts[chosen[nodeid]].append(test)
+    return parts
+
+
+def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
+    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
+    gangs = build_gangs(tests, timings, slots=slots)
+    ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
+    return simulate(gangs, cpu_slots(slots)).makespan_s + ordinary_s
