@@ -37,16 +37,18 @@ class Book:
         """A world has let go of them."""
         self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=clean_text(reason)))
 
-    def test_started(self, test: TestCase, world_id: str) -> None:
+    def test_started(self, test: TestCase, world_id: str, attempt: int = 1) -> None:
         """An attempt began."""
-        self.event(TestStarted(at_s=self.now(), nodeid=test.nodeid, world_id=world_id))
+        self.event(TestStarted(at_s=self.now(), nodeid=test.nodeid, attempt=attempt, world_id=world_id))
 
-    def test_finished(self, result: TestResult) -> None:
-        """A test has its verdict; said on the terminal too."""
+    def test_finished(self, result: TestResult, *, again: bool = False) -> None:
+        """A test has its verdict, or another attempt follows; said on the terminal too."""
         result = _clean(result)
+        what = "AGAIN" if again else result.outcome.upper()
+        tried = f" (attempt {result.attempt})" if again or result.attempt > 1 else ""
         with self._lock:
-            self._journal.append(TestFinished(at_s=self.now(), result=result))
-            self._tell(f"{result.outcome.upper():<8} {result.nodeid}  {result.duration_s:.2f} s")
+            self._journal.append(TestFinished(at_s=self.now(), result=result, again=again))
+            self._tell(f"{what:<8} {result.nodeid}{tried}  {result.duration_s:.2f} s")
             if result.outcome.is_bad:
                 self._tell(f"         {result.message}")
 

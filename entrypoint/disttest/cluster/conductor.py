@@ -39,6 +39,7 @@ from disttest.cluster.wire import (
 )
 from disttest.errors import ProtocolError
 from disttest.model import Frozen
+from disttest.planning.options import RunOptions
 from disttest.running.protocol import Message
 
 STILL_HERE_S = 10.0
@@ -82,8 +83,10 @@ class Conductor(ABC):
         expected: Expected,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
+        options: RunOptions | None = None,
     ) -> None:
         self.job = job
+        self.options = options or RunOptions()
         self.failure: EngineEnd | None = None
         """Why the job is given up; None while it is not."""
         self.refusal = ""
@@ -132,10 +135,11 @@ class Conductor(ABC):
         now_s = self._clock()
         if self.failure is None and len(self._done) < self.job.shape.nodes:
             self._check_limits(now_s)
+        orders = () if self.failure else self.on_tick()
         if self._running_s and now_s - self._said_s >= STILL_HERE_S:
             self._said_s = now_s
-            return (StillHere(),)
-        return ()
+            return (*orders, StillHere())
+        return orders
 
     def fail(self, state: EngineState, reason: str, advice: str = "") -> None:
         """Give the job up; the first reason counts."""
@@ -184,6 +188,10 @@ class Conductor(ABC):
     @abstractmethod
     def on_all_ready(self) -> Sequence[Message]:
         """All nodes have collected, and agree."""
+
+    def on_tick(self) -> Sequence[Message]:
+        """What to say because time has passed."""
+        return ()
 
     @abstractmethod
     def settle(self, end: EngineEnd) -> None:

@@ -13,6 +13,7 @@ from disttest.cluster.launcher import EngineEnd
 from disttest.cluster.verdict import check_lease_result, refuse
 from disttest.cluster.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
+from disttest.planning.options import RunOptions
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -38,11 +39,14 @@ class LeaseConductor(Conductor):
         expected: Expected,
         limits: Limits,
         clock: Callable[[], float],
+        options: RunOptions | None = None,
     ) -> None:
-        super().__init__(job, book, expected, limits, clock)
+        super().__init__(job, book, expected, limits, clock, options)
         self._tests: dict[str, TestCase] = {test.nodeid: test for test in job.tests}
         self._finished: set[str] = set()
-        self._running: str = ""
+        self._running: set[str] = set()
+        self._failed: dict[str, TestResult] = {}
+        """Attempts that the node said it would follow with another one."""
         self._reason = ""
 
     def on_all_ready(self) -> Sequence[Message]:
@@ -59,10 +63,10 @@ class LeaseConductor(Conductor):
         prefix = f"{self.job.job_id}."
         at_s = event.at_s + offset_s
         match event:
-            case TestFinished(result=result):
-                self._finish(result, offset_s)
+            case TestFinished(result=result, again=again):
+                self._finish(result, offset_s, again=again)
             case TestStarted():
-                self._running = event.nodeid
+                self._running.add(event.nodeid)
                 self._book.event(
                     msgspec.structs.replace(event, at_s=at_s, world_id=_prefixed(prefix, event.world_id))
                 )
@@ -82,20 +86,24 @@ class LeaseConductor(Conductor):
             case _:
                 pass
 
-    def _finish(self, result: TestResult, offset_s: float) -> None:
+    def _finish(self, result: TestResult, offset_s: float, *, again: bool) -> None:
         test = self._tests.get(result.nodeid)
         if test is None:
             self._book.noted(f"{result.nodeid}: a node reported a test that its job does not have")
             return
-        self._finished.add(result.nodeid)
-        result = check_lease_result(test, result)
-        self._book.test_finished(
-            msgspec.structs.replace(
-                result,
-                started_at_s=result.started_at_s + offset_s,
-                world_id=_prefixed(f"{self.job.job_id}.", result.world_id),
-            )
+        result = msgspec.structs.replace(
+            check_lease_result(test, result),
+            started_at_s=result.started_at_s + offset_s,
+            world_id=_prefixed(f"{self.job.job_id}.", result.world_id),
         )
+        self._running.discard(result.nodeid)
+        self._failed.pop(result.nodeid, None)
+        if again:
+            self._finished.discard(result.nodeid)
+            self._failed[result.nodeid] = result
+        else:
+            self._finished.add(result.nodeid)
+        self._book.test_finished(result, again=again)
 
     def settle(self, end: EngineEnd) -> None:
         """What has no result is an error that carries the engine's reason."""
@@ -103,11 +111,22 @@ class LeaseConductor(Conductor):
             if self.refusal:
                 # Whatever it has reported was of other sources than ours.
                 self._book.test_finished(refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
+            elif nodeid in self._failed:
+                self._let_stand(self._failed[nodeid], end)
             elif nodeid not in self._finished:
-                what = "was running" if nodeid == self._running else "had not started"
+                what = "was running" if nodeid in self._running else "had not started"
                 why = f"{end}; {self._reason}" if self._reason else str(end)
                 message = f"did not finish: it {what} when its job ended: {why}"
                 self._book.test_finished(refuse(test, message, at_s=self._book.now()))
+
+    def _let_stand(self, failure: TestResult, end: EngineEnd) -> None:
+        """The next attempt did not come, or not to its end."""
+        if failure.nodeid not in self._running:
+            self._book.noted(f"not tried again: its job ended before: {end}", failure.nodeid)
+            return
+        number = failure.attempt + 1
+        message = f"{failure.message} (attempt {number} was cut short)"
+        self._book.test_finished(msgspec.structs.replace(failure, attempt=number, message=message))
 
 
 def _prefixed(prefix: str, world_id: str) -> str:

@@ -109,7 +109,7 @@ def run_on_cluster(
         job.job_id: Expected(versions=versions_here(), digest=digest_tests(job.tests, root)) for job in jobs
     }
     with _Stop(options.deadline) as stop:
-        _conduct_all(jobs, expected, request, launcher, book, stop)
+        _conduct_all(jobs, expected, request, options, launcher, book, stop)
     _end(book, results, stop)
     journal.close()
     return fold(read_events(results / FILE_NAME))
@@ -216,6 +216,7 @@ def _conduct_all(
     jobs: Sequence[JobSpec],
     expected: dict[str, Expected],
     request: ClusterRequest,
+    options: RunOptions,
     launcher: Launcher,
     book: Book,
     stop: _Stop,
@@ -227,7 +228,7 @@ def _conduct_all(
         book.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
     with ThreadPoolExecutor(max_workers=max(1, request.jobs), thread_name_prefix="job") as pool:
         running = [
-            pool.submit(_conduct_one, job, expected[job.job_id], request.limits, launcher, book, stop)
+            pool.submit(_conduct_one, _conductor(job, expected, request, options, book), launcher, stop)
             for job in jobs
         ]
         while any(not each.done() for each in running):
@@ -236,18 +237,21 @@ def _conduct_all(
         each.result()
 
 
-def _conduct_one(
-    job: JobSpec, expected: Expected, limits: Limits, launcher: Launcher, book: Book, stop: _Stop
-) -> None:
+def _conductor(
+    job: JobSpec, expected: dict[str, Expected], request: ClusterRequest, options: RunOptions, book: Book
+) -> Conductor:
     kind: type[SpanningConductor | LeaseConductor] = (
         SpanningConductor if job.kind is JobKind.WORLD else LeaseConductor
     )
-    conductor: Conductor = kind(job, book, expected, limits, time.monotonic)
+    return kind(job, book, expected[job.job_id], request.limits, time.monotonic, options)
+
+
+def _conduct_one(conductor: Conductor, launcher: Launcher, stop: _Stop) -> None:
     if why := stop():
         conductor.close(EngineEnd(state=EngineState.CANCELLED, reason=why))
         return
     try:
-        run = launcher.start(job)
+        run = launcher.start(conductor.job)
     except DisttestError as error:
         conductor.refuse(str(error))
         conductor.close(EngineEnd(state=EngineState.REJECTED, reason=str(error)))

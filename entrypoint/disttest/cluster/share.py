@@ -234,7 +234,7 @@ class ShareController(Listener):
         world_order = WorldOrder(
             world_id=f"{self._job.job_id}.w{order.world}",
             tests=tests,
-            attempts=(1,) * len(tests),
+            attempts=order.attempts or (1,) * len(tests),
             devices=self._place.gpus[:ranks] if shape.device != "cpu" else (),
             results_dir=str(self._workplace.results),
             scratch_dir=str(scratch),
@@ -287,6 +287,7 @@ class ShareController(Listener):
                 duration_s=result.duration_s,
                 healthy=judged.healthy,
                 cancelled=judged.result.message,
+                attempt=result.attempt,
             )
         )
         for text in log_texts(self._workplace.results, result.ranks):

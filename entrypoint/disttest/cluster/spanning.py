@@ -27,8 +27,10 @@ from disttest.cluster.wire import (
     ShareEnded,
     ShareUp,
 )
-from disttest.model import RankRecord, TestResult
-from disttest.running.protocol import Message
+from disttest.model import Cause, RankRecord, TestResult
+from disttest.planning.options import RunOptions
+from disttest.running.protocol import Message, TestJudged
+from disttest.running.retries import Retries
 
 
 class SpanningConductor(Conductor):
@@ -41,8 +43,11 @@ class SpanningConductor(Conductor):
         expected: Expected,
         limits: Limits,
         clock: Callable[[], float],
+        options: RunOptions | None = None,
     ) -> None:
-        super().__init__(job, book, expected, limits, clock)
+        super().__init__(job, book, expected, limits, clock, options)
+        self._retries = Retries(self.options, clock)
+        self._numbers = {test.nodeid: number for number, test in enumerate(job.tests)}
         self._worlds = [list(tests) for tests in job.worlds]
         self._number = 0
         self._world_s: float | None = None
@@ -58,6 +63,8 @@ class SpanningConductor(Conductor):
         self._lost: EngineEnd | None = None
         """Why a node's ranks left no record of the running test, where its supervisor died."""
         self._judged: dict[int, TestResult] = {}
+        """Verdicts that count: no other attempt follows."""
+        self._pausing = False
 
     def on_all_ready(self) -> Sequence[Message]:
         """Begin."""
@@ -81,13 +88,19 @@ class SpanningConductor(Conductor):
                 return self._on_ended(node, message)
         return ()
 
+    def on_tick(self) -> Sequence[Message]:
+        """A broken machine has had its pause."""
+        return self._open_next() if self._pausing and not self._retries.patience_s() else ()
+
     # --- worlds
 
     def _open_next(self) -> Sequence[Message]:
-        while self._worlds and not self._worlds[0]:
-            self._worlds.pop(0)
+        self._worlds = [tests for tests in self._worlds if tests]
+        if not self._worlds:  # what is tried again comes last, each in a world of its own
+            self._worlds = [[self._numbers[gang.nodeids[0]]] for gang in self._retries.due()]
+        self._pausing = not self._worlds and self._retries.open
         if not self._worlds:
-            return (FinishJob(),)
+            return () if self._pausing else (FinishJob(),)
         self._number += 1
         self._world_s = self._clock()
         self._up, self._gone, self._healthy, self._test = set(), set(), True, None
@@ -101,7 +114,11 @@ class SpanningConductor(Conductor):
             f"{host}/{shape.device}:{slot}" for host in self.hosts() for slot in range(shape.ranks_per_node)
         )
         self._book.world_started(self._world_id, shape, slots)
-        return (JoinWorld(world=self._number, tests=tests, address=address, port=port),)
+        attempts = tuple(map(self._attempt_of, tests))
+        return (JoinWorld(world=self._number, tests=tests, attempts=attempts, address=address, port=port),)
+
+    def _attempt_of(self, number: int) -> int:
+        return self._retries.attempt_of(self.job.tests[number].nodeid)
 
     @property
     def _world_id(self) -> str:
@@ -153,7 +170,7 @@ class SpanningConductor(Conductor):
         self._told_failure = False
         self._lost = None
         self._evidence = set()
-        self._book.test_started(self.job.tests[self._test], self._world_id)
+        self._book.test_started(self.job.tests[self._test], self._world_id, self._attempt_of(self._test))
         return (RunShare(test=self._test),)
 
     def _on_failure(self, test: int) -> Sequence[Message]:
@@ -175,6 +192,8 @@ class SpanningConductor(Conductor):
         return (EvidenceComplete(test=test),) if self._all(self._evidence | finished | self._gone) else ()
 
     def _on_share(self, node: int, message: ShareDone) -> Sequence[Message]:
+        if message.attempt != self._attempt_of(message.test):
+            return ()  # a rank died late in an attempt that has failed already, and another one will follow
         test = self.job.tests[message.test]
         offset_s = self._offsets_s.get(node, 0.0)
         record = ShareRecord(
@@ -209,10 +228,24 @@ class SpanningConductor(Conductor):
         )
 
     def _judge(self, number: int, result: TestResult) -> None:
-        if not result.started_at_s:
-            result = msgspec.structs.replace(result, started_at_s=self._book.now())
-        self._judged[number] = result
-        self._book.test_finished(result)
+        """Write a verdict down; it counts unless there is budget for another attempt."""
+        test = self.job.tests[number]
+        result = msgspec.structs.replace(
+            result,
+            attempt=self._attempt_of(number),
+            started_at_s=result.started_at_s or self._book.now(),
+        )
+        judged = self._retries.settle(TestJudged(result=result))
+        result = judged.result
+        self._book.test_finished(result, again=self._retries.wants_another(result))
+        pause_s = self._retries.take(test, judged)
+        if pause_s is None:
+            self._judged[number] = result
+            return
+        self._judged.pop(number, None)
+        self._shares.pop(number, None)
+        if result.cause is Cause.INFRASTRUCTURE:
+            self._book.noted(f"infrastructure, tried again in {pause_s:.1f} s: {result.message}", test.nodeid)
 
     # --- the end
 
@@ -236,16 +269,20 @@ class SpanningConductor(Conductor):
         """Every test that has no verdict gets one: from the records that are there, and the engine's word."""
         if self._world_s is not None and self._number:
             self._book.world_ended(self._world_id, str(end))
+        self._retries.stop()
         for number, test in enumerate(self.job.tests):
             if number in self._judged:
                 continue
             if self.refusal:
                 self._judge(number, refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
-            elif number not in self._shares and number != self._test:
+            elif number in self._shares or number == self._test:
+                self._judge(number, self._verdict(number, end))
+            elif self._retries.withdraw(test.nodeid) is not None:
+                # Its failure is written down, and stands.
+                self._book.noted(f"not tried again: its job ended before: {end}", test.nodeid)
+            else:
                 message = f"did not start: its job ended before: {end}"
                 self._judge(number, refuse(test, message, at_s=self._book.now()))
-            else:
-                self._judge(number, self._verdict(number, end))
 
     def _all(self, nodes: set[int]) -> bool:
         return len(nodes) == self.job.shape.nodes

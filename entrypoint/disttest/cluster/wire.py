@@ -93,6 +93,7 @@ class ShareDone(Message):
     """Whether the world can run another test."""
     cancelled: str = ""
     """Why its ranks were ended in the middle of the test, if nothing of theirs was the reason."""
+    attempt: int = 1
 
 
 class ShareEnded(Message):
@@ -173,6 +174,8 @@ class JoinWorld(Message):
     tests: tuple[int, ...]
     address: str
     port: int
+    attempts: tuple[int, ...] = ()
+    """The number of each test's attempt; empty: the first of each."""
 
 
 class RunShare(Message):

@@ -29,7 +29,9 @@ from disttest.cluster.wire import (
     Versions,
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
-from disttest.results.fold import fold
+from disttest.planning.options import RunOptions
+from disttest.results.events import TestCollected, TestFinished
+from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
 from disttest.running.protocol import Message
 
@@ -61,6 +63,8 @@ class Node:
     def __init__(self) -> None:
         self.orders: list[ToNode] = []
         self.world = 0
+        self.attempts: dict[int, int] = {}
+        """Of each test, as the last world was told."""
 
     def __call__(self, node: int, order: ToNode) -> Sequence[Message]:
         if node == 0:
@@ -72,6 +76,7 @@ class Node:
                 return [Listening(world=world, address="10.0.0.1", port=1)] if node == 0 else []
             case JoinWorld(world=world):
                 self.world = world
+                self.attempts.update(zip(order.tests, order.attempts, strict=True))
                 return [ShareUp(world=world)]
             case RunShare(test=test):
                 return self.run(node, test)
@@ -99,10 +104,23 @@ class Node:
             )
             for local in range(2)
         )
-        return ShareDone(test=test, ranks=ranks, started_at_s=1.0, duration_s=0.5, healthy=bad is None)
+        return ShareDone(
+            test=test,
+            ranks=ranks,
+            started_at_s=1.0,
+            duration_s=0.5,
+            healthy=bad is None,
+            attempt=self.attempts[test],
+        )
 
 
 def results_of(node: Node, folder: Path, *, clock_step_s: float = 0.0) -> dict[str, TestResult]:
+    return {
+        t.test.nodeid: t.final for t in run_of(node, folder, RunOptions(), clock_step_s=clock_step_s).tests
+    }
+
+
+def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float = 0.1) -> RunResult:
     now_s = [0.0]
 
     def clock() -> float:
@@ -111,14 +129,13 @@ def results_of(node: Node, folder: Path, *, clock_step_s: float = 0.0) -> dict[s
 
     journal = Journal(folder / FILE_NAME)
     book = Book(journal, folder, lambda _line: None)
-    from disttest.results.events import TestCollected
-
     for test in JOB.tests:
         book.event(TestCollected(at_s=0.0, test=test))
-    conductor = SpanningConductor(JOB, book, Expected(versions=VERSIONS, digest="d"), Limits(), clock)
+    expected = Expected(versions=VERSIONS, digest="d")
+    conductor = SpanningConductor(JOB, book, expected, Limits(), clock, options)
     conduct(FakeLauncher(node).start(JOB), conductor, lambda: "")
     journal.close()
-    return {t.test.nodeid: t.final for t in fold(read_events(folder / FILE_NAME)).tests}
+    return fold(read_events(folder / FILE_NAME))
 
 
 def test_worlds_and_tests_one_after_another(tmp_path: Path) -> None:
@@ -195,3 +212,131 @@ def test_a_node_that_falls_silent_is_lost_and_the_others_records_are_kept(tmp_pa
     assert results["one"].cause is Cause.INFRASTRUCTURE
     assert "left no record: node lost: node n" in results["one"].message
     assert results["two"].message.startswith("did not start: its job ended before: node lost")
+
+
+class FailsAtFirst(Node):
+    """Rank 3 fails the first test, in as many attempts as it is told."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.times = times
+
+    def run(self, node: int, test: int) -> Sequence[Message]:
+        bad = test == 0 and self.attempts[0] <= self.times
+        return [self.done(node, test, bad=1 if bad and node else None)]
+
+
+def verdicts(folder: Path) -> int:
+    """How many were written down, the revised ones included."""
+    return sum(isinstance(event, TestFinished) for event in read_events(folder / FILE_NAME))
+
+
+def attempts(run: RunResult, name: str = "one") -> list[Outcome]:
+    return [attempt.outcome for attempt in outcome(run, name).attempts]
+
+
+def outcome(run: RunResult, name: str = "one") -> TestOutcome:
+    return next(test for test in run.tests if test.test.nodeid == name)
+
+
+class TestRetries:
+    def test_what_passes_in_a_new_world_is_flaky_and_both_attempts_are_kept(self, tmp_path: Path) -> None:
+        node = FailsAtFirst()
+        run = run_of(node, tmp_path, RunOptions(retries=1))
+
+        assert [Outcome.FAILED, Outcome.PASSED] == attempts(run)
+        assert [outcome(run)] == list(run.flaky)
+        first, second = outcome(run).attempts
+        assert ("j1.w1", 1, "j1.w4", 2) == (first.world_id, first.attempt, second.world_id, second.attempt)
+        assert [Outcome.PASSED] == attempts(run, "two") == attempts(run, "three")
+        # The others first; then the test alone, in a world of its own.
+        joined = [(order.tests, order.attempts) for order in node.orders if isinstance(order, JoinWorld)]
+        assert [((0, 1), (1, 1)), ((1,), (1,)), ((2,), (1,)), ((0,), (2,))] == joined
+
+    def test_a_failure_that_stays_is_tried_as_often_as_was_asked_for(self, tmp_path: Path) -> None:
+        run = run_of(FailsAtFirst(times=9), tmp_path, RunOptions(retries=2))
+
+        assert 3 * [Outcome.FAILED] == attempts(run)
+        assert [1, 2, 3] == [attempt.attempt for attempt in outcome(run).attempts]
+        assert () == run.flaky
+        assert (3, Cause.TEST) == (outcome(run).final.culprit, outcome(run).final.cause)
+
+    def test_a_rank_that_dies_late_in_a_failed_attempt_is_no_record_of_the_next(self, tmp_path: Path) -> None:
+        class DiesLate(FailsAtFirst):
+            def __call__(self, node: int, order: ToNode) -> Sequence[Message]:
+                late: list[Message] = []
+                if isinstance(order, CloseWorld) and order.world == 1:
+                    late = [self.done(node, 0, bad=0)]
+                return [*late, *super().__call__(node, order)]
+
+        run = run_of(DiesLate(), tmp_path, RunOptions(retries=1))
+
+        assert [Outcome.FAILED, Outcome.PASSED] == attempts(run)
+        assert 4 == verdicts(tmp_path)
+
+    def test_a_rank_that_dies_after_its_test_was_green_gets_that_test_another_attempt(
+        self, tmp_path: Path
+    ) -> None:
+        class DiesAfterwards(Node):
+            def __call__(self, node: int, order: ToNode) -> Sequence[Message]:
+                late: list[Message] = []
+                if isinstance(order, CloseWorld) and order.world == 1:
+                    late = [self.done(node, 1, bad=0)]
+                return [*late, *super().__call__(node, order)]
+
+        run = run_of(DiesAfterwards(), tmp_path, RunOptions(retries=1))
+
+        assert [Outcome.FAILED, Outcome.PASSED] == attempts(run, "two")
+        # Green, then red as a rank died, then the second attempt: each judged once.
+        assert 5 == verdicts(tmp_path)
+        assert attempts(run_of(DiesAfterwards(), _sub(tmp_path), RunOptions()), "two") == [Outcome.FAILED]
+
+    def test_a_broken_world_has_a_budget_and_a_pause_of_its_own(self, tmp_path: Path) -> None:
+        class LosesItsWorld(Node):
+            def run(self, node: int, test: int) -> Sequence[Message]:
+                if test == 0 and node == 1 and self.attempts[0] == 1:
+                    return [ShareEnded(world=self.world, failure="the world process on node n2 is gone")]
+                return [self.done(node, test)]
+
+            def __call__(self, node: int, order: ToNode) -> Sequence[Message]:
+                if isinstance(order, CloseWorld) and node == 1 and order.world == 1:
+                    return []
+                return super().__call__(node, order)
+
+        run = run_of(LosesItsWorld(), tmp_path, RunOptions(infra_retries=1), clock_step_s=0.001)
+
+        assert [Outcome.ERROR, Outcome.PASSED] == attempts(run)
+        assert Cause.INFRASTRUCTURE is outcome(run).attempts[0].cause
+        assert () == run.flaky, "what a broken machine has spoiled says nothing of the test"
+        assert any(note.startswith("one: infrastructure, tried again in ") for note in run.notes)
+        alone = run_of(LosesItsWorld(), _sub(tmp_path), RunOptions(retries=3))
+        assert [Outcome.ERROR] == attempts(alone)
+
+    def test_a_job_that_ends_in_a_second_attempt_leaves_the_first_failure(self, tmp_path: Path) -> None:
+        class FallsSilent(FailsAtFirst):
+            def run(self, node: int, test: int) -> Sequence[Message]:
+                return [] if test == 0 and self.attempts[0] == 2 else super().run(node, test)
+
+        run = run_of(FallsSilent(), tmp_path, RunOptions(retries=1, infra_retries=1), clock_step_s=1.0)
+
+        assert [Outcome.FAILED, Outcome.FAILED] == attempts(run)
+        final = outcome(run).final
+        assert (2, Cause.TEST) == (final.attempt, final.cause)
+        assert "boom" in final.message
+        assert final.message.endswith("(attempt 2 was cut short)")
+
+    def test_a_job_that_ends_before_it_lets_the_failure_stand(self, tmp_path: Path) -> None:
+        class FallsSilent(FailsAtFirst):
+            def run(self, node: int, test: int) -> Sequence[Message]:
+                return [] if test == 2 else super().run(node, test)
+
+        run = run_of(FallsSilent(), tmp_path, RunOptions(retries=1), clock_step_s=1.0)
+
+        assert [Outcome.FAILED] == attempts(run)
+        assert any(note.startswith("one: not tried again: its job ended before: ") for note in run.notes)
+
+
+def _sub(folder: Path) -> Path:
+    made = folder / "other"
+    made.mkdir()
+    return made

@@ -1,0 +1,139 @@
+"""Nodes that are processes of this machine: shards of a plan for an engine, with tests that are tried again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from disttest.model import Cause, Outcome
+from disttest.planning.plan import decode_plan
+
+from .conftest import Ended, Lab
+
+# What has been here is remembered in files: they outlive worlds, and the nodes share a folder.
+FLAKY = """
+    import os, pathlib, signal
+    import pytest
+    import torch.distributed as dist
+
+    pytestmark = pytest.mark.world_size(2)
+
+    def been_here(name, rank):
+        marker = pathlib.Path(f"{name}.{rank}")
+        was = marker.exists()
+        marker.touch()
+        return was
+
+    @pytest.mark.nodes(2)
+    def test_flaky(world):
+        print("rank", world.rank, "in", os.getpid())
+        if not been_here("flaky", world.rank) and world.rank == 1:
+            raise ValueError("not yet")
+        dist.barrier()
+
+    @pytest.mark.nodes(2)
+    def test_after(world):
+        dist.barrier()
+
+    @pytest.mark.nodes(2)
+    def test_loses_its_world(world):
+        if not been_here("loses", world.rank) and world.rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        dist.barrier()
+
+    def test_flaky_on_one_node(world):
+        if not been_here("one", world.rank) and world.rank == 1:
+            raise ValueError("not yet")
+        dist.barrier()
+
+    def test_always(world):
+        assert world.rank == 0, "never on rank one"
+"""
+
+
+@pytest.fixture(scope="module")
+def planned(module_lab: Lab) -> Ended:
+    module_lab.write(test_flaky=FLAKY)
+    return module_lab.run("plan", ".", "--device", "cpu", "--pool", "big:slurm::2x2", "--matrix", "m.json")
+
+
+@pytest.fixture(scope="module")
+def shards(planned: Ended) -> tuple[Ended, Ended]:
+    """Both shards, side by side: the worlds that span nodes, and the lease."""
+    lab = Lab(planned.results.parent)
+    common = ("run", ".", "--device", "cpu", "--launcher", "local", "--plan", "plan.json", "--retries", "1")
+    each = (("--infra-retries", "1"), ("--flaky", "fail"))
+    running = [
+        lab.start(*common, "--shard", str(number), "--results", f"shard-{number}", *more)
+        for number, more in enumerate(each, 1)
+    ]
+    ended = []
+    for number, process in enumerate(running, 1):
+        output, _ = process.communicate(timeout=240)
+        ended.append(Ended(process.returncode, output, lab.folder / f"shard-{number}"))
+    return ended[0], ended[1]
+
+
+@pytest.fixture
+def spanning(shards: tuple[Ended, Ended]) -> Ended:
+    return shards[0]
+
+
+@pytest.fixture
+def lease(shards: tuple[Ended, Ended]) -> Ended:
+    return shards[1]
+
+
+def attempts(ended: Ended, name: str) -> list[Outcome]:
+    (found,) = [test for test in ended.run.tests if f"::{name}[" in test.test.nodeid]
+    return [attempt.outcome for attempt in found.attempts]
+
+
+def test_worlds_that_span_nodes_are_a_shard_of_their_own(planned: Ended) -> None:
+    assert planned.exit_code == 0, planned.output
+    plan = decode_plan((planned.results.parent / "plan.json").read_bytes())
+    assert [(2, 1, 3), (1, 2, 2)] == [
+        (each.grant.nodes, each.grant.ranks_per_node, len(each.tests)) for each in plan.shards if each.grant
+    ]
+    entries = json.loads((planned.results.parent / "m.json").read_text())["include"]
+    assert [1, 2] == [entry["shard"] for entry in entries]
+
+
+def test_what_passes_in_a_new_world_over_nodes_is_flaky(spanning: Ended) -> None:
+    assert spanning.exit_code == 0, spanning.output
+    assert [Outcome.FAILED, Outcome.PASSED] == attempts(spanning, "test_flaky")
+    assert [Outcome.PASSED] == attempts(spanning, "test_after")
+    assert 3 == len(spanning.run.tests)
+    (flaky,) = spanning.run.flaky
+    first, second = flaky.attempts
+    assert first.world_id != second.world_id
+    assert {"local0", "local1"} == {rank.node for rank in second.ranks}
+    for number, attempt in ((1, first), (2, second)):
+        log = f"logs/{flaky.test.slug}/attempt-{number}/rank1.log"
+        assert log == attempt.ranks[1].log
+        assert f"rank 1 in {attempt.ranks[1].pid}" in (spanning.results / log).read_text()
+
+
+def test_a_share_that_is_lost_is_tried_again_on_its_own_budget(spanning: Ended) -> None:
+    assert [Outcome.ERROR, Outcome.PASSED] == attempts(spanning, "test_loses_its_world")
+    (note,) = [note for note in spanning.run.notes if "infrastructure, tried again in" in note]
+    assert "test_loses_its_world" in note
+    assert "SIGKILL" in note
+
+
+def test_attempts_on_one_node_are_kept_too(lease: Ended) -> None:
+    assert lease.exit_code == 1, lease.output
+    assert [Outcome.FAILED, Outcome.PASSED] == attempts(lease, "test_flaky_on_one_node")
+    assert [Outcome.FAILED, Outcome.FAILED] == attempts(lease, "test_always")
+    assert [Cause.TEST] == [test.final.cause for test in lease.run.bad]
+    assert "--flaky=fail: 1 test passed only when tried again" in lease.output
+
+
+def test_the_shards_are_one_run_in_the_end(spanning: Ended, lease: Ended) -> None:
+    lab = Lab(spanning.results.parent)
+    merged = lab.run("merge", "shard-1", "shard-2", "--results", "merged")
+
+    assert merged.exit_code == 1, merged.output
+    assert "2 shards, " in merged.output
+    assert "1 failed" in merged.output

@@ -1,0 +1,129 @@
+"""The client's side of a lease: what the node's own run writes down is taken over, and held against the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from disttest.cluster.book import Book
+from disttest.cluster.conductor import Expected, Limits, conduct
+from disttest.cluster.fake import FakeLauncher
+from disttest.cluster.job import JobKind, JobShape, JobSpec
+from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.leasing import LeaseConductor
+from disttest.cluster.wire import JournalLine, NodeDone, NodeReady, TakeJob, ToNode, Versions
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
+from disttest.results.fold import RunResult, fold
+from disttest.results.journal import FILE_NAME, Journal, read_events
+from disttest.running.protocol import Message
+
+VERSIONS = Versions(disttest="1", python="3", torch="2")
+LOST = EngineEnd(state=EngineState.NODE_LOST, reason="gone")
+
+
+def a_test(name: str) -> TestCase:
+    shape = WorldShape(size=1, backend="gloo")
+    return TestCase(
+        nodeid=name, slug=name, classname="", name=name, file="t.py", line=1, suite="t", world=shape
+    )
+
+
+JOB = JobSpec(
+    job_id="j1",
+    run_id="r",
+    kind=JobKind.LEASE,
+    shape=JobShape(nodes=1, ranks_per_node=1),
+    tests=(a_test("one"), a_test("two")),
+    targets=(),
+    limit_s=60.0,
+)
+
+
+def started(name: str, attempt: int = 1) -> Event:
+    return TestStarted(at_s=5.0, nodeid=name, attempt=attempt, world_id=f"w{attempt}")
+
+
+def finished(name: str, *, attempt: int = 1, bad: bool = False, again: bool = False) -> Event:
+    outcome = Outcome.FAILED if bad else Outcome.PASSED
+    result = TestResult(
+        nodeid=name,
+        outcome=outcome,
+        cause=Cause.TEST if bad else None,
+        attempt=attempt,
+        message="boom" if bad else "",
+        ranks=(RankRecord(rank=0, end=RankEnd.REPORTED, outcome=outcome),),
+        world_id=f"w{attempt}",
+    )
+    return TestFinished(at_s=6.0, result=result, again=again)
+
+
+def run_of(folder: Path, *events: Event, end: EngineEnd | None = None) -> RunResult:
+    """What becomes of a lease whose node writes these events, and then says that it is done (or ends like that)."""
+
+    def answer(_node: int, order: ToNode) -> Sequence[Message]:
+        if not isinstance(order, TakeJob):
+            return []
+        ready = NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d")
+        lines = [JournalLine(event=msgspec.Raw(msgspec.json.encode(event))) for event in events]
+        return [ready, *lines, *([] if end else [NodeDone()])]
+
+    journal = Journal(folder / FILE_NAME)
+    book = Book(journal, folder, lambda _line: None)
+    for test in JOB.tests:
+        book.event(TestCollected(at_s=0.0, test=test))
+    expected = Expected(versions=VERSIONS, digest="d")
+    conductor = LeaseConductor(JOB, book, expected, Limits(), lambda: 0.0)
+    conduct(FakeLauncher(answer, end=end).start(JOB), conductor, lambda: "")
+    journal.close()
+    return fold(read_events(folder / FILE_NAME))
+
+
+def attempts(run: RunResult, name: str) -> list[tuple[Outcome, str]]:
+    return [(each.outcome, each.message) for t in run.tests if t.test.nodeid == name for each in t.attempts]
+
+
+TWO = (started("two"), finished("two"))
+
+
+def test_attempts_of_the_node_are_attempts_of_the_run(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path,
+        *(started("one"), finished("one", bad=True, again=True), *TWO),
+        *(started("one", 2), finished("one", attempt=2)),
+    )
+
+    assert [(Outcome.FAILED, "boom"), (Outcome.PASSED, "")] == attempts(run, "one")
+    assert ["one"] == [test.test.nodeid for test in run.flaky]
+    assert () == run.notes
+    assert ["j1.w1", "j1.w2"] == [each.world_id for each in run.flaky[0].attempts]
+    kept = [e for e in read_events(tmp_path / FILE_NAME) if isinstance(e, TestFinished)]
+    assert [True, False, False] == [event.again for event in kept]
+
+
+def test_a_lease_that_is_lost_says_which_tests_were_running(tmp_path: Path) -> None:
+    run = run_of(tmp_path, started("one"), started("two"), finished("two"), end=LOST)
+
+    assert [(Outcome.ERROR, "did not finish: it was running when its job ended: node lost: gone")] == (
+        attempts(run, "one")
+    )
+    assert [(Outcome.PASSED, "")] == attempts(run, "two")
+
+
+def test_what_was_tried_again_when_the_lease_was_lost_has_failed(tmp_path: Path) -> None:
+    failed = (started("one"), finished("one", bad=True, again=True))
+    run = run_of(tmp_path, *failed, started("one", 2), end=LOST)
+
+    assert [(Outcome.FAILED, "boom"), (Outcome.FAILED, "boom (attempt 2 was cut short)")] == (
+        attempts(run, "one")
+    )
+    assert [Outcome.ERROR] == [outcome for outcome, _ in attempts(run, "two")]
+
+
+def test_what_was_to_be_tried_again_when_the_lease_was_lost_has_failed(tmp_path: Path) -> None:
+    run = run_of(tmp_path, started("one"), finished("one", bad=True, again=True), *TWO, end=LOST)
+
+    assert [(Outcome.FAILED, "boom")] == attempts(run, "one")
+    assert any(note.startswith("one: not tried again: ") for note in run.notes)
