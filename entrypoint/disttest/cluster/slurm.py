@@ -32,12 +32,11 @@ from disttest.cluster.launcher import (
 )
 from disttest.cluster.names import dead_names
 from disttest.cluster.pipes import Command, Line, PipedProcesses
+from disttest.cluster.slurm_queue import ASK_LIMIT_S, SlurmQueue
 from disttest.cluster.wire import CancelJob, encode_order, is_ours
 from disttest.errors import EngineError
 from disttest.model import Frozen
 
-ASK_LIMIT_S = 10.0
-"""How long a question to the controller may take; it is one of many that keep it busy."""
 CANCEL_LIMIT_S = 8.0
 """How long agents may take to end by themselves, before Slurm is told to end them."""
 KILL_LIMIT_S = 20.0
@@ -64,9 +63,11 @@ class SlurmOptions(Frozen):
 class SlurmRun:
     """A job that was handed to Slurm."""
 
-    def __init__(self, job: JobSpec, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, job: JobSpec, argv: Sequence[str], environ: Mapping[str, str], queue: SlurmQueue
+    ) -> None:
         self._job = job
-        self._ask = _Questions(environ)
+        self._queue = queue
         self._processes = PipedProcesses([Command(argv, environ)])
         self._seen = RunDescription(engine="slurm", engine_id="", name=job.name, state=EngineState.QUEUED)
         self._complaints: list[str] = []
@@ -124,7 +125,7 @@ class SlurmRun:
     def _poll(self) -> None:
         """Ask the queue, ever less often: a thousand waiting jobs must not keep the controller busy."""
         self._poll_s = min(LONGEST_POLL_S, self._poll_s * 1.5)
-        line = self._ask.queue_line(self._job.name)
+        line = self._queue.line(self._job.name, fresh_s=self._poll_s / 2)
         self._next_poll_s = time.monotonic() + self._poll_s
         if line is None:
             # Not in the queue, and srun lives: it has not been accepted yet (a full queue makes srun wait).
@@ -153,7 +154,7 @@ class SlurmRun:
 
     def _scancel(self) -> None:
         self._scancelled = True
-        self._ask.cancel([self._job.name])
+        self._queue.cancel([self._job.name])
         # While it waits for an allocation, srun takes a signal as the end; afterwards it hands it on to the agents.
         self._processes.signal(signal.SIGTERM)
 
@@ -163,49 +164,8 @@ class SlurmRun:
             return _replace_end(self._verdict, code)
         if self._cancelled:
             return EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled, exit_code=code)
-        seen = self._ask.final_line(self._job.name)
+        seen = self._queue.final_line(self._job.name)
         return words.end_of(seen, self._complaints, code, started=self._started)
-
-
-class _Questions:
-    """Short calls of Slurm's commands; a controller that does not answer is no answer, never an exception."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def queue_line(self, name: str, *, finished: bool = False) -> words.QueueLine | None:
-        states = ["--states=all"] if finished else []
-        said = self.ask(["squeue", "-h", *states, f"--name={name}", "-o", words.SQUEUE_FORMAT])
-        lines = words.parse_queue(said.stdout) if said is not None and said.returncode == 0 else ()
-        return lines[-1] if lines else None
-
-    def final_line(self, name: str) -> words.QueueLine | None:
-        """The job after its end; the controller may need a moment to notice."""
-        deadline = time.monotonic() + 3.0
-        while True:
-            line = self.queue_line(name, finished=True)
-            if line is None or line.state.is_over or time.monotonic() > deadline:
-                return line
-            time.sleep(0.1)
-
-    def cancel(self, names: Sequence[str]) -> None:
-        for name in names:
-            self.ask(["scancel", "--quiet", f"--user={getpass.getuser()}", f"--name={name}"])
-
-    def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-        try:
-            return subprocess.run(
-                list(argv),
-                env=dict(self._environ),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=ASK_LIMIT_S,
-                check=False,
-            )
-        except (subprocess.TimeoutExpired, OSError):
-            return None
 
 
 class SlurmLauncher:
@@ -224,7 +184,7 @@ class SlurmLauncher:
         }
         self._options = options or SlurmOptions()
         self._command = tuple(command)
-        self._ask = _Questions(self._environ)
+        self._queue = SlurmQueue(self._environ)
 
     def capacity(self) -> Capacity:
         """What its nodes have.
@@ -249,7 +209,7 @@ class SlurmLauncher:
         passed = travelling(job, self._environ)
         argv = srun_arguments(job, self._options, sorted(passed), self._command)
         try:
-            return SlurmRun(job, argv, {**self._environ, **passed})
+            return SlurmRun(job, argv, {**self._environ, **passed}, self._queue)
         except OSError as error:
             raise _not_installed("srun", error) from error
 
@@ -259,11 +219,11 @@ class SlurmLauncher:
 
     def remove(self, names: Sequence[str]) -> None:
         """End jobs by name."""
-        self._ask.cancel(names)
+        self._queue.cancel(names)
 
     def every_name(self) -> Sequence[str]:
         """Names of all jobs of disttest that our user has with Slurm."""
-        said = self._ask.ask(["squeue", "-h", f"--user={getpass.getuser()}", "-o", "%j"])
+        said = self._queue.ask(["squeue", "-h", f"--user={getpass.getuser()}", "-o", "%j"])
         lines = said.stdout.splitlines() if said is not None and said.returncode == 0 else []
         return [name for name in map(str.strip, lines) if name.startswith(NAME_PREFIX)]
 

@@ -17,7 +17,7 @@ from disttest.model import Frozen
 OLDEST = (20, 11)
 """The oldest release whose ``srun`` has all that is asked of it."""
 
-SQUEUE_FORMAT = "%i|%T|%r|%N"
+SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
 
 _STATES = {
@@ -121,16 +121,20 @@ class QueueLine(Frozen):
     state: EngineState
     reason: str
     nodes: str
+    name: str
 
 
 def parse_queue(text: str) -> tuple[QueueLine, ...]:
     """Read ``squeue -h -o`` in our format; what can not be read is left out."""
     lines = []
     for line in text.splitlines():
-        parts = line.strip().split("|")
-        if len(parts) == 4 and parts[1] in _STATES:
-            reason = "" if parts[2] in ("None", "(null)") else parts[2]
-            lines.append(QueueLine(job_id=parts[0], state=_STATES[parts[1]], reason=reason, nodes=parts[3]))
+        parts = line.strip().split("|", 4)
+        if len(parts) == 5 and parts[1] in _STATES:
+            number, state, reason, nodes, name = parts
+            reason = "" if reason in ("None", "(null)") else reason
+            lines.append(
+                QueueLine(job_id=number, state=_STATES[state], reason=reason, nodes=nodes, name=name)
+            )
     return tuple(lines)
 
 

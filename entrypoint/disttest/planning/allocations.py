@@ -128,7 +128,9 @@ def _leases(
     """Leases of a few widths, as many of each as have work."""
     device = "cuda" if any(test.world and test.world.device != "cpu" for test in tests) else "cpu"
     per_node = max(1, pool.slots_for(device))
-    for slots, of_width in _by_width(tests, timings, device, per_node, least_s).items():
+    floor = _least_width(tests, timings, pool.nodes * per_node, per_node, at_once, least_s)
+    widths = {test.nodeid: _width(test, device, per_node, floor) for test in tests}
+    for slots, of_width in _by_width(tests, widths, timings, least_s).items():
         work_s = sum(timings.expect(test) * min(1.0, world_size(test) / slots) for test in of_width)
         fitting = pool.nodes * max(1, per_node // slots)
         count = max(1, min(at_once, fitting, len(of_width), int(work_s / least_s)))
@@ -143,29 +145,50 @@ def _leases(
                 )
 
 
+def _least_width(
+    tests: Sequence[TestCase],
+    timings: Timings,
+    total: int,
+    per_node: int,
+    at_once: int,
+    least_s: float,
+) -> int:
+    """How wide leases must be for ``at_once`` of them to fill the pool, or what of it has work to do.
+
+    Such a part of a node that leases of it fill a node without a rest.
+    """
+    work_s = sum(timings.expect(test) * world_size(test) for test in tests)
+    wanted = min(total, int(work_s / least_s)) / at_once
+    return next(
+        part for part in range(1, per_node + 1) if per_node % part == 0 and part >= min(wanted, per_node)
+    )
+
+
 def _by_width(
-    tests: Sequence[TestCase], timings: Timings, device: str, per_node: int, least_s: float
+    tests: Sequence[TestCase], widths: Mapping[str, int], timings: Timings, least_s: float
 ) -> dict[int, list[TestCase]]:
     """Width of a lease -> its tests, in their order.
 
-    A width has leases of its own where its tests are worth one: what needs one GPU then waits for one, and not for a
-    whole node. Where they are not, they fill the gaps of the next wider lease.
+    Tests ride along in wider leases, whose gaps they fill: few leases start sooner than many. Only where they are worth
+    leases of their own, and are more work than all that is wider, would whole nodes be held for what needs one GPU.
     """
-    work_s: dict[int, float] = {}
+    slot_s: dict[int, float] = {}
     for test in tests:
-        width = _width(test, device, per_node)
-        work_s[width] = work_s.get(width, 0.0) + timings.expect(test)
+        width = widths[test.nodeid]
+        slot_s[width] = slot_s.get(width, 0.0) + timings.expect(test) * min(width, world_size(test))
     goes_to: dict[int, int] = {}
-    wider = max(work_s, default=1)
-    for width in sorted(work_s, reverse=True):
-        wider = width if work_s[width] >= least_s else wider
+    wider, wider_slot_s = max(slot_s, default=1), 0.0
+    for width in sorted(slot_s, reverse=True):
+        if slot_s[width] / width >= least_s and slot_s[width] > wider_slot_s:
+            wider = width
         goes_to[width] = wider
+        wider_slot_s += slot_s[width]
     chosen: dict[int, list[TestCase]] = {}
     for test in tests:
-        chosen.setdefault(goes_to[_width(test, device, per_node)], []).append(test)
+        chosen.setdefault(goes_to[widths[test.nodeid]], []).append(test)
     return chosen
 
 
-def _width(test: TestCase, device: str, per_node: int) -> int:
-    size = world_size(test)
+def _width(test: TestCase, device: str, per_node: int, floor: int) -> int:
+    size = max(world_size(test), floor)
     return size if device == "cpu" else min(size, per_node)

@@ -81,6 +81,11 @@ def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
     return max(total_s / slots, longest_s) if slots else 0.0
 
 
+def equal_slots(count: int, device: str) -> tuple[Slot, ...]:
+    """Slots of a device type, to simulate on."""
+    return tuple(Slot(name=f"{device}:{index}", device=device, index=index) for index in range(count))
+
+
 def cpu_slots(count: int) -> tuple[Slot, ...]:
-    """Plain slots to simulate on."""
-    return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
+    """Plain slots, where the device does not matter."""
+    return equal_slots(count, "cpu")

@@ -7,7 +7,7 @@ from heapq import heapreplace
 
 from disttest.model import TestCase
 from disttest.planning.gangs import build_gangs
-from disttest.planning.simulate import cpu_slots, simulate
+from disttest.planning.simulate import equal_slots, simulate
 from disttest.planning.timings import Timings
 
 
@@ -42,4 +42,6 @@ def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: i
     """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
     gangs = build_gangs(tests, timings, slots=slots)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
-    return simulate(gangs, cpu_slots(slots)).makespan_s + ordinary_s
+    # GPU tests and CPU tests run at once, on slots of their own.
+    seats = [seat for device in {gang.shape.device for gang in gangs} for seat in equal_slots(slots, device)]
+    return simulate(gangs, seats).makespan_s + ordinary_s

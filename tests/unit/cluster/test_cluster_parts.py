@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from disttest.cluster.launcher import EngineEnd, EngineState
 from disttest.cluster.names import dead_names, new_run_id
 from disttest.cluster.place import find_place
 from disttest.cluster.slurm import SlurmOptions, srun_arguments
+from disttest.cluster.slurm_queue import SlurmQueue
 from disttest.cluster.slurm_words import (
     end_of,
     parse_capacity,
@@ -233,11 +236,11 @@ class TestSlurmsWords:
     @pytest.mark.parametrize(
         ("line", "state"),
         [
-            ("7|PENDING|PartitionTimeLimit|", EngineState.REJECTED),
-            ("7|PENDING|JobHeldAdmin|", EngineState.HELD),
-            ("7|PENDING|Resources|", None),
-            ("7|PENDING|Priority|", None),
-            ("7|RUNNING|None|n1", None),
+            ("7|PENDING|PartitionTimeLimit||name", EngineState.REJECTED),
+            ("7|PENDING|JobHeldAdmin||name", EngineState.HELD),
+            ("7|PENDING|Resources||name", None),
+            ("7|PENDING|Priority||name", None),
+            ("7|RUNNING|None|n1|name", None),
         ],
     )
     def test_what_keeps_a_job_waiting_for_ever(self, line: str, state: EngineState | None) -> None:
@@ -249,16 +252,16 @@ class TestSlurmsWords:
     @pytest.mark.parametrize(
         ("queue", "complaint", "state"),
         [
-            ("7|NODE_FAIL|NodeFail|n1", "", EngineState.NODE_LOST),
-            ("7|TIMEOUT|TimeLimit|n1", "", EngineState.TIME_LIMIT),
-            ("7|PREEMPTED|None|n1", "", EngineState.PREEMPTED),
-            ("7|OUT_OF_MEMORY|None|n1", "", EngineState.OUT_OF_MEMORY),
+            ("7|NODE_FAIL|NodeFail|n1|name", "", EngineState.NODE_LOST),
+            ("7|TIMEOUT|TimeLimit|n1|name", "", EngineState.TIME_LIMIT),
+            ("7|PREEMPTED|None|n1|name", "", EngineState.PREEMPTED),
+            ("7|OUT_OF_MEMORY|None|n1|name", "", EngineState.OUT_OF_MEMORY),
             (
-                "7|CANCELLED|None|n1",
+                "7|CANCELLED|None|n1|name",
                 "slurmstepd: error: *** STEP 7.0 CANCELLED DUE TO TIME LIMIT ***",
                 EngineState.TIME_LIMIT,
             ),
-            ("7|COMPLETED|None|n1", "", EngineState.COMPLETED),
+            ("7|COMPLETED|None|n1|name", "", EngineState.COMPLETED),
             ("", "srun: error: Unable to allocate resources: Invalid account", EngineState.REJECTED),
             (
                 "",
@@ -272,6 +275,52 @@ class TestSlurmsWords:
         end = end_of(seen, [complaint], 1 if complaint else 0, started=seen is not None)
         assert end.state is state
         assert end.advice or state in (EngineState.COMPLETED, EngineState.CANCELLED)
+
+
+class TestQueue:
+    """One squeue answers all jobs that want to know at once."""
+
+    class Clock:
+        now_s = 100.0
+
+        def __call__(self) -> float:
+            return self.now_s
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+        made: list[list[str]] = []
+
+        def run(argv: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+            made.append(argv)
+            said = f"{len(made)}|PENDING|Resources||a\n9|RUNNING|None|n1|b|c\nnonsense\n"
+            return subprocess.CompletedProcess(argv, 0, said, "")
+
+        monkeypatch.setattr("disttest.cluster.slurm_queue.subprocess.run", run)
+        return made
+
+    def test_jobs_share_an_answer_that_is_fresh_enough_for_them(self, calls: list[list[str]]) -> None:
+        clock = self.Clock()
+        queue = SlurmQueue({}, clock)
+        for name in ("a", "b|c", "gone", "a"):
+            queue.line(name, fresh_s=0.5)
+        assert len(calls) == 1
+        clock.now_s += 4.0
+        assert (queue.line("a", fresh_s=15.0) or calls).job_id == "1"  # type: ignore[union-attr]
+        assert (queue.line("a", fresh_s=0.5) or calls).job_id == "2"  # type: ignore[union-attr]
+        assert len(calls) == 2
+        assert queue.line("gone", fresh_s=15.0) is None
+        other = queue.line("b|c", fresh_s=15.0)
+        assert other is not None
+        assert (other.state, other.nodes) == (EngineState.RUNNING, "n1")
+
+    def test_a_queue_that_does_not_answer_is_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(argv: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+            raise subprocess.TimeoutExpired(argv, 1.0)
+
+        monkeypatch.setattr("disttest.cluster.slurm_queue.subprocess.run", run)
+        queue = SlurmQueue({})
+        assert queue.line("a", fresh_s=1.0) is None
+        assert queue.final_line("a") is None
 
 
 class TestSubmission:

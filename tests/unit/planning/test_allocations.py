@@ -57,11 +57,29 @@ class TestAllocations:
 
         assert [(1, 4, 10)] == shapes(tests, taking(tests, {"a": 5, "b": 5}))
 
-    def test_a_width_with_work_of_its_own_does_not_wait_for_whole_nodes(self) -> None:
+    def test_what_is_less_than_the_wider_work_rides_along(self) -> None:
+        tests = [
+            *(wide(f"a{number}", 8) for number in range(3)),
+            *(wide(f"b{number}", 1) for number in range(9)),
+        ]
+
+        assert [(1, 8), (1, 8)] == [made[:2] for made in shapes(tests, taking(tests, {"a": 30, "b": 60}))]
+
+    def test_a_width_that_most_work_has_does_not_wait_for_whole_nodes(self) -> None:
         tests = [wide("a", 8), wide("c", 2), *(wide(f"b{number}", 1) for number in range(9))]
 
         # Nine minutes of one GPU: nine leases of one; the two seconds of two GPUs fill a gap of the wide one.
         assert [(1, 8, 2), *[(1, 1, 1)] * 9] == shapes(tests, taking(tests, {"a": 2, "b": 60, "c": 2}))
+
+    @pytest.mark.parametrize(("at_once", "widths"), [(64, {1, 8}), (32, {1, 8}), (16, {2, 8}), (5, {8})])
+    def test_leases_are_as_wide_as_it_takes_for_so_many_to_fill_the_pool(
+        self, at_once: int, widths: set[int]
+    ) -> None:
+        tests = [wide("a", 8), *(wide(f"b{number}", 1) for number in range(99))]
+
+        made = allocate(tests, taking(tests, {"a": 60, "b": 60}), POOL, at_once=at_once)
+
+        assert widths == {each.ranks_per_node for each in made}
 
     def test_there_are_no_more_leases_than_work_nodes_or_asked_for(self) -> None:
         tests = [wide(f"a{number}", 8) for number in range(40)]

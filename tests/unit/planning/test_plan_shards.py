@@ -67,6 +67,16 @@ def test_shards_are_split_by_time() -> None:
     assert [10.3, 11.2] == [shard.expected_s for shard in plan.shards]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpu_tests_take_time_too(device: str) -> None:
+    tests = [case(f"t{n}", 1, device=device) for n in range(4)]
+    samples = [Sample(test=test.nodeid, duration_s=10) for test in tests]
+
+    (shard,) = plan_shards(tests, Timings(samples), pools=parse_pools(["gpu2:2:1"])).shards
+
+    assert 20 < shard.expected_s < 30  # two at once, and the starts of their worlds
+
+
 def test_a_runner_without_tests_is_no_shard_of_a_pool() -> None:
     assert 1 == len(plan_shards([case("a", 1)], Timings(), pools=POOLS).shards)
 

@@ -1,0 +1,74 @@
+"""What the jobs of a run ask Slurm's queue: short calls of its commands, one for all jobs that want to know at once."""
+
+from __future__ import annotations
+
+import getpass
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from disttest.cluster import slurm_words as words
+
+ASK_LIMIT_S = 10.0
+"""How long a question to the controller may take; it is one of many that keep it busy."""
+FINAL_LIMIT_S = 3.0
+"""How long the controller may take to notice that a job is over."""
+
+
+class SlurmQueue:
+    """Shared by the threads of all jobs. A controller that does not answer is no answer, never an exception."""
+
+    def __init__(self, environ: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._environ = environ
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_s = float("-inf")
+        self._lines: dict[str, words.QueueLine] = {}
+
+    def line(self, name: str, *, fresh_s: float) -> words.QueueLine | None:
+        """A job that is not over, as the queue showed it at most so many seconds ago; None if it did not.
+
+        However many jobs wait, the controller is asked for all of them at once, and the client starts one squeue.
+        """
+        with self._lock:
+            if self._clock() - self._asked_s >= fresh_s:
+                lines = self._ask_queue([f"--user={getpass.getuser()}"])
+                self._lines = {line.name: line for line in lines}
+                self._asked_s = self._clock()
+            return self._lines.get(name)
+
+    def final_line(self, name: str) -> words.QueueLine | None:
+        """The job after its end; the controller may need a moment to notice."""
+        deadline = self._clock() + FINAL_LIMIT_S
+        while True:
+            lines = self._ask_queue(["--states=all", f"--name={name}"])
+            line = lines[-1] if lines else None
+            if line is None or line.state.is_over or self._clock() > deadline:
+                return line
+            time.sleep(0.1)
+
+    def cancel(self, names: Sequence[str]) -> None:
+        """End jobs of ours by name."""
+        for name in names:
+            self.ask(["scancel", "--quiet", f"--user={getpass.getuser()}", f"--name={name}"])
+
+    def _ask_queue(self, which: Sequence[str]) -> Sequence[words.QueueLine]:
+        said = self.ask(["squeue", "-h", *which, "-o", words.SQUEUE_FORMAT])
+        return words.parse_queue(said.stdout) if said is not None and said.returncode == 0 else ()
+
+    def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+        """Call a command; None if it can not be called, or does not end in time."""
+        try:
+            return subprocess.run(
+                list(argv),
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ASK_LIMIT_S,
+                check=False,
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            return None
