@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -16,6 +17,25 @@ LONGEST_LINE = 64 * 1024
 _CHUNK = 1 << 16
 _DRAIN_S = 1.0
 """After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
+DESCRIPTORS = 4
+"""Of ours, for each process on its own: three pipes and the selector."""
+_OTHER_DESCRIPTORS = 64
+"""Journals, logs, and the short calls of other commands."""
+
+
+def room_for(processes: int) -> int:
+    """How many of so many processes, each in pipes of its own, the limit on open files lets this one hold.
+
+    The limit is raised for them as far as it may be, and no further: engines hand it on to what they start.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return processes
+    wanted = _OTHER_DESCRIPTORS + DESCRIPTORS * processes
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(processes, (soft - _OTHER_DESCRIPTORS) // DESCRIPTORS))
 
 
 class Command(NamedTuple):

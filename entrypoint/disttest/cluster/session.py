@@ -24,6 +24,7 @@ from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import Capacity, EngineEnd, EngineState, Launcher
 from disttest.cluster.leasing import LeaseConductor
 from disttest.cluster.names import new_run_id
+from disttest.cluster.pipes import room_for
 from disttest.cluster.spanning import SpanningConductor
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.host.devices import detect_machine
@@ -226,7 +227,12 @@ def _conduct_all(
         return
     for job in jobs:
         book.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
-    with ThreadPoolExecutor(max_workers=max(1, request.jobs), thread_name_prefix="job") as pool:
+    at_once = min(request.jobs, len(jobs))
+    if (room := room_for(at_once)) < at_once:
+        book.noted(
+            f"{room} jobs at once instead of {at_once}: the limit on open files (ulimit -n) lets no more be held"
+        )
+    with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
         running = [
             pool.submit(_conduct_one, _conductor(job, expected, request, options, book), launcher, stop)
             for job in jobs

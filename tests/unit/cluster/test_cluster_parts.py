@@ -14,6 +14,7 @@ from disttest.cluster.fingerprint import disagreement
 from disttest.cluster.job import JobKind, JobShape, JobSpec, decode_job, encode_job
 from disttest.cluster.launcher import EngineEnd, EngineState
 from disttest.cluster.names import dead_names, new_run_id
+from disttest.cluster.pipes import room_for
 from disttest.cluster.place import find_place
 from disttest.cluster.slurm import SlurmOptions, srun_arguments
 from disttest.cluster.slurm_queue import SlurmQueue
@@ -321,6 +322,31 @@ class TestQueue:
         queue = SlurmQueue({})
         assert queue.line("a", fresh_s=1.0) is None
         assert queue.final_line("a") is None
+
+
+class TestRoom:
+    """Each job is a process in pipes of the client's."""
+
+    @pytest.mark.parametrize(
+        ("soft", "hard", "room", "raised"),
+        [
+            (1024, 4096, 200, None),
+            (512, 4096, 200, 864),
+            (512, -1, 200, 864),
+            (512, 600, 134, 600),
+            (512, 512, 112, 512),
+            (-1, -1, 200, None),
+            (32, 32, 1, 32),
+        ],
+    )
+    def test_the_limit_on_open_files_is_raised_for_what_is_asked(
+        self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, room: int, raised: int | None
+    ) -> None:
+        set_to: list[tuple[int, int]] = []
+        monkeypatch.setattr("disttest.cluster.pipes.resource.getrlimit", lambda _: (soft, hard))
+        monkeypatch.setattr("disttest.cluster.pipes.resource.setrlimit", lambda _, to: set_to.append(to))
+        assert room_for(200) == room
+        assert set_to == ([] if raised is None else [(raised, hard)])
 
 
 class TestSubmission:
