@@ -16,7 +16,6 @@ import yaml
 from action_files import ROOT, expected
 
 from disttest.cli import command
-from disttest.commands.cluster import FLAGS as CLUSTER_FLAGS
 from disttest.launch.commands import launch
 from disttest.launch.inputs import INPUTS, Input, Kind
 from disttest.planning.options import OPTIONS
@@ -66,9 +65,9 @@ def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
 def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in OPTIONS} <= names
-    # What a log shows is not a choice, and clusters are reached from their own hosts.
+    # What a log shows is not a choice.
     flags = flags_of(command.commands["run"])
-    assert flags <= {one.option for one in INPUTS["run"]} | {"--help", "--progress"} | CLUSTER_FLAGS
+    assert flags <= {one.option for one in INPUTS["run"]} | {"--help", "--progress"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -107,7 +106,8 @@ def test_no_expression_is_inside_a_script_of_a_workflow(path: Path) -> None:
 
 
 def test_the_step_that_runs_the_program_becomes_it() -> None:
-    (step,) = (step for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][-1:])
+    steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    (step,) = (step for step in steps if step.get("id") == "run")
     assert step["run"].startswith("exec ")
 
 

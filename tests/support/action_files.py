@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from disttest.launch.inputs import INPUTS, Input
+from disttest.launch.inputs import CLUSTER_INPUTS, INPUTS, Input
+from disttest.planning.cluster_options import CLUSTER_OPTIONS
 from disttest.planning.options import OPTIONS
 from disttest.reports.outputs import OUTPUTS
 
@@ -15,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAN_OUTPUTS = {"matrix": "The matrix, as one line of JSON.", "plan": "The plan's file."}
 
 
-def blocks(command: str, outputs: Mapping[str, str], value: str) -> dict[str, list[str]]:
+def blocks(
+    command: str, outputs: Mapping[str, str], value: str, without: tuple[Input, ...] = ()
+) -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in an action.yml."""
-    inputs = INPUTS[command]
+    inputs = [one for one in INPUTS[command] if one not in without]
     return {
         "inputs": [line for one in inputs for line in _input(one)],
         "outputs": [line for name, text in outputs.items() for line in _output(name, text, value)],
@@ -59,6 +62,12 @@ def options_table() -> dict[str, list[str]]:
     return {"options": ["| option | variable | what it is |", "|---|---|---|", *rows]}
 
 
+def cluster_table() -> dict[str, list[str]]:
+    """The options of a run on a cluster."""
+    rows = [f"| `--{one.name} {_cell(one.metavar)}` | {_cell(one.help)} |" for one in CLUSTER_OPTIONS]
+    return {"cluster-options": ["| option | what it is |", "|---|---|", *rows]}
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -82,7 +91,7 @@ def expected() -> dict[Path, str]:
     """File -> what it should hold."""
     actions = {
         "action.yml": blocks("run", OUTPUTS, "steps.run.outputs.{}"),
-        "docker/action.yml": blocks("run", OUTPUTS, ""),
+        "docker/action.yml": blocks("run", OUTPUTS, "", CLUSTER_INPUTS),
         "plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
         "merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
         "doctor/action.yml": blocks("doctor", {}, ""),
@@ -94,7 +103,11 @@ def expected() -> dict[Path, str]:
     page = ROOT / "docs" / "action.md"
     content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
     content |= tables("doctor", {})
-    pages = {page: content, ROOT / "README.md": options_table()}
+    pages = {
+        page: content,
+        ROOT / "README.md": options_table(),
+        ROOT / "docs" / "clusters.md": cluster_table(),
+    }
     return files | {
         path: filled(path.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")
         for path, content in pages.items()

@@ -89,6 +89,8 @@ def own_engine(data_root: Path) -> Iterator[Engine]:
             yield engine
         finally:
             stop_daemon(daemon)
+            # A container in the host's network leaves a mount of it.
+            subprocess.run(["umount", f"{folder}/exec/netns/default"], check=False, capture_output=True)
 
 
 def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:

@@ -157,7 +157,8 @@ class Runner:
     ) -> ActionResult:
         """Run the composite action in a folder.
 
-        ``cancel_when`` is asked while the last step runs; once it is true the job is cancelled.
+        ``cancel_when`` is asked while a step runs; once it is true the job is cancelled. Steps that run ``always()``
+        run after that, too.
         """
         action = yaml.safe_load((folder / "action.yml").read_text())
         assert action["runs"]["using"] == "composite"
@@ -169,7 +170,7 @@ class Runner:
         exit_code, log = 0, ""
         for number, step in enumerate(action["runs"]["steps"]):
             name = step.get("id", f"step-{number}")
-            result = self._step(step, contexts, folder, cancel_when)
+            result = self._step(step, contexts, folder, None if contexts["failed"] else cancel_when)
             steps[name] = result
             contexts["steps"][name] = {"outputs": result.outputs, "outcome": result.outcome}
             log += result.log

@@ -272,7 +272,7 @@ def srun_arguments(
         "--kill-on-bad-exit=0",
         # Agents of the other nodes are to tell what they know when one node is lost.
         "--no-kill",
-        f"--export={','.join(variables)}",
+        f"--export={','.join(_exported(variables, options) if job.image else variables)}",
     ]
     if shape.gpus_per_node:
         argv.append(f"--gres=gpu:{shape.gpus_per_node}")
@@ -303,11 +303,7 @@ def _agent(
             *agent,
         ]
     volumes = [f"--volume={_mount(mount)}" for mount in (directory, *options.mounts)]
-    inside = [
-        name
-        for name in variables
-        if name not in ("PATH", "PYTHONPATH", "HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-    ]
+    inside = [name for name in variables if name not in _NOT_INSIDE]
     given = [*inside, "CUDA_VISIBLE_DEVICES", *_SLURM_VARIABLES]
     return [
         "docker",
@@ -316,18 +312,30 @@ def _agent(
         "--interactive",
         "--init",
         "--network=host",
+        # What tests write into the mounted folders is the submitting user's, as without a container.
+        f"--user={os.getuid()}:{os.getgid()}",
         "--shm-size=8g",
-        "--ulimit=memlock=-1",
-        *(["--gpus=all"] if job.shape.gpus_per_node else []),
+        # NCCL pins memory; an engine that may not raise the limit still runs what needs no GPU.
+        *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),
         f"--label=io.disttest.job={job.name}",
         *volumes,
         f"--workdir={directory}",
         *(f"--env={name}" for name in given),
+        # The image's entry point is disttest.
+        *([f"--entrypoint={agent[0]}"] if command else []),
         job.image,
-        *(agent[1:] if not command else agent),
+        *agent[1:],
     ]
 
 
+def _exported(variables: Sequence[str], options: SlurmOptions) -> list[str]:
+    """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
+    kept = ("PATH", "HOME") if options.container == "docker" else ()
+    return [name for name in variables if name not in _NOT_INSIDE or name in kept]
+
+
+_NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
 _SLURM_VARIABLES = (
     "SLURM_NODEID",
     "SLURM_STEP_NUM_NODES",

@@ -109,6 +109,11 @@ _WORDS: tuple[tuple[str, EngineState, str], ...] = (
         EngineState.UNREACHABLE,
         "See munge -n | unmunge",
     ),
+    (
+        r"^docker: |^pyxis: .*([Ff]ail|[Ee]rror|couldn't)",
+        EngineState.REJECTED,
+        "A node can not start the container: see --image and --mount, and the container engine of the node",
+    ),
     (r"Force Terminated|CANCELLED|[Cc]ancel", EngineState.CANCELLED, ""),
     (r"Unable to allocate|Unable to create step", EngineState.REJECTED, "Slurm refuses the job as it stands"),
 )

@@ -13,6 +13,7 @@ import click
 
 from disttest.errors import DisttestError, UsageError
 from disttest.model import Frozen, Invocation
+from disttest.planning.cluster_options import CLUSTER_OPTIONS, LAUNCHERS, ClusterOption, Takes
 from disttest.planning.options import RunOptions, environment
 from disttest.planning.plan import Grant
 from disttest.planning.pools import ENGINES, Pool, Size
@@ -22,63 +23,10 @@ if TYPE_CHECKING:
     from disttest.commands.selection import Selection
     from disttest.results.fold import RunResult
 
-LAUNCHERS = ("local", "slurm")
+LAUNCHER_VARIABLE = "DISTTEST_LAUNCHER"
 
 LauncherFor = Callable[[str, str], "Launcher"]
 """Engine and partition in, the door to it out."""
-
-_OPTIONS = (
-    click.option(
-        "--launcher",
-        type=click.Choice(LAUNCHERS),
-        envvar="DISTTEST_LAUNCHER",
-        help="Run on an engine that schedules, instead of on this machine.",
-    ),
-    click.option(
-        "--nodes", type=click.IntRange(1), default=1, metavar="N", help="Spread each world over N nodes."
-    ),
-    click.option("--partition", default="", metavar="NAME", help="Slurm's partition."),
-    click.option("--account", default="", metavar="NAME", help="Slurm's account."),
-    click.option(
-        "--engine-args", default="", metavar="ARGS", help="More arguments for srun, quoted as in a shell."
-    ),
-    click.option(
-        "--jobs", type=click.IntRange(1), default=16, metavar="N", help="Jobs with the engine at once."
-    ),
-    click.option(
-        "--gpus-per-node", type=click.IntRange(0), default=0, metavar="N", help="GPUs that a job holds."
-    ),
-    click.option("--job-limit", type=float, default=0.0, metavar="SECONDS", help="Wall time of a job."),
-    click.option(
-        "--queue-limit", type=float, default=3600.0, metavar="SECONDS", help="Time in the engine's queue."
-    ),
-    click.option(
-        "--silence-limit",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="A node silent for so long is lost.",
-    ),
-    click.option("--image", default="", metavar="IMAGE", help="Container image for the nodes."),
-    click.option(
-        "--container",
-        type=click.Choice(["pyxis", "docker"]),
-        default="pyxis",
-        help="How nodes run the image.",
-    ),
-    click.option(
-        "--mount", multiple=True, metavar="PATH[:PATH]", help="What a node's container sees of the node."
-    ),
-    click.option(
-        "--pass-env", multiple=True, metavar="NAME", help="One more variable that travels to the nodes."
-    ),
-    click.option(
-        "--node-dir", default="", metavar="DIR", help="Working directory on the nodes (default: as here)."
-    ),
-    click.option("--shared-dir", default="", metavar="DIR", help="A directory that all nodes see."),
-    click.option("--ports", default="", metavar="FIRST-LAST", help="Ports that the rendezvous may use."),
-    click.option("--node-command", default="", metavar="COMMAND", help="How nodes call disttest node-agent."),
-)
 
 
 class ClusterChoice(Frozen):
@@ -90,34 +38,26 @@ class ClusterChoice(Frozen):
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command these options."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
+    for option in reversed(CLUSTER_OPTIONS):
+        function = _click_option(option)(function)
     return function
 
 
-_NAMES = (
-    "nodes",
-    "partition",
-    "account",
-    "engine_args",
-    "jobs",
-    "gpus_per_node",
-    "job_limit",
-    "queue_limit",
-    "silence_limit",
-    "image",
-    "container",
-    "mount",
-    "pass_env",
-    "node_dir",
-    "shared_dir",
-    "ports",
-    "node_command",
-)
-
-
-FLAGS = frozenset(f"--{name.replace('_', '-')}" for name in ("launcher", *_NAMES))
-"""For a machine that submits; the action runs where its job runs, and has no inputs for them."""
+def _click_option(option: ClusterOption) -> Callable[..., Any]:
+    kinds: dict[Takes, dict[str, Any]] = {
+        Takes.COUNT: {"type": click.IntRange(1)},
+        Takes.WHOLE: {"type": click.IntRange(0)},
+        Takes.SECONDS: {"type": click.FloatRange(0)},
+        Takes.MANY: {"multiple": True},
+    }
+    given = {"default": option.default, "metavar": option.metavar} | kinds.get(option.takes, {})
+    if option.takes is Takes.MANY:
+        del given["default"]
+    if option.choices:
+        given = {"type": click.Choice(option.choices)}
+    if option.name == "launcher":
+        given["envvar"] = LAUNCHER_VARIABLE
+    return click.option(f"--{option.name}", help=option.help, **given)
 
 
 def take_cluster(given: dict[str, Any], grant: Grant | None = None) -> ClusterChoice:
@@ -127,7 +67,7 @@ def take_cluster(given: dict[str, Any], grant: Grant | None = None) -> ClusterCh
         UsageError: one makes no sense, contradicts the plan, or none but --launcher would have an effect.
     """
     launcher = given.pop("launcher") or ""
-    taken = {name: given.pop(name) for name in _NAMES}
+    taken = {option.field: given.pop(option.field) for option in CLUSTER_OPTIONS if option.name != "launcher"}
     if grant is not None:
         launcher = launcher or grant.engine
         taken |= _granted(taken, grant)
@@ -136,6 +76,9 @@ def take_cluster(given: dict[str, Any], grant: Grant | None = None) -> ClusterCh
             f"--nodes {taken['nodes']} needs an engine: give --launcher {' or '.join(LAUNCHERS)}"
         )
     parse_ports(taken["ports"])
+    for name in ("container", "mount"):
+        if taken[name] and not taken["image"]:
+            raise UsageError(f"--{name} is for an --image, and none is given")
     return ClusterChoice(launcher=launcher, given=taken)
 
 
@@ -184,7 +127,7 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
         partition=given["partition"],
         account=given["account"],
         extra=extra,
-        container=given["container"] if given["image"] else "",
+        container=(given["container"] or "pyxis") if given["image"] else "",
         mounts=tuple(given["mount"]),
     )
     return SlurmLauncher(environment(), options, command=command)
@@ -286,7 +229,7 @@ def node_agent() -> None:
 
 
 @click.command(name="cluster-clean")
-@click.option("--launcher", type=click.Choice(LAUNCHERS), default="slurm", envvar="DISTTEST_LAUNCHER")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), default="slurm", envvar=LAUNCHER_VARIABLE)
 @click.option("--all", "every", is_flag=True, help="Those of living clients, and of other machines, too.")
 def cluster_clean(*, launcher: str, every: bool) -> None:
     """End the jobs that a killed run of this machine has left with an engine."""

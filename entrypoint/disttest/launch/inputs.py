@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from disttest.errors import UsageError
+from disttest.planning.cluster_options import CLUSTER_OPTIONS, ClusterOption, Takes
 from disttest.planning.options import OPTIONS, Option
 
 PREFIX = "DISTTEST_INPUT_"
@@ -70,7 +71,11 @@ _CONTAINER = (
     Input(
         "in-place", Kind.STEP, "auto (where disttest is installed already), always or never.", default="auto"
     ),
-    Input("image", Kind.LAUNCH, "Image to start; the released one of this version unless given."),
+    Input(
+        "image",
+        Kind.LAUNCH,
+        "Image to start; the released one of this version unless given. With launcher: the nodes' image.",
+    ),
     Input("target", Kind.LAUNCH, "Build of the released image: auto, cpu, cuda or full."),
     Input("pull", Kind.LAUNCH, "When to pull the image: missing, always or never."),
     Input(
@@ -121,11 +126,32 @@ _SELECTION = (
     _STRICT,
 )
 
-RUN_INPUTS = (*_TARGETS, *_SELECTION, *_RUN, *_CONTAINER)
+_SHARED_WITH_LAUNCH = ("image", "mount")
+"""Inputs that mean the container of the step, and with ``launcher`` the containers of the nodes."""
+
+
+def _on_cluster(option: ClusterOption) -> Input:
+    kind = Kind.RUN_LINES if option.takes is Takes.MANY else Kind.RUN
+    help_ = (
+        f"One a line: {option.help[0].lower()}{option.help[1:]}" if kind is Kind.RUN_LINES else option.help
+    )
+    return Input(option.name, kind, help_)
+
+
+CLUSTER_INPUTS = tuple(
+    _on_cluster(option) for option in CLUSTER_OPTIONS if option.name not in _SHARED_WITH_LAUNCH
+)
+"""Where the runner is a machine that submits: the step runs in place, and the engine has the nodes."""
+RUN_INPUTS = (*_TARGETS, *_SELECTION, *_RUN, *CLUSTER_INPUTS, *_CONTAINER)
 PLAN_INPUTS = (
     *_TARGETS,
     *_RUN_OF_A_PLAN,
-    Input("pool", Kind.RUN_LINES, "Kinds of runners, one NAME:GPUS:RUNNERS[:COST] a line."),
+    Input(
+        "pool",
+        Kind.RUN_LINES,
+        "Kinds of runners, one NAME:GPUS:RUNNERS[:COST] a line, or nodes: NAME:slurm[:PARTITION[:NODESxGPUS]].",
+    ),
+    Input("nodes", Kind.RUN, "Spread each world over that many nodes of a pool of nodes."),
     Input("labels", Kind.RUN_LINES, "runs-on of the pools, one NAME=LABEL,… a line."),
     Input("shards", Kind.RUN, "Split over that many equal runners instead."),
     Input("by", Kind.RUN, "world-size: one shard for each world size instead."),
@@ -174,6 +200,14 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     """
     flags = [flag for one in INPUTS[command] for flag in _run_flags(one, values.get(one.name, ""))]
     tail = [*_targets(command, values), *_pytest_args(values)]
+    if command == "run" and values.get("launcher"):
+        if not in_place:
+            raise UsageError(
+                f"input launcher: {values['launcher']!r} is reached from the runner itself, so disttest and what the "
+                "tests import have to be installed there (in-place: always)"
+            )
+        shared = [one for one in INPUTS[command] if one.name in _SHARED_WITH_LAUNCH]
+        return [command, *flags, *_launch_flags(tuple(shared), values), *tail]
     if in_place or command not in IN_CONTAINER:
         return [command, *flags, *tail]
     inner = [flag for flag in flags if not flag.startswith(tuple(f"--{name}=" for name in BOTH))]

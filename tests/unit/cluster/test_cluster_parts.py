@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import msgspec
@@ -13,6 +14,7 @@ from disttest.cluster.agent_command import travelling
 from disttest.cluster.fingerprint import disagreement
 from disttest.cluster.job import JobKind, JobShape, JobSpec, decode_job, encode_job
 from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.local import LocalLauncher
 from disttest.cluster.names import dead_names, new_run_id
 from disttest.cluster.pipes import room_for
 from disttest.cluster.place import find_place
@@ -265,6 +267,12 @@ class TestSlurmsWords:
             ("7|COMPLETED|None|n1|name", "", EngineState.COMPLETED),
             ("", "srun: error: Unable to allocate resources: Invalid account", EngineState.REJECTED),
             (
+                "7|FAILED|NonZeroExitCode||name",
+                "docker: Error response from daemon: no",
+                EngineState.REJECTED,
+            ),
+            ("", "slurmstepd: error: pyxis: failed to import docker image", EngineState.REJECTED),
+            (
                 "",
                 "srun: error: Unable to contact slurm controller (connect failure)",
                 EngineState.UNREACHABLE,
@@ -363,6 +371,50 @@ class TestSubmission:
         } <= set(argv)
         assert f"--job-name={a_job().name}" in argv
         assert argv[-1] == "agent"
+
+    VARIABLES = ("HOME", "LD_LIBRARY_PATH", "NCCL_DEBUG", "PATH", "PYTHONPATH")
+
+    def test_pyxis_is_srun_with_an_image_and_its_mounts(self) -> None:
+        job = a_job(image="nvcr.io#ours:1", directory="/repo")
+        argv = srun_arguments(
+            job, SlurmOptions(container="pyxis", mounts=("/data", "/a:/b:ro")), self.VARIABLES
+        )
+        assert argv[-6:] == [
+            "--container-image=nvcr.io#ours:1",
+            "--container-mounts=/repo:/repo,/data:/data,/a:/b:ro",
+            "--container-workdir=/repo",
+            "--no-container-mount-home",
+            "disttest",
+            "node-agent",
+        ]
+        # The image's own paths count, and a working directory of the node is none of the image.
+        assert "--export=NCCL_DEBUG" in argv
+        assert not any(word.startswith("--chdir") for word in argv)
+
+    def test_docker_is_the_command_of_each_task(self) -> None:
+        job = a_job(image="ours:1", directory="/repo")
+        argv = srun_arguments(job, SlurmOptions(container="docker", mounts=("/data",)), self.VARIABLES)
+        command = argv[argv.index("docker") :]
+        assert argv[0] == "srun"
+        assert "--export=HOME,NCCL_DEBUG,PATH" in argv
+        assert command[:3] == ["docker", "run", "--rm"]
+        assert {"--interactive", "--network=host", "--gpus=all", "--workdir=/repo"} <= set(command)
+        assert {"--volume=/repo:/repo", "--volume=/data:/data"} <= set(command)
+        assert f"--user={os.getuid()}:{os.getgid()}" in command
+        passed = [word.removeprefix("--env=") for word in command if word.startswith("--env=")]
+        assert passed[:2] == ["NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"]
+        assert set(TestPlace.SLURM) <= set(passed)
+        assert command[-2:] == ["ours:1", "node-agent"], "the image's entry point is disttest"
+
+    def test_docker_without_gpus_and_with_a_command_of_its_own(self) -> None:
+        job = a_job(image="ours:1", shape=JobShape(nodes=1, ranks_per_node=2))
+        argv = srun_arguments(job, SlurmOptions(container="docker"), (), ("python3", "-m", "x"))
+        assert "--gpus=all" not in argv
+        assert argv[-4:] == ["--entrypoint=python3", "ours:1", "-m", "x"]
+
+    def test_local_agents_have_no_image(self) -> None:
+        with pytest.raises(EngineError, match="--image needs an engine that starts containers"):
+            LocalLauncher({}).start(a_job(image="ours:1"))
 
     def test_secrets_stay_at_home(self) -> None:
         environ = {

@@ -198,3 +198,10 @@ def test_without_a_grant_nothing_changes() -> None:
     assert ("", 16) == tuple(taken(grant=None)[name] for name in ("launcher", "jobs"))
     with pytest.raises(UsageError, match="--nodes 2 needs an engine"):
         taken("--nodes", "2", grant=None)
+
+
+@pytest.mark.parametrize("option", [("--container", "docker"), ("--mount", "/data")])
+def test_what_is_said_of_a_container_needs_an_image(option: tuple[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"{option[0]} is for an --image"):
+        taken(*option, grant=None)
+    assert option[1] in str(taken(*option, "--image", "ours", grant=None))

@@ -32,6 +32,19 @@ def test_in_place_only_the_run_remains() -> None:
     ]  # fmt: skip
 
 
+def test_with_a_launcher_the_run_is_in_place_and_the_image_is_the_nodes() -> None:
+    values = {
+        "suite": "ddp", "launcher": "slurm", "nodes": "2", "partition": "gpu", "engine-args": "--qos=ci --mem=64G",
+        "pass-env": "A\n\nB", "image": "ours", "mount": "/data:/data:ro", "container": "docker", "pull": "never",
+    }  # fmt: skip
+    assert step_arguments("run", values, in_place=True) == [
+        "run", "--launcher=slurm", "--nodes=2", "--partition=gpu", "--engine-args=--qos=ci --mem=64G",
+        "--container=docker", "--pass-env=A", "--pass-env=B", "--image=ours", "--mount=/data:/data:ro", "ddp",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="input launcher: 'slurm' is reached from the runner itself"):
+        step_arguments("run", values, in_place=False)
+
+
 def test_plan_runs_in_the_image_and_merge_on_the_host() -> None:
     plan = step_arguments("plan", {"suite": "t", "pool": "a:1:2\nb:8:1", "image": "x"}, in_place=False)
     assert plan == ["launch", "--image=x", "plan", "--pool=a:1:2", "--pool=b:8:1", "t"]
@@ -61,7 +74,7 @@ def test_nonsense_names_its_input(values: dict[str, str], message: str) -> None:
 
 @pytest.mark.parametrize("name", [one.name for one in INPUTS["run"] if one.kind in (Kind.RUN, Kind.LAUNCH)])
 def test_a_value_is_one_word_whatever_is_in_it(name: str) -> None:
-    arguments = step_arguments("run", {"suite": "ddp", name: HOSTILE}, in_place=False)
+    arguments = step_arguments("run", {"suite": "ddp", name: HOSTILE}, in_place=name == "launcher")
     assert [word for word in arguments if HOSTILE in word] == [word for word in arguments if "touch" in word]
     assert sum(HOSTILE in word for word in arguments) == 1
 

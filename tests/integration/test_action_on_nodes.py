@@ -1,0 +1,122 @@
+"""The action on a runner that submits: Slurm's commands are a stub that starts the tasks of a job on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from github_runner import ActionResult, Runner
+
+from disttest.cluster.names import this_machine
+from disttest.model import Outcome
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, read_events
+
+from .conftest import Lab
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests" / "support" / "slurm_stub" / "stub.py"
+TESTS = """
+    import os
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_spans(world):
+        dist.barrier()
+        assert os.environ["GROUP_RANK"] == str(world.rank)
+"""
+DEAD = f"disttest-{this_machine()}-999999999-1-j1"
+ELSEWHERE = "disttest-0000000000-1-1-j1"
+
+
+class Job:
+    """A job of a workflow on a runner that has Slurm's commands, and disttest if it is installed there."""
+
+    def __init__(self, lab: Lab, *, installed: bool = True) -> None:
+        self.lab = lab
+        self.log = lab.folder / "asked"
+        self.log.touch()
+        bin_folder = lab.folder / "bin"
+        bin_folder.mkdir()
+        for name in ("srun", "sinfo", "squeue", "scontrol", "scancel"):
+            (bin_folder / name).symlink_to(STUB)
+        if installed:
+            command = bin_folder / "disttest"
+            command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m disttest "$@"\n')
+            command.chmod(0o755)
+        environment = {name: value for name, value in lab.environ.items() if not name.startswith("GITHUB_")}
+        path = f"{bin_folder}:{Path(sys.executable).parent if installed else '/usr/bin'}:/usr/bin:/bin"
+        environment |= {"PATH": path, "STUB_LOG": str(self.log), "STUB_QUEUE": f"{DEAD} {ELSEWHERE} other"}
+        self.runner = Runner(lab.folder, lab.folder, environment)
+
+    def run(self, **inputs: str) -> ActionResult:
+        given = {name.replace("_", "-"): value for name, value in inputs.items()}
+        return self.runner.run_action(ROOT, {"launcher": "slurm", **given})
+
+    def asked(self, command: str) -> list[list[str]]:
+        """Command lines that the engine got."""
+        lines = map(json.loads, self.log.read_text().splitlines())
+        return [words for name, *words in lines if name == command]
+
+
+@pytest.fixture
+def job(lab: Lab) -> Job:
+    return Job(lab)
+
+
+def test_inputs_of_the_action_submit_and_the_last_step_cleans(job: Job) -> None:
+    job.lab.write(test_nodes=TESTS)
+    done = job.run(
+        suite="test_nodes.py",
+        nodes="2",
+        partition="gpu",
+        engine_args="--qos=ci",
+        world_sizes="2",
+        device="cpu",
+    )
+
+    assert done.exit_code == 0, done.log
+    assert (done.outputs["conclusion"], done.outputs["tests"]) == ("success", "1")
+    run = fold(read_events(job.lab.folder / "results" / FILE_NAME))
+    (test,) = run.tests
+    assert test.final.outcome is Outcome.PASSED
+    assert ["stub0", "stub1"] == [rank.node for rank in test.final.ranks]
+    (submitted,) = [words for words in job.asked("srun") if words != ["--version"]]
+    assert {"--nodes=2", "--partition=gpu", "--qos=ci"} <= set(submitted)
+    assert done.steps["clean"].outcome == "success"
+    # Before the run, and after it; what lives elsewhere, or is none of ours, is left alone.
+    assert [f"--name={DEAD}"] * 2 == [words[-1] for words in job.asked("scancel")]
+    assert f"cancelled {DEAD}" in done.steps["clean"].log
+
+
+def test_the_last_step_cleans_after_a_step_that_failed(job: Job) -> None:
+    done = job.run(suite="nowhere.py")
+
+    assert done.exit_code == 4, done.log
+    assert done.steps["clean"].outcome == "success"
+    assert [f"--name={DEAD}"] == [words[-1] for words in job.asked("scancel")]
+
+
+def test_without_a_launcher_there_is_nothing_to_clean(job: Job) -> None:
+    done = job.run(suite="nowhere.py", launcher="")
+
+    assert done.exit_code == 4, done.log
+    assert done.steps["clean"].outcome == "skipped"
+    assert job.asked("scancel") == []
+
+
+def test_a_runner_without_disttest_says_what_it_needs(lab: Lab) -> None:
+    job = Job(lab, installed=False)
+    assert not any(
+        os.access(f"{folder}/disttest", os.X_OK) for folder in job.runner.environment["PATH"].split(":")
+    )
+
+    done = job.run(suite="ddp")
+
+    assert done.exit_code == 4
+    assert "input launcher: the engine is reached from the runner itself" in done.log
+    assert done.steps["clean"].outcome == "skipped"
