@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from disttest.cluster.division import Division, divide
+from disttest.cluster.division import Division, divide, jobs_at_once
 from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import Capacity
 from disttest.cluster.slurm import FIRST_POLL_S, LONGEST_POLL_S
@@ -206,7 +206,7 @@ def sizes(tests: Sequence[TestCase]) -> dict[str, float]:
         return {path.name: path.stat().st_size / 1e6 for path in results.iterdir() if path.is_file()}
 
 
-def one_pool(nodes: int, per_node: int, at_once: int) -> tuple[str, ...]:
+def one_pool(nodes: int, per_node: int, asked: int) -> tuple[str, ...]:
     source = random.Random(nodes)
     tests = [a_test(number, source) for number in range(nodes * per_node)]
     known = durations(tests, source)
@@ -220,6 +220,7 @@ def one_pool(nodes: int, per_node: int, at_once: int) -> tuple[str, ...]:
         limit_s=0.0,
     )
     capacity = Capacity(nodes=nodes, gpus_per_node=GPUS, cpus_per_node=64, engine="model")
+    at_once = jobs_at_once(asked, capacity)
     division = Division(jobs=at_once)
     jobs = divide(tests, known.belief, capacity=capacity, division=division, template=template)
     engine = Engine(nodes, Costs())
@@ -229,7 +230,7 @@ def one_pool(nodes: int, per_node: int, at_once: int) -> tuple[str, ...]:
     return (
         str(nodes),
         str(len(tests)),
-        str(at_once),
+        str(asked or "default"),
         str(len(jobs)),
         f"{engine.now_s:.0f}",
         f"{engine.now_s * nodes * GPUS / gpu_s:.2f}",
@@ -242,6 +243,23 @@ def one_pool(nodes: int, per_node: int, at_once: int) -> tuple[str, ...]:
     )
 
 
+COLUMNS = (
+    *(
+        "nodes",
+        "tests",
+        "--jobs",
+        "jobs",
+        "makespan s",
+        "over bound",
+        "at once",
+        "asked",
+        "per s",
+        "busiest s",
+    ),
+    *("largest job MB", "journal MB", "results MB", "junit MB", "html MB"),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -249,18 +267,22 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 10, 100, 1000])
     parser.add_argument("--tests-per-node", type=int, default=40)
     parser.add_argument(
-        "--jobs", type=int, nargs="+", default=[16, 128, 1024], help="with the engine at once"
+        "--jobs", type=int, nargs="+", default=[16, 0, 1024], help="with the engine at once; 0: the default"
     )
+    parser.add_argument("--markdown", action="store_true", help="as a table for the docs")
     arguments = parser.parse_args()
-    table = Table(
-        *("nodes", "tests", "--jobs", "jobs", "makespan s", "over bound", "at once", "asked", "per s"),
-        *("busiest s", "largest job MB", "journal MB", "results MB", "junit MB", "html MB"),
-    )
-    console = Console(width=160)
-    for nodes in arguments.nodes:
-        for at_once in arguments.jobs:
-            table.add_row(*one_pool(nodes, arguments.tests_per_node, at_once))
-    console.print(table)
+    rows = [
+        one_pool(nodes, arguments.tests_per_node, at_once)
+        for nodes in arguments.nodes
+        for at_once in arguments.jobs
+    ]
+    if arguments.markdown:
+        print(*(f"| {' | '.join(row)} |" for row in (COLUMNS, ["--"] * len(COLUMNS), *rows)), sep="\n")
+        return
+    table = Table(*COLUMNS)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,15 @@ START_S = 120.0
 LEAST_LIMIT_S = 600.0
 
 
+FEWEST_JOBS, MOST_JOBS = 16, 128
+"""With the engine at once, unless a number is asked for: each is a process and a thread of the client."""
+
+
+def jobs_at_once(asked: int, capacity: Capacity) -> int:
+    """How many jobs a client has with its engine; 0 asks for as many as keep the pool busy."""
+    return asked or min(MOST_JOBS, max(FEWEST_JOBS, capacity.nodes))
+
+
 class Division(Frozen):
     """How to divide."""
 

@@ -18,7 +18,7 @@ import msgspec
 import disttest
 from disttest.cluster.book import Book
 from disttest.cluster.conductor import Conductor, Expected, Limits, conduct
-from disttest.cluster.division import Division, divide
+from disttest.cluster.division import Division, divide, jobs_at_once
 from disttest.cluster.fingerprint import digest_tests, versions_here
 from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import Capacity, EngineEnd, EngineState, Launcher
@@ -57,8 +57,8 @@ class ClusterRequest(Frozen):
     shard: int | None = None
     nodes: int = 1
     """Over how many nodes a world is spread that does not say so itself."""
-    jobs: int = 16
-    """Jobs that are with the engine at once, at most."""
+    jobs: int = 0
+    """Jobs that are with the engine at once, at most; 0: as many as keep its nodes busy."""
     gpus_per_node: int = 0
     job_limit_s: float = 0.0
     limits: Limits = Limits()
@@ -99,7 +99,7 @@ def run_on_cluster(
     tests = collection.tests
     template = _template(request, options, run_id, host)
     division = Division(
-        jobs=request.jobs,
+        jobs=jobs_at_once(request.jobs, capacity),
         gpus_per_node=request.gpus_per_node,
         limit_s=request.job_limit_s,
         deadline_s=options.deadline,
@@ -110,7 +110,7 @@ def run_on_cluster(
         job.job_id: Expected(versions=versions_here(), digest=digest_tests(job.tests, root)) for job in jobs
     }
     with _Stop(options.deadline) as stop:
-        _conduct_all(jobs, expected, request, options, launcher, book, stop)
+        _conduct_all(jobs, expected, request, division.jobs, options, launcher, book, stop)
     _end(book, results, stop)
     journal.close()
     return fold(read_events(results / FILE_NAME))
@@ -217,6 +217,7 @@ def _conduct_all(
     jobs: Sequence[JobSpec],
     expected: dict[str, Expected],
     request: ClusterRequest,
+    at_once: int,
     options: RunOptions,
     launcher: Launcher,
     book: Book,
@@ -227,7 +228,7 @@ def _conduct_all(
         return
     for job in jobs:
         book.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
-    at_once = min(request.jobs, len(jobs))
+    at_once = min(at_once, len(jobs))
     if (room := room_for(at_once)) < at_once:
         book.noted(
             f"{room} jobs at once instead of {at_once}: the limit on open files (ulimit -n) lets no more be held"

@@ -55,7 +55,9 @@ CLUSTER_OPTIONS = (
     ClusterOption(
         "engine-args", "ARGS", "More arguments for srun, quoted as in a shell, such as --qos=ci --mem=64G."
     ),
-    ClusterOption("jobs", "N", "Jobs with the engine at once (default: 16).", Takes.COUNT, 16),
+    ClusterOption(
+        "jobs", "N", "Jobs with the engine at once (default: one for each node, 16 to 128).", Takes.WHOLE, 0
+    ),
     ClusterOption(
         "gpus-per-node",
         "N",

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.cluster.agent_command import travelling
+from disttest.cluster.division import jobs_at_once
 from disttest.cluster.fingerprint import disagreement
 from disttest.cluster.job import JobKind, JobShape, JobSpec, decode_job, encode_job
-from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.launcher import Capacity, EngineEnd, EngineState
 from disttest.cluster.local import LocalLauncher
 from disttest.cluster.names import dead_names, new_run_id
 from disttest.cluster.pipes import room_for
@@ -330,6 +331,15 @@ class TestQueue:
         queue = SlurmQueue({})
         assert queue.line("a", fresh_s=1.0) is None
         assert queue.final_line("a") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "jobs"), [(0, 2, 16), (0, 60, 60), (0, 999, 128), (3, 60, 3), (500, 2, 500)]
+)
+def test_a_client_has_a_job_for_each_node_unless_asked_for_a_number(
+    asked: int, nodes: int, jobs: int
+) -> None:
+    assert jobs_at_once(asked, Capacity(nodes=nodes, gpus_per_node=8, cpus_per_node=8, engine="")) == jobs
 
 
 class TestRoom:

@@ -195,7 +195,7 @@ def test_another_spread_than_the_plans_is_refused() -> None:
 
 
 def test_without_a_grant_nothing_changes() -> None:
-    assert ("", 16) == tuple(taken(grant=None)[name] for name in ("launcher", "jobs"))
+    assert ("", 0) == tuple(taken(grant=None)[name] for name in ("launcher", "jobs"))
     with pytest.raises(UsageError, match="--nodes 2 needs an engine"):
         taken("--nodes", "2", grant=None)
 
