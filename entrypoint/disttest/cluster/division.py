@@ -42,6 +42,8 @@ class Division(Frozen):
     """Of the whole run; 0: none."""
     retries: int = 0
     """How often a test may be tried again."""
+    failed: frozenset[str] = frozenset()
+    """Tests that go first."""
 
 
 def divide(
@@ -64,6 +66,7 @@ def divide(
     pool = NodePool(
         nodes=capacity.nodes, gpus_per_node=capacity.gpus_per_node, cpus_per_node=capacity.cpus_per_node
     )
+    allocated = allocate(tests, timings, pool, at_once=division.jobs, failed=division.failed)
     return tuple(
         msgspec.structs.replace(
             template,
@@ -77,8 +80,10 @@ def divide(
             tests=made.tests,
             worlds=made.worlds,
             limit_s=_limit_s(made.tests, timings, capacity, division),
+            expected_s=tuple(map(timings.expect, made.tests)) if timings.known else (),
+            failed=tuple(n for n, test in enumerate(made.tests) if test.nodeid in division.failed),
         )
-        for number, made in enumerate(allocate(tests, timings, pool, at_once=division.jobs), 1)
+        for number, made in enumerate(allocated, 1)
     )
 
 

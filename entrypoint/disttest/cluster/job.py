@@ -51,6 +51,10 @@ class JobSpec(Frozen):
     """Wall time after which the engine ends the job."""
     worlds: tuple[tuple[int, ...], ...] = ()
     """For a job of kind ``world``: which tests (by index) share a world, in order. A lease decides for itself."""
+    expected_s: tuple[float, ...] = ()
+    """What each test is expected to take; empty when nothing is known. A lease schedules by it."""
+    failed: tuple[int, ...] = ()
+    """Which tests (by index) go first, as they failed the last time."""
     flags: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of the run, by field name."""
     pytest_arguments: tuple[str, ...] = ()

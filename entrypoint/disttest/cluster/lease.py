@@ -16,9 +16,18 @@ from disttest.cluster.place import Place
 from disttest.cluster.streams import log_texts
 from disttest.cluster.wire import JournalLine, NodeReady
 from disttest.host.process import spawn_child
-from disttest.model import TestCase
+from disttest.model import Outcome, TestCase, TestResult
 from disttest.planning.options import OPTIONS
-from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestCollected, TestFinished
+from disttest.planning.timings import UNKNOWN_S
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Event,
+    Noted,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+)
 from disttest.results.journal import FILE_NAME, run_clock
 from disttest.running.protocol import Message
 
@@ -27,6 +36,20 @@ _HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
 """Events that come before the first test runs."""
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def timings_journal(job: JobSpec) -> bytes:
+    """What the client knows of the tests, as the journal of an earlier run."""
+    events: list[Event] = []
+    expected_s = job.expected_s or (UNKNOWN_S,) * len(job.tests)
+    for number, (test, seconds) in enumerate(zip(job.tests, expected_s, strict=True)):
+        events.append(TestCollected(at_s=0.0, test=test))
+        passed = TestResult(nodeid=test.nodeid, outcome=Outcome.PASSED, duration_s=seconds)
+        events.append(TestFinished(at_s=0.0, result=passed))
+        if number in job.failed:  # after that
+            again = TestResult(nodeid=test.nodeid, outcome=Outcome.FAILED, started_at_s=1.0)
+            events.append(TestFinished(at_s=1.0, result=again))
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
 
 
 class LeaseWork:
@@ -54,6 +77,10 @@ class LeaseWork:
         flags = {"slots": str(job.shape.ranks_per_node), **job.flags, "results": str(self._results)}
         given = [f"--{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        if job.expected_s or job.failed:
+            timings = folder / "timings.jsonl"
+            timings.write_bytes(timings_journal(job))
+            given += [f"--timings={timings}", *(["--failed-first"] if job.failed else [])]
         return [
             sys.executable,
             "-m",

@@ -66,6 +66,7 @@ class ClusterRequest(Frozen):
     image: str = ""
     directory: str = ""
     shared_dir: str = ""
+    failed_first: bool = False
     ports: tuple[int, int] = (0, 0)
 
 
@@ -104,6 +105,7 @@ def run_on_cluster(
         limit_s=request.job_limit_s,
         deadline_s=options.deadline,
         retries=options.retries,
+        failed=timings.failed if request.failed_first else frozenset(),
     )
     jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
     expected = {

@@ -200,6 +200,7 @@ def run_cluster(
         pytest_arguments=tuple(pytest_arguments),
         # Files of this machine: what they select is settled here, and travels as a list of tests.
         collection_arguments=tuple(selection.pytest_arguments()),
+        failed_first=selection.failed_first,
         invocation=invocation,
         plan_id=selection.plan.plan_id if selection.plan else "",
         shard=selection.shard if selection.plan else None,

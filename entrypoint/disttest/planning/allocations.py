@@ -5,7 +5,7 @@ An engine queues, places and packs the allocations; here it is only decided whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapreplace
 
 from disttest.model import Frozen, Gang, TestCase
@@ -56,6 +56,7 @@ def allocate(
     *,
     at_once: int,
     least_s: float = LEAST_LEASE_S,
+    failed: Collection[str] = (),
 ) -> tuple[Allocation, ...]:
     """The allocations of a run, largest first.
 
@@ -65,11 +66,12 @@ def allocate(
         pool: where they run; no more allocations of a shape come out than it could hold at once.
         at_once: the same, as a number.
         least_s: work that is worth a lease of its own, in seconds.
+        failed: node ids that go first; a lease sees to that by itself.
     """
     spanning = [test for test in tests if test.world and test.world.nodes > 1]
     single = [test for test in tests if not test.world or test.world.nodes == 1]
     made = [
-        *_spanning(spanning, timings, pool, at_once),
+        *_spanning(spanning, timings, pool, at_once, failed),
         *_leases(single, timings, pool, at_once, least_s),
     ]
     return tuple(sorted(made, key=lambda each: -each.width))
@@ -79,12 +81,12 @@ def allocate(
 
 
 def _spanning(
-    tests: Sequence[TestCase], timings: Timings, pool: NodePool, at_once: int
+    tests: Sequence[TestCase], timings: Timings, pool: NodePool, at_once: int, failed: Collection[str]
 ) -> Iterable[Allocation]:
     """Worlds of one shape share allocations: one is dearer than a world in one that is there already."""
     by_id = {test.nodeid: test for test in tests}
     by_shape: dict[tuple[int, int, str], list[Gang]] = {}
-    for gang in build_gangs(tests, timings, slots=1):
+    for gang in build_gangs(tests, timings, slots=1, failed=failed):
         shape = gang.shape
         by_shape.setdefault((shape.nodes, shape.ranks_per_node, shape.device), []).append(gang)
     for (nodes, ranks, device), gangs in by_shape.items():
@@ -116,7 +118,7 @@ def _deal(gangs: Sequence[Gang], parts: int) -> list[list[Gang]]:
         load_s, part = loads[0]
         heapreplace(loads, (load_s + max(gang.expected_s, 0.001), part))
         dealt[part].append(gang)
-    return [sorted(part, key=lambda gang: gang.gang_id) for part in dealt if part]
+    return [sorted(part, key=lambda gang: (not gang.urgent, gang.gang_id)) for part in dealt if part]
 
 
 # --- leases

@@ -65,6 +65,11 @@ class Timings:
         self.failed = frozenset(test for test, bad in last.items() if bad)
         """The tests whose last attempt failed."""
 
+    @property
+    def known(self) -> bool:
+        """Whether anything is."""
+        return bool(self._levels)
+
     def expect(self, test: TestCase) -> float:
         """How long a test is expected to take, the start of its world not included.
 

@@ -12,9 +12,11 @@ from disttest.cluster.conductor import Expected, Limits, conduct
 from disttest.cluster.fake import FakeLauncher
 from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import EngineEnd, EngineState
+from disttest.cluster.lease import timings_journal
 from disttest.cluster.leasing import LeaseConductor
 from disttest.cluster.wire import JournalLine, NodeDone, NodeReady, TakeJob, ToNode, Versions
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.results.durations import read_timings
 from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
@@ -127,3 +129,15 @@ def test_what_was_to_be_tried_again_when_the_lease_was_lost_has_failed(tmp_path:
 
     assert [(Outcome.FAILED, "boom")] == attempts(run, "one")
     assert any(note.startswith("one: not tried again: ") for note in run.notes)
+
+
+def test_a_lease_schedules_by_what_the_client_knows(tmp_path: Path) -> None:
+    file = tmp_path / "timings.jsonl"
+    job = msgspec.structs.replace(JOB, expected_s=(3.0, 0.5), failed=(1,))
+    file.write_bytes(timings_journal(job))
+
+    timings, warnings = read_timings([file], now_s=10.0, hardware="some GPU, and another world")
+
+    assert () == warnings
+    assert [3.0, 0.5] == [timings.expect(test) for test in JOB.tests]
+    assert {"two"} == timings.failed

@@ -52,6 +52,16 @@ class TestAllocations:
         assert [3, 3] == [len(each.tests) for each in made]
         assert all(sorted(n for world in each.worlds for n in world) == [0, 1, 2] for each in made)
 
+    def test_worlds_with_tests_that_failed_go_first(self) -> None:
+        tests = [
+            case(f"b{number}", 16, nodes=4, file=f"f{number}.py", warm=True, backend="nccl", device="cuda")
+            for number in range(9)
+        ]
+
+        (made,) = allocate(tests, Timings(), POOL, at_once=1, failed={tests[7].nodeid})
+
+        assert tests[7] == made.tests[made.worlds[0][0]]
+
     def test_short_work_is_one_lease_as_wide_as_its_widest_world(self) -> None:
         tests = [wide("a", 4), *(wide(f"b{number}", 1) for number in range(9))]
 
