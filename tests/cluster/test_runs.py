@@ -321,6 +321,43 @@ def _busy(lab: ClusterLab) -> Iterator[None]:
         blocker.wait(20)
 
 
+def test_a_plan_asks_slurm_and_its_shards_are_submitted(lab: ClusterLab) -> None:
+    """The fake GPUs of the cluster can be held and not used: the plan is for its processors."""
+    lab.write(test_plan=PLANNED)
+    plan = ("test_plan.py", "--device", "cpu", "--pool", "big:slurm:test", "--matrix", "-")
+    planned = lab.start("plan", *plan).wait()
+    assert planned.exit_code == 0, planned.output
+    assert '"name":"big-1","pool":"big","labels":["big"],"shard":1,"launcher":"slurm","nodes":2' in (
+        planned.output
+    )
+    run = lab.start(
+        "run", "test_plan.py", "--device", "cpu", "--plan", "plan.json", "--shard", "1", "--retries", "1"
+    ).wait()
+    assert run.exit_code == 0, run.output
+    (flaky,) = run.run.tests
+    assert [attempt.outcome for attempt in flaky.attempts] == [Outcome.FAILED, Outcome.PASSED]
+    assert {rank.node for rank in flaky.final.ranks} == {"n1", "n2"}
+
+
+PLANNED = """
+    from pathlib import Path
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.nodes(2)
+    def test_spans(world):
+        first = not Path(f"been-{world.rank}").exists()
+        Path(f"been-{world.rank}").touch()
+        assert not first or world.rank == 0, "not yet"
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    def test_on_one_node(world):
+        dist.barrier()
+"""
+
+
 class TestRefused:
     def test_more_nodes_than_there_are(self, lab: ClusterLab) -> None:
         lab.write(test_waits=WAITS)
@@ -339,6 +376,17 @@ class TestRefused:
         run = lab.on_slurm("test_waits.py", *SPAN, "--partition", "nope").wait()
         assert run.exit_code == 8
         assert "Partition nope not found" in run.output
+
+    def test_a_controller_that_does_not_answer(self, lab: ClusterLab) -> None:
+        lab.write(test_waits=WAITS)
+        lab.cluster.kill_controller()
+        try:
+            run = lab.on_slurm("test_waits.py", *SPAN).wait()
+        finally:
+            lab.cluster.start_controller()
+        assert run.exit_code == 8, run.output
+        assert "Slurm says: " in run.output
+        assert "Unable to contact slurm controller" in run.output
 
     def test_slurm_is_not_installed(self, lab: ClusterLab) -> None:
         lab.write(test_waits=WAITS)

@@ -22,14 +22,11 @@ def cost_lines(run: RunResult) -> list[CostLine]:
         return []
     cost = cost_of(run)
     minutes = "GPU-minutes" if cost.unit == "GPU" else f"{cost.unit} minutes"
-    lines = [
-        CostLine(
-            minutes,
-            f"{_minutes(cost.used_minutes)} in tests, {_minutes(cost.startup_minutes)} lost to starting and ending "
-            f"worlds, {_minutes(cost.idle_minutes)} idle ({cost.idle_share:.0%} of {count(cost.slots, cost.unit)})",
-        ),
-        CostLine("makespan", _makespan(cost)),
-    ]
+    spent = f"{_minutes(cost.used_minutes)} in tests, {_minutes(cost.startup_minutes)} lost to starting and ending worlds"
+    if not cost.slots:  # an engine has them: nobody knows here what idled
+        return [CostLine(minutes, spent), CostLine("makespan", duration(cost.makespan_s))]
+    idle = f"{_minutes(cost.idle_minutes)} idle ({cost.idle_share:.0%} of {count(cost.slots, cost.unit)})"
+    lines = [CostLine(minutes, f"{spent}, {idle}"), CostLine("makespan", _makespan(cost))]
     more, fewer = f"one {cost.runners} more", f"one {cost.runners} fewer"
     if cost.with_one_more_s is not None:
         lines.append(CostLine(more, _instead(cost.with_one_more_s, cost)))

@@ -79,7 +79,9 @@ def cost_of(run: RunResult) -> Cost:
     )
     makespan_s, offered_s = _window(run)
     more_s, fewer_s = _what_if(run, worlds, makespan_s)
-    unit = "GPU" if run.hardware.gpus else "CPU slot"
+    # The machine that submits to an engine has no GPUs; its worlds do.
+    on_gpus = bool(run.hardware.gpus) or any(world.shape.device != "cpu" for world in run.worlds)
+    unit = "GPU" if on_gpus else "CPU slot"
     return Cost(
         unit=unit,
         slots=run.slots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from sample_runs import EPOCH_S, SampleRun
 
@@ -39,6 +40,16 @@ def test_the_makespan_stands_against_the_least_that_is_needed():
     lines = dict(cost_lines(run_of(gpus=4, worlds=8)))
 
     assert "times the least that these worlds need (2 min 0" in lines["makespan"]
+
+
+def test_of_an_engines_slots_nothing_is_said_but_what_was_held():
+    run = msgspec.structs.replace(run_of(gpus=4, worlds=8), slots=0)
+
+    (_, fact), (_, makespan) = cost_lines(run)
+
+    assert fact.startswith("8.00 in tests, ")
+    assert fact.endswith(" lost to starting and ending worlds")
+    assert makespan.startswith("2 min 0")
 
 
 def test_one_more_and_one_fewer():
