@@ -379,7 +379,7 @@ class TestRefused:
 
     def test_a_controller_that_does_not_answer(self, lab: ClusterLab) -> None:
         lab.write(test_waits=WAITS)
-        lab.cluster.kill_controller()
+        lab.cluster.stop_controller()
         try:
             run = lab.on_slurm("test_waits.py", *SPAN).wait()
         finally:

@@ -147,6 +147,11 @@ class SlurmCluster:
         self._daemons["slurmctld"].kill()
         self._daemons.pop("slurmctld").wait(10)
 
+    def stop_controller(self) -> None:
+        """End slurmctld as its administrator would: what it knows is written down."""
+        self._daemons["slurmctld"].terminate()
+        self._daemons.pop("slurmctld").wait(30)
+
     def start_controller(self) -> None:
         """Start slurmctld; it goes on with the state of an earlier one."""
         self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
