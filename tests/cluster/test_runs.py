@@ -293,7 +293,22 @@ def test_the_time_limit_of_a_job(lab: ClusterLab) -> None:
     assert run.exit_code == 7, run.output
     result = run.result("test_waits[4")
     assert result.cause is Cause.INFRASTRUCTURE
-    assert re.search("time limit|SIGTERM", result.message), result.message
+    assert "time limit: " in result.message, result.message
+    assert "--job-limit" in result.message
+
+
+def test_a_job_that_is_preempted(lab: ClusterLab) -> None:
+    lab.write(test_waits=WAITS)
+    run = lab.on_slurm("test_waits.py", *SPAN)
+    run.await_file(lab.folder / "here")
+    urgent = lab.cluster.on_login("srun", "-J", "other", "-p", "urgent", "-N2", "--exclusive", "true")
+    assert urgent.returncode == 0, urgent.stderr
+    run.wait()
+    assert run.exit_code == 7, run.output
+    assert run.result("test_before[4").outcome is Outcome.PASSED
+    result = run.result("test_waits[4")
+    assert result.cause is Cause.INFRASTRUCTURE
+    assert "preempted: " in result.message, result.message
 
 
 def test_a_queue_that_is_full(lab: ClusterLab) -> None:

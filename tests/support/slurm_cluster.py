@@ -342,6 +342,8 @@ def _slurm_conf(cluster: SlurmCluster) -> str:
         SelectTypeParameters=CR_CPU
         SlurmdParameters=config_overrides
         GresTypes=gpu
+        PreemptType=preempt/partition_prio
+        PreemptMode=CANCEL
         ReturnToService=2
         SchedulerParameters=sched_interval=1,sched_min_interval=1000,batch_sched_delay=0
         SlurmdTimeout=300
@@ -350,4 +352,5 @@ def _slurm_conf(cluster: SlurmCluster) -> str:
         TaskProlog={folder}/task-prolog
         """)
         + f"{nodes}\nPartitionName=test Nodes={names} Default=YES MaxTime=60 State=UP OverSubscribe=NO\n"
+        + f"PartitionName=urgent Nodes={names} PriorityTier=10 MaxTime=60 State=UP OverSubscribe=NO\n"
     )

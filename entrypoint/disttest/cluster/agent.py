@@ -26,6 +26,7 @@ from disttest.cluster.lease import LeaseWork
 from disttest.cluster.place import Place
 from disttest.cluster.share_work import ShareWork
 from disttest.cluster.wire import (
+    ENGINE_ENDED,
     Alive,
     CancelJob,
     LineWriter,
@@ -239,7 +240,7 @@ class Agent:
     def _note_signal(self, wakeup: int) -> None:
         with contextlib.suppress(BlockingIOError):
             for number in os.read(wakeup, 64):
-                self._reason = self._reason or f"the engine ended the job ({signal_name(number)})"
+                self._reason = self._reason or f"{ENGINE_ENDED} ({signal_name(number)})"
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from disttest.cluster.launcher import (
     RunDescription,
 )
 from disttest.cluster.wire import (
+    ENGINE_ENDED,
     FromNode,
     LineReader,
     LogText,
@@ -51,6 +52,13 @@ Longer only when the engine's controller is away. All verdicts are there then; t
 running, since ending it would leave the allocation to nobody: it hands the nodes back when the controller returns.
 """
 _OUTPUT_KEPT = 30
+_ENGINES_WORD = (
+    EngineState.TIME_LIMIT,
+    EngineState.PREEMPTED,
+    EngineState.OUT_OF_MEMORY,
+    EngineState.NODE_LOST,
+)
+"""Why an engine ends a job that its client did not want to end: it knows more than the nodes that it told to."""
 
 
 class Limits(Frozen):
@@ -105,6 +113,7 @@ class Conductor(ABC):
         self._said_s = clock()
         self._engine = RunDescription(engine="", engine_id="", name=job.name, state=EngineState.QUEUED)
         self._output: list[str] = []
+        self._ended_by_engine = False
 
     # --- for `conduct`
 
@@ -175,6 +184,8 @@ class Conductor(ABC):
     def close(self, end: EngineEnd) -> None:
         """The job has ended: judge what has no verdict yet."""
         final = self.failure or end
+        if self._ended_by_engine and end.state in _ENGINES_WORD:
+            final = end
         if self._output and not self._ready and not self.refusal:
             final = msgspec.structs.replace(final, advice=f"{final.advice}\n" + "\n".join(self._output))
         self.settle(final)
@@ -219,6 +230,7 @@ class Conductor(ABC):
 
     def _on_done(self, node: int, reason: str) -> None:
         self._done.add(node)
+        self._ended_by_engine = self._ended_by_engine or reason.startswith(ENGINE_ENDED)
         if reason:
             name = self._ready[node].host if node in self._ready else f"number {node}"
             self.fail(EngineState.NODE_LOST, f"node {name}: {reason}")

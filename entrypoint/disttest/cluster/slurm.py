@@ -44,6 +44,7 @@ KILL_LIMIT_S = 20.0
 FIRST_POLL_S = 1.0
 LONGEST_POLL_S = 30.0
 _COMPLAINTS_KEPT = 50
+_WHY_CANCELLED = (EngineState.TIME_LIMIT, EngineState.PREEMPTED, EngineState.OUT_OF_MEMORY)
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
@@ -163,6 +164,10 @@ class SlurmRun:
         if self._verdict is not None:
             return _replace_end(self._verdict, code)
         if self._cancelled:
+            # What Slurm said before may be why it was cancelled. It is not asked: this has to be quick.
+            said = words.end_of(None, self._complaints, code or 1, started=self._started)
+            if said.state in _WHY_CANCELLED:
+                return _replace_end(said, code)
             return EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled, exit_code=code)
         seen = self._queue.final_line(self._job.name)
         return words.end_of(seen, self._complaints, code, started=self._started)

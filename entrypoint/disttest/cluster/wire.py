@@ -129,6 +129,10 @@ class Alive(Message):
     """Nothing else to say."""
 
 
+ENGINE_ENDED = "the engine ended the job"
+"""Begins a node's reason where the engine told it to end; the engine may say why."""
+
+
 class NodeDone(Message):
     """Its last word: nothing of the job runs on this node any more."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from disttest.cluster.book import Book
 from disttest.cluster.conductor import Expected, Limits, conduct
@@ -14,7 +15,7 @@ from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import EngineEnd, EngineState
 from disttest.cluster.lease import timings_journal
 from disttest.cluster.leasing import LeaseConductor
-from disttest.cluster.wire import JournalLine, NodeDone, NodeReady, TakeJob, ToNode, Versions
+from disttest.cluster.wire import ENGINE_ENDED, JournalLine, NodeDone, NodeReady, TakeJob, ToNode, Versions
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.results.durations import read_timings
 from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
@@ -141,3 +142,30 @@ def test_a_lease_schedules_by_what_the_client_knows(tmp_path: Path) -> None:
     assert () == warnings
     assert [3.0, 0.5] == [timings.expect(test) for test in JOB.tests]
     assert {"two"} == timings.failed
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "words"),
+    [
+        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.TIME_LIMIT, "time limit: its minutes are over"),
+        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.PREEMPTED, "preempted: its minutes are over"),
+        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.CANCELLED, "node lost: node n1: the engine ended the job"),
+        ("the disk is full", EngineState.TIME_LIMIT, "node lost: node n1: the disk is full"),
+    ],
+)
+def test_the_engines_word_counts_where_it_told_the_node_to_end(
+    tmp_path: Path, reason: str, state: EngineState, words: str
+) -> None:
+    journal = Journal(tmp_path / FILE_NAME)
+    book = Book(journal, tmp_path, lambda _line: None)
+    for test in JOB.tests:
+        book.event(TestCollected(at_s=0.0, test=test))
+    expected = Expected(versions=VERSIONS, digest="d")
+    conductor = LeaseConductor(JOB, book, expected, Limits(), lambda: 0.0)
+    conductor.hear(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
+    conductor.hear(0, NodeDone(reason=reason))
+    conductor.close(EngineEnd(state=state, reason="its minutes are over"))
+    journal.close()
+
+    (message, _) = [test.final.message for test in fold(read_events(tmp_path / FILE_NAME)).tests]
+    assert words in message
