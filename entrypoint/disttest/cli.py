@@ -110,7 +110,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     invocation = Invocation(
         cwd=str(Path.cwd()),
         bundled=resolved.bundled,
-        options=given_options(flags),
+        options=given_options(flags) | cluster.record(),
         pytest_args=tuple(pytest_args),
     )
     if cluster.launcher:

@@ -128,6 +128,7 @@ def test_attempts_on_one_node_are_kept_too(lease: Ended) -> None:
     assert [Outcome.FAILED, Outcome.FAILED] == attempts(lease, "test_always")
     assert [Cause.TEST] == [test.final.cause for test in lease.run.bad]
     assert "--flaky=fail: 1 test passed only when tried again" in lease.output
+    assert "test_always[2xgloo]' --world-sizes 2 --backend gloo --device cpu --launcher=local" in lease.output
 
 
 def test_the_shards_are_one_run_in_the_end(spanning: Ended, lease: Ended) -> None:

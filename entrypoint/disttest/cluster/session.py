@@ -237,7 +237,9 @@ def _conduct_all(
         )
     with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
         running = [
-            pool.submit(_conduct_one, _conductor(job, expected, request, options, book), launcher, stop)
+            pool.submit(
+                _conduct_one, job, expected[job.job_id], request.limits, options, launcher, book, stop
+            )
             for job in jobs
         ]
         while any(not each.done() for each in running):
@@ -246,21 +248,25 @@ def _conduct_all(
         each.result()
 
 
-def _conductor(
-    job: JobSpec, expected: dict[str, Expected], request: ClusterRequest, options: RunOptions, book: Book
-) -> Conductor:
+def _conduct_one(
+    job: JobSpec,
+    expected: Expected,
+    limits: Limits,
+    options: RunOptions,
+    launcher: Launcher,
+    book: Book,
+    stop: _Stop,
+) -> None:
     kind: type[SpanningConductor | LeaseConductor] = (
         SpanningConductor if job.kind is JobKind.WORLD else LeaseConductor
     )
-    return kind(job, book, expected[job.job_id], request.limits, time.monotonic, options)
-
-
-def _conduct_one(conductor: Conductor, launcher: Launcher, stop: _Stop) -> None:
+    # It counts the time in the queue from here on.
+    conductor: Conductor = kind(job, book, expected, limits, time.monotonic, options)
     if why := stop():
         conductor.close(EngineEnd(state=EngineState.CANCELLED, reason=why))
         return
     try:
-        run = launcher.start(conductor.job)
+        run = launcher.start(job)
     except DisttestError as error:
         conductor.refuse(str(error))
         conductor.close(EngineEnd(state=EngineState.REJECTED, reason=str(error)))

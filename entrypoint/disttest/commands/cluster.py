@@ -35,6 +35,17 @@ class ClusterChoice(Frozen):
     launcher: str
     given: dict[str, Any]
 
+    def record(self) -> dict[str, str]:
+        """Option -> value for the record of the run, as far as they were given; of several one a line."""
+        if not self.launcher:
+            return {}
+        chosen = {
+            option.name: "\n".join(value) if option.takes is Takes.MANY else str(value)
+            for option in CLUSTER_OPTIONS
+            if option.name != "launcher" and (value := self.given[option.field]) and value != option.default
+        }
+        return {"launcher": self.launcher, **chosen}
+
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command these options."""

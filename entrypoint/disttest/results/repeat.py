@@ -13,9 +13,13 @@ from itertools import pairwise
 from typing import Protocol
 
 from disttest.model import Invocation, Kind, TestCase
+from disttest.planning.cluster_options import CLUSTER_OPTIONS, Takes
 
 KEPT = ("isolation", "verdict", "timeout", "grace", "seed")
 """Options that are repeated as they were given; those that make the world come from the test itself."""
+
+PATIENCE = ("jobs", "job-limit", "queue-limit", "silence-limit")
+"""Options of a cluster that decide nothing for one test."""
 
 _DROPPED_WITH_VALUE = (
     "-k",
@@ -71,6 +75,7 @@ def repeat_command(test: TestCase, run: Run) -> str:
     for name in KEPT:
         if value := asked.options.get(name):
             words += [f"--{name}", value]
+    words += _cluster(asked)
     if extra := tuple(keep_pytest_args(asked.pytest_args)):
         words += ["--", *extra]
     return " ".join(map(quote, words))
@@ -94,6 +99,18 @@ def _world(test: TestCase) -> Iterator[str]:
     yield from ("--backend", test.world.backend)
     if test.world.backend != "nccl":  # which has no other device
         yield from ("--device", test.world.device)
+
+
+def _cluster(asked: Invocation) -> Iterator[str]:
+    """The engine and what it was asked for; nothing of a run on one machine."""
+    if not asked.options.get("launcher"):
+        return
+    for option in CLUSTER_OPTIONS:
+        if option.name in PATIENCE or not (value := asked.options.get(option.name)):
+            continue
+        for each in value.splitlines() if option.takes is Takes.MANY else [value]:
+            # One word, as these values may begin with a dash.
+            yield f"--{option.name}={each}"
 
 
 def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:

@@ -168,7 +168,7 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     @cluster_options
     def command(**given: Any) -> None:
         choice = take_cluster(given, grant)
-        chosen.update(choice.given, launcher=choice.launcher)
+        chosen.update(choice.given, launcher=choice.launcher, record=choice.record())
 
     command.main(list(arguments), standalone_mode=False)
     return chosen
@@ -181,6 +181,32 @@ def test_a_shard_brings_its_engine_and_is_one_allocation() -> None:
     given = taken(grant=GRANT)
 
     assert ("slurm", "gpu", 2, 1) == tuple(given[name] for name in ("launcher", "partition", "nodes", "jobs"))
+
+
+def test_what_was_asked_of_a_cluster_is_on_record_as_far_as_it_was_given() -> None:
+    words = (
+        "--launcher",
+        "slurm",
+        "--nodes",
+        "2",
+        "--image",
+        "ours",
+        "--mount",
+        "/a",
+        "--mount",
+        "/b",
+        "--job-limit",
+        "9",
+    )
+    assert taken(*words, grant=None)["record"] == {
+        "launcher": "slurm",
+        "nodes": "2",
+        "job-limit": "9.0",
+        "image": "ours",
+        "mount": "/a\n/b",
+    }
+    assert {"partition": "gpu", "nodes": "2"}.items() <= taken(grant=GRANT)["record"].items()
+    assert taken("--partition", "gpu", grant=None)["record"] == {}
 
 
 def test_what_the_command_line_says_of_the_engine_wins() -> None:

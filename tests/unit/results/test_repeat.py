@@ -52,6 +52,24 @@ def test_a_class_that_starts_its_ranks_has_its_own_size():
     assert "--world-sizes" not in repeat_command(case(kind=Kind.MAIN), run())
 
 
+def test_a_test_of_a_cluster_is_repeated_there():
+    options = {
+        "launcher": "slurm",
+        "nodes": "2",
+        "engine-args": "--qos=ci --mem=64G",
+        "mount": "/a\n/b:/b",
+        "jobs": "7",
+        "queue-limit": "9.0",
+    }
+
+    command = repeat_command(case(), run(options=options))
+
+    assert command.endswith(
+        "--launcher=slurm --nodes=2 '--engine-args=--qos=ci --mem=64G' --mount=/a --mount=/b:/b"
+    )
+    assert "--nodes" not in repeat_command(case(), run(options={"nodes": "2"}))
+
+
 def test_an_ordinary_test_has_no_world():
     assert "disttest run tests/test_a.py::test_a" == repeat_command(
         case("tests/test_a.py::test_a", world=None), run()
