@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from disttest.errors import NotEnoughDevices, UsageError
+from disttest.errors import EngineError, NotEnoughDevices, UsageError
 from disttest.model import Frozen, TestCase
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
@@ -113,7 +113,12 @@ def _size(text: str, words: str) -> Size:
 def _asked(text: str, engine: str, partition: str, ask: Ask | None) -> Size:
     if ask is None:
         raise UsageError(f"--pool {text!r} does not say how large the pool is; write {ENGINE_FORM}")
-    return ask(engine, partition)
+    try:
+        return ask(engine, partition)
+    except EngineError as error:
+        raise EngineError(
+            f"--pool {text!r}: {error}. Say what the pool has (NAME:{engine}:PARTITION:NODESxGPUS), and nobody is asked"
+        ) from error
 
 
 def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | None = None) -> tuple[Pool, ...]:

@@ -177,8 +177,11 @@ class TestWords:
         def refuse(_engine: str, _partition: str) -> Size:
             raise EngineError("Slurm says: no such partition")
 
-        with pytest.raises(EngineError, match="no such partition"):
+        with pytest.raises(EngineError, match="no such partition") as caught:
             parse_pools(["big:slurm:gpu"], (), refuse)
+
+        assert "--pool 'big:slurm:gpu': Slurm says" in str(caught.value)
+        assert "Say what the pool has (NAME:slurm:PARTITION:NODESxGPUS)" in str(caught.value)
 
 
 class TestPlans:
