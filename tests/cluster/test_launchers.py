@@ -17,7 +17,8 @@ from disttest.cluster.fake import FakeLauncher
 from disttest.cluster.job import JobKind, JobShape, JobSpec
 from disttest.cluster.launcher import Changed, Ended, EngineState, Launcher, Output, Run
 from disttest.cluster.local import LocalLauncher
-from disttest.cluster.slurm import SlurmLauncher, SlurmOptions
+from disttest.cluster.slurm import SlurmLauncher
+from disttest.cluster.slurm_submission import SlurmOptions
 from disttest.cluster.wire import (
     CancelJob,
     CloseWorld,

@@ -246,9 +246,9 @@ class Agent:
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # first, so that no signal is caught and not told
     for signum in _CANCELLING:
         signal.signal(signum, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield reader
     finally:

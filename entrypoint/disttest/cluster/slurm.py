@@ -7,8 +7,6 @@ while the controller is away, and an interactive allocation is never requeued. E
 from __future__ import annotations
 
 import getpass
-import math
-import os
 import shlex
 import signal
 import subprocess
@@ -16,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from disttest.cluster import slurm_words as words
-from disttest.cluster.agent_command import agent_command, travelling
+from disttest.cluster.agent_command import travelling
 from disttest.cluster.job import NAME_PREFIX, JobSpec
 from disttest.cluster.launcher import (
     TICK_S,
@@ -33,9 +31,9 @@ from disttest.cluster.launcher import (
 from disttest.cluster.names import dead_names
 from disttest.cluster.pipes import Command, Line, PipedProcesses
 from disttest.cluster.slurm_queue import ASK_LIMIT_S, SlurmQueue
+from disttest.cluster.slurm_submission import SlurmOptions, srun_arguments
 from disttest.cluster.wire import CancelJob, encode_order, is_ours
 from disttest.errors import EngineError
-from disttest.model import Frozen
 
 CANCEL_LIMIT_S = 8.0
 """How long agents may take to end by themselves, before Slurm is told to end them."""
@@ -46,19 +44,6 @@ LONGEST_POLL_S = 30.0
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (EngineState.TIME_LIMIT, EngineState.PREEMPTED, EngineState.OUT_OF_MEMORY)
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
-
-
-class SlurmOptions(Frozen):
-    """How jobs are asked for."""
-
-    partition: str = ""
-    account: str = ""
-    extra: tuple[str, ...] = ()
-    """More arguments for srun, such as ``--qos=ci`` or ``--mem=64G``."""
-    container: str = ""
-    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
-    mounts: tuple[str, ...] = ()
-    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
 
 
 class SlurmRun:
@@ -258,100 +243,6 @@ class SlurmLauncher:
             )
             raise EngineError(f"Slurm says: {complaint} ({shlex.join(argv)})")
         return said.stdout
-
-
-def srun_arguments(
-    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str] = ()
-) -> list[str]:
-    """The command line of a job. ``--no-requeue`` is sbatch's: what srun allocates is never requeued."""
-    shape = job.shape
-    argv = [
-        "srun",
-        f"--job-name={job.name}",
-        f"--nodes={shape.nodes}",
-        f"--ntasks={shape.nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={shape.ranks_per_node}",
-        f"--time={max(1, math.ceil(job.limit_s / 60))}",
-        "--input=all",
-        "--kill-on-bad-exit=0",
-        # Agents of the other nodes are to tell what they know when one node is lost.
-        "--no-kill",
-        f"--export={','.join(_exported(variables, options) if job.image else variables)}",
-    ]
-    if shape.gpus_per_node:
-        argv.append(f"--gres=gpu:{shape.gpus_per_node}")
-    if options.partition:
-        argv.append(f"--partition={options.partition}")
-    if options.account:
-        argv.append(f"--account={options.account}")
-    if job.directory and not job.image:
-        argv.append(f"--chdir={job.directory}")
-    return [*argv, *options.extra, *_agent(job, options, variables, command)]
-
-
-def _agent(
-    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str]
-) -> list[str]:
-    """The agent's command line: plain, by pyxis (srun's own options), or as the command of ``docker run``."""
-    if not job.image:
-        return list(command or agent_command())
-    agent = list(command) or ["disttest", "node-agent"]
-    directory = job.directory or os.getcwd()  # noqa: PTH109  # as a string, as it is
-    if options.container == "pyxis":
-        mounts = ",".join(_mount(mount) for mount in (directory, *options.mounts))
-        return [
-            f"--container-image={job.image}",
-            f"--container-mounts={mounts}",
-            f"--container-workdir={directory}",
-            "--no-container-mount-home",
-            *agent,
-        ]
-    volumes = [f"--volume={_mount(mount)}" for mount in (directory, *options.mounts)]
-    inside = [name for name in variables if name not in _NOT_INSIDE]
-    given = [*inside, "CUDA_VISIBLE_DEVICES", *_SLURM_VARIABLES]
-    return [
-        "docker",
-        "run",
-        "--rm",
-        "--interactive",
-        "--init",
-        "--network=host",
-        # What tests write into the mounted folders is the submitting user's, as without a container.
-        f"--user={os.getuid()}:{os.getgid()}",
-        "--shm-size=8g",
-        # NCCL pins memory; an engine that may not raise the limit still runs what needs no GPU.
-        *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),
-        f"--label=io.disttest.job={job.name}",
-        *volumes,
-        f"--workdir={directory}",
-        *(f"--env={name}" for name in given),
-        # The image's entry point is disttest.
-        *([f"--entrypoint={agent[0]}"] if command else []),
-        job.image,
-        *agent[1:],
-    ]
-
-
-def _exported(variables: Sequence[str], options: SlurmOptions) -> list[str]:
-    """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
-    kept = ("PATH", "HOME") if options.container == "docker" else ()
-    return [name for name in variables if name not in _NOT_INSIDE or name in kept]
-
-
-_NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
-_SLURM_VARIABLES = (
-    "SLURM_NODEID",
-    "SLURM_STEP_NUM_NODES",
-    "SLURM_NNODES",
-    "SLURMD_NODENAME",
-    "SLURM_LAUNCH_NODE_IPADDR",
-)
-
-
-def _mount(text: str) -> str:
-    return text if ":" in text else f"{text}:{text}"
 
 
 def _not_installed(command: str, error: OSError) -> EngineError:

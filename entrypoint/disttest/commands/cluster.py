@@ -128,7 +128,8 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
         from disttest.cluster.local import LocalLauncher
 
         return LocalLauncher(environment(), nodes=max(2, given["nodes"]), command=command)
-    from disttest.cluster.slurm import SlurmLauncher, SlurmOptions
+    from disttest.cluster.slurm import SlurmLauncher
+    from disttest.cluster.slurm_submission import SlurmOptions
 
     try:
         extra = tuple(shlex.split(given["engine_args"]))
@@ -147,7 +148,8 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
 def engine_launcher(engine: str, partition: str) -> Launcher:
     """The door to a partition of an engine, to ask what it has."""
     assert engine in ENGINES
-    from disttest.cluster.slurm import SlurmLauncher, SlurmOptions
+    from disttest.cluster.slurm import SlurmLauncher
+    from disttest.cluster.slurm_submission import SlurmOptions
 
     return SlurmLauncher(environment(), SlurmOptions(partition=partition))
 

@@ -19,8 +19,8 @@ from disttest.cluster.local import LocalLauncher
 from disttest.cluster.names import dead_names, new_run_id
 from disttest.cluster.pipes import room_for
 from disttest.cluster.place import find_place
-from disttest.cluster.slurm import SlurmOptions, srun_arguments
 from disttest.cluster.slurm_queue import SlurmQueue
+from disttest.cluster.slurm_submission import SlurmOptions, srun_arguments
 from disttest.cluster.slurm_words import (
     end_of,
     parse_capacity,

@@ -1,0 +1,118 @@
+"""The command line of srun: what a job asks Slurm for, and how its agents start, in a container or without. Pure."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from disttest.cluster.agent_command import agent_command
+from disttest.cluster.job import JobSpec
+from disttest.model import Frozen
+
+
+class SlurmOptions(Frozen):
+    """How jobs are asked for."""
+
+    partition: str = ""
+    account: str = ""
+    extra: tuple[str, ...] = ()
+    """More arguments for srun, such as ``--qos=ci`` or ``--mem=64G``."""
+    container: str = ""
+    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
+    mounts: tuple[str, ...] = ()
+    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
+
+
+def srun_arguments(
+    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str] = ()
+) -> list[str]:
+    """The command line of a job. ``--no-requeue`` is sbatch's: what srun allocates is never requeued."""
+    shape = job.shape
+    argv = [
+        "srun",
+        f"--job-name={job.name}",
+        f"--nodes={shape.nodes}",
+        f"--ntasks={shape.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={shape.ranks_per_node}",
+        f"--time={max(1, math.ceil(job.limit_s / 60))}",
+        "--input=all",
+        "--kill-on-bad-exit=0",
+        # Agents of the other nodes are to tell what they know when one node is lost.
+        "--no-kill",
+        f"--export={','.join(_exported(variables, options) if job.image else variables)}",
+    ]
+    if shape.gpus_per_node:
+        argv.append(f"--gres=gpu:{shape.gpus_per_node}")
+    if options.partition:
+        argv.append(f"--partition={options.partition}")
+    if options.account:
+        argv.append(f"--account={options.account}")
+    if job.directory and not job.image:
+        argv.append(f"--chdir={job.directory}")
+    return [*argv, *options.extra, *_agent(job, options, variables, command)]
+
+
+def _agent(
+    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """The agent's command line: plain, by pyxis (srun's own options), or as the command of ``docker run``."""
+    if not job.image:
+        return list(command or agent_command())
+    agent = list(command) or ["disttest", "node-agent"]
+    directory = job.directory or os.getcwd()  # noqa: PTH109  # as a string, as it is
+    if options.container == "pyxis":
+        mounts = ",".join(_mount(mount) for mount in (directory, *options.mounts))
+        return [
+            f"--container-image={job.image}",
+            f"--container-mounts={mounts}",
+            f"--container-workdir={directory}",
+            "--no-container-mount-home",
+            *agent,
+        ]
+    volumes = [f"--volume={_mount(mount)}" for mount in (directory, *options.mounts)]
+    inside = [name for name in variables if name not in _NOT_INSIDE]
+    given = [*inside, "CUDA_VISIBLE_DEVICES", *_SLURM_VARIABLES]
+    return [
+        "docker",
+        "run",
+        "--rm",
+        "--interactive",
+        "--init",
+        "--network=host",
+        # What tests write into the mounted folders is the submitting user's, as without a container.
+        f"--user={os.getuid()}:{os.getgid()}",
+        "--shm-size=8g",
+        # NCCL pins memory; an engine that may not raise the limit still runs what needs no GPU.
+        *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),
+        f"--label=io.disttest.job={job.name}",
+        *volumes,
+        f"--workdir={directory}",
+        *(f"--env={name}" for name in given),
+        # The image's entry point is disttest.
+        *([f"--entrypoint={agent[0]}"] if command else []),
+        job.image,
+        *agent[1:],
+    ]
+
+
+def _exported(variables: Sequence[str], options: SlurmOptions) -> list[str]:
+    """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
+    kept = ("PATH", "HOME") if options.container == "docker" else ()
+    return [name for name in variables if name not in _NOT_INSIDE or name in kept]
+
+
+_NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
+_SLURM_VARIABLES = (
+    "SLURM_NODEID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURMD_NODENAME",
+    "SLURM_LAUNCH_NODE_IPADDR",
+)
+
+
+def _mount(text: str) -> str:
+    return text if ":" in text else f"{text}:{text}"
