@@ -117,7 +117,7 @@ def _whole(line: str) -> Text:
 
 def _hanging(start: str, text: str, width: int) -> Text:
     """A text that goes on below itself, not below what stands before it."""
-    room = max(width - len(start), NARROW // 2)
+    room = max(width - len(start), 10)
     return Text(textwrap.fill(start + text, len(start) + room, subsequent_indent=" " * len(start)))
 
 
