@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from results_files import check_results_below
 
 from disttest.host.process import adopt_orphans, children_of
 from disttest.model import TestResult
@@ -25,11 +26,14 @@ ROGUES = Path(__file__).parents[1] / "rogues"
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A run that has ended."""
+    """A run that has ended; what it left for other programs is what their documentation says."""
 
     exit_code: int
     output: str
     results: Path
+
+    def __post_init__(self) -> None:
+        check_results_below(self.results)
 
     @property
     def run(self) -> RunResult:
