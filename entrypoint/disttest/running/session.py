@@ -112,8 +112,12 @@ class RunSession:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
-        if any(test.world and test.world.device != "cpu" for _, test in self.pairs):
+        shapes = {test.world for _, test in self.pairs if test.world}
+        on_gpus = any(shape.device != "cpu" for shape in shapes)
+        if on_gpus:
             self._take_devices()
+        if self.devices is not None and any(shape.device == "cpu" for shape in shapes):
+            self.devices.seat_cpu_worlds(beside_gpus=on_gpus)
         if self.options.results or any(test.world for _, test in self.pairs):
             self._open_journal()
 
@@ -196,6 +200,7 @@ class RunSession:
             root=str(self.config.rootpath),
             hardware=machine.hardware(),
             slots=len(self.slots),
+            cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
             plan_id=self._plan.plan_id if self._plan else "",
             shard=self._shard if self._plan else None,
             invocation=self._invocation(workplace.results),
@@ -289,7 +294,9 @@ def _devices_of(options: RunOptions) -> Devices:
 def _host_of(devices: Devices | None) -> collect.Host:
     assert devices is not None
     gpus = devices.size if devices.device != "cpu" else 0
-    return collect.Host(gpus=gpus, device=devices.device, slices=devices.on_slices)
+    return collect.Host(
+        gpus=gpus, device=devices.device, slices=devices.on_slices, gloo_on_cpu=devices.gloo_on_cpu
+    )
 
 
 def _rank_order(config: pytest.Config) -> InterpreterOrder | None:
