@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -92,6 +94,36 @@ def test_two_runs_side_by_side_never_share_a_gpu(host):
     used = [{name for slots in slots_of_worlds(each) for name in slots} for each in ended]
     assert [len(names) for names in used] == [4, 4]
     assert not used[0] & used[1]
+
+
+def test_a_plan_for_gpus_that_was_made_without_any_fits_the_runner(host):
+    """All of the shard's tests exist here, and none is new."""
+    host = host(fakes.plain(2))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size()\ndef test_x(): pass\n")
+    command = [sys.executable, "-m", "disttest", "plan", ".", "--device", "cuda", "--backend", "gloo"]
+    path = os.pathsep.join(part for part in sys.path if part)
+    planned = subprocess.run(
+        [*command, "--pool", "gpu2:2:1"],
+        cwd=host.folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    ended = host.run(".", "--plan", "plan.json", "--shard", "1")
+
+    assert ended.exit_code == 0, ended.output
+    assert set(ended.results_of()) == {"test_x", "test_x[2xgloo]"}
+    assert not any("plan" in note for note in notes(ended)), notes(ended)
+
+    # What a plan made for the CPU looks like from here: other worlds, other names.
+    (host.folder / "plan.json").write_text(
+        (host.folder / "plan.json").read_text().replace('"cuda"', '"cpu"').replace("xgloo]", "xother]")
+    )
+    refused = host.run(".", "--plan", "plan.json", "--shard", "1")
+    assert refused.exit_code == 4, refused.output
+    assert "was planned for the CPU" in refused.run.reason
 
 
 def test_a_waiting_run_says_who_holds_what_and_goes_on(host):

@@ -27,6 +27,8 @@ _SHAPE = pytest.StashKey[WorldShape]()
 _CPU_SIZES = (1, 2, 4)
 _GPU_SIZES = (1, 2, 4, 8)
 _DEVICES = ("cpu", "cuda")
+MOST_GPUS = _GPU_SIZES[-1]
+"""GPUs of a runner of which nothing else is known."""
 
 MARKS = (
     (

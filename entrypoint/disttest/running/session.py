@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from disttest.host.devices import detect_machine
 from disttest.masking import masker
 from disttest.model import FlakyRule, Invocation, Slot, TestCase
 from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
-from disttest.planning.plan import Plan, decode_plan, select
+from disttest.planning.plan import Plan, check_device, decode_plan, select
 from disttest.planning.targets import suites_dir
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports import write_reports
@@ -64,6 +65,8 @@ class RunSession:
         self._only = _only_of(config)
         self._shard: int = config.getoption("disttest_shard")
         self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._refused: DisttestError | None = None
+        """Why the shard can not be run here."""
         self._said: list[str] = []
 
     @property
@@ -100,6 +103,12 @@ class RunSession:
         if self._plan is None or self.rank_order is not None:
             return
         selection = select(self._plan, self._shard, [self._describe(item) for item in items])
+        try:
+            check_device(self._plan, self._shard, selection, self.host.device)
+        except DisttestError as error:
+            self._refused = error  # pytest finishes the collection whatever is raised in it
+            items.clear()
+            return
         self._plan_notes = selection.notes()
         self._keep(items, frozenset(selection.run))
 
@@ -109,6 +118,8 @@ class RunSession:
 
     def take(self, items: list[pytest.Item]) -> None:
         """Describe what was collected, and open the journal if there is anything to write into it."""
+        if self._refused is not None:
+            self._end_early(self._refused)
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
@@ -178,9 +189,13 @@ class RunSession:
                 name_run(self.config.args), say=self._say, timeout_s=min(left_s, LONGEST_WAIT_S)
             )
         except DisttestError as error:
-            self._open_journal()
-            self.reason = str(error)
-            pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+            self._end_early(error)
+
+    def _end_early(self, error: DisttestError) -> NoReturn:
+        """End the run before it has a test, with a journal that says why."""
+        self._open_journal()
+        self.reason = str(error)
+        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
 
     def _say(self, message: str) -> None:
         """Tell the terminal now, and the journal as soon as there is one."""

@@ -12,6 +12,7 @@ from planning_cases import case
 
 from disttest.errors import ExitCode, NotEnoughDevices, UsageError
 from disttest.planning.plan import (
+    check_device,
     check_revision,
     decode_plan,
     encode_plan,
@@ -294,3 +295,45 @@ def test_all_shards_together_run_every_test_once(drawn: list, shards: int, lost:
         numbers = [entry["shard"] for entry in render_matrix(plan)["include"]]
         run = [nodeid for number in numbers for nodeid in select(plan, number, now).run]
         assert sorted(test.nodeid for test in now) == sorted(run)
+
+
+def gpu_case(name: str, size: int = 2, backend: str = "nccl", device: str = "cuda"):
+    return case(name, size, backend=backend, device=device)
+
+
+@pytest.mark.parametrize(
+    ("planned", "here", "device"),
+    [
+        ([gpu_case("a")], [gpu_case("a")], "cuda"),
+        ([gpu_case("a", backend="gloo")], [gpu_case("a", backend="gloo")], "cuda"),  # MIG slices
+        ([case("a")], [case("a")], "cpu"),
+        ([gpu_case("gone")], [], "cuda"),
+        ([case("gone")], [], "cpu"),
+        ([case("on_cpu")], [case("on_cpu")], "cuda"),  # device("cpu"): it computes there on GPU runners, too
+        ([case("on_cpu"), case("gone")], [case("on_cpu")], "cuda"),
+        ([gpu_case("a"), case("on_cpu")], [gpu_case("a"), case("on_cpu")], "cuda"),
+        ([case("ordinary", None)], [], "cuda"),
+        ([], [gpu_case("new")], "cuda"),
+    ],
+)
+def test_a_shard_for_machines_like_this_one_is_taken(planned: list, here: list, device: str) -> None:
+    plan = plan_equal_shards(planned, Timings(), shards=1)
+
+    check_device(plan, 1, select(plan, 1, here), device)
+
+
+def test_a_shard_for_gpus_is_refused_where_there_are_none() -> None:
+    plan = plan_shards([gpu_case("a", 8), case("b", None)], Timings(), pools=POOLS)
+    wide = next(shard for shard in plan.shards if shard.pool == "gpu8")
+    selection = select(plan, wide.number, [case("a", 8), case("b", None)])
+
+    with pytest.raises(NotEnoughDevices, match=r"worlds on GPUs \(8xnccl\).*a runner of the pool 'gpu8'"):
+        check_device(plan, wide.number, selection, "cpu")
+
+
+def test_a_shard_for_the_cpu_is_refused_on_gpus() -> None:
+    plan = plan_equal_shards([case("a"), case("b")], Timings(), shards=1)
+    selection = select(plan, 1, [gpu_case("a"), gpu_case("b")])
+
+    with pytest.raises(UsageError, match=r"planned for the CPU \(2xgloo\).*plan with --device cuda"):
+        check_device(plan, 1, selection, "cuda")
