@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from engine import ROOT, Engine
@@ -77,6 +78,15 @@ def test_a_pool_plans_runs_its_shards_and_merges(runner: Runner, image: str) -> 
     assert merged.exit_code == 0, merged.log
     assert (merged.outputs["tests"], merged.outputs["passed"]) == ("2", "2")
     assert Path(merged.outputs["junit"]).exists()
+
+
+@pytest.mark.parametrize("checkout", ["doctor"], indirect=True)
+def test_a_runner_of_a_pool_sees_its_doctor(runner: Runner, image: str) -> None:
+    done = run(runner, "doctor", level="full", image=image, junit="doctor.xml")
+    assert done.exit_code == 0, done.log
+    assert "this machine works" in done.log
+    checks = {case.get("name") for case in ElementTree.parse(runner.workspace / "doctor.xml").iter("testcase")}
+    assert {"matmul", "collective_all_reduce"} <= checks
 
 
 @pytest.mark.parametrize("checkout", ["arc"], indirect=True)
