@@ -104,7 +104,7 @@ class Controller(Listener):
         self._hazard = fork_hazard()
         if self._hazard:
             self._announce_hazard(self._hazard)
-        failed = self._timings.failed if self._failed_first else ()
+        failed = self._timings.failed_among(runnable) if self._failed_first else ()
         sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
         self._upkeep.narrowest = min(sizes, default=1)
         offered = {"slots": len(self._devices.slots), "cpu_slots": len(self._devices.cpu_slots)}
