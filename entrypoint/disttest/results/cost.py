@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapreplace
 
 from disttest.model import Frozen, Gang, Isolation, WorldShape
-from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
+from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
 SIMULATED_WORLDS = 2_000
@@ -155,7 +155,7 @@ def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int,
         )
         for index, (seconds, width) in enumerate(worlds)
     ]
-    return run.slots, lambda slots: simulate(gangs, cpu_slots(slots)).makespan_s
+    return run.slots, lambda slots: simulate(gangs, plain_slots(slots)).makespan_s
 
 
 def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:

@@ -337,3 +337,29 @@ def test_a_shard_for_the_cpu_is_refused_on_gpus() -> None:
 
     with pytest.raises(UsageError, match=r"planned for the CPU \(2xgloo\).*plan with --device cuda"):
         check_device(plan, 1, selection, "cuda")
+
+
+def test_shards_for_gpus_are_expected_to_take_as_long_as_others() -> None:
+    """Four tests of 10 s on two GPUs, two at once; a world on the CPU of 25 s beside them takes no GPU."""
+    tests = [gpu_case(f"t{n}", 1) for n in range(4)]
+    samples = [Sample(test=test.nodeid, duration_s=10, size=1, backend="nccl") for test in tests]
+    wide = case("wide", 4)
+    samples.append(Sample(test=wide.nodeid, duration_s=25, size=4, backend="gloo"))
+
+    (shard,) = plan_equal_shards(tests, Timings(samples), shards=1, slots=2).shards
+    (both,) = plan_equal_shards([*tests, wide], Timings(samples), shards=1, slots=2).shards
+
+    assert 26 == shard.expected_s  # two after another, each with the start of a world on GPUs (3 s)
+    assert 26 == both.expected_s
+    assert pytest.approx(26 / 60 * 2) == both.gpu_minutes
+
+
+def test_worlds_on_the_cpu_take_no_gpu_of_a_pool() -> None:
+    """They go to the cheapest runners, where each counts as one; only where all compute on the CPU is it the slots."""
+    beside = plan_shards([gpu_case("a", 8), case("b", 16)], Timings(), pools=POOLS)
+
+    assert {"gpu1": ["b[16xgloo]"], "gpu8": ["a[8xnccl]"]} == {
+        shard.pool: [test.name for test in shard.tests] for shard in beside.shards
+    }
+    with pytest.raises(NotEnoughDevices, match="no pool holds 16 ranks"):
+        plan_shards([case("b", 16)], Timings(), pools=POOLS)
