@@ -193,6 +193,7 @@ import json, os, time
 from pathlib import Path
 import pytest
 import torch.distributed as dist
+from disttest.testing import MultiProcessTestCase
 
 def meet(me, other):
     Path(me).touch()
@@ -218,6 +219,17 @@ def test_cpu(n, world):
         meet("cpu is busy", "gpu is busy")
     assert (os.environ["CUDA_VISIBLE_DEVICES"], world.device.type) == ("", "cpu")
     dist.barrier()
+
+@pytest.mark.device("cpu")
+class TestStartsItsRanks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_hosted(self):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 @pytest.mark.exclusive
 @pytest.mark.world_size(1)

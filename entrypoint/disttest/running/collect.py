@@ -299,7 +299,8 @@ def _hosted_shape(item: pytest.Item, by_host: Hosted, options: RunOptions, host:
         )
     # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
     device = _device(item) or host.device
-    backend = options.backend[0] if options.backend else host.default_backend(device)
+    suitable = (name for name in options.backend if name != "nccl" or device != "cpu")
+    backend = next(suitable, host.default_backend(device))
     return WorldShape(size=by_host.size, backend=backend, device=device)
 
 

@@ -107,10 +107,10 @@ class Devices:
 
     def findings(self) -> list[str]:
         """What a reader of this run's reports should know of its machine; nothing where all is well."""
-        if self.device == "cpu":
-            return self.notes()
         torch = about_torch()
-        ours = {slot.index for slot in self.slots}
+        ours = {slot.index for slot in self.slots if slot.device != "cpu"}
+        if not ours:
+            return self.notes()
         gpus = tuple(gpu for gpu in self.machine.gpus if gpu.index in ours)
         found = judge_machine(msgspec.structs.replace(self.machine, gpus=gpus), torch) if torch else ()
         told = [f"{one.device}: {one.message}" for one in found if one.grade is not Grade.OK]
