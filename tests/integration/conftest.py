@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -26,14 +26,11 @@ ROGUES = Path(__file__).parents[1] / "rogues"
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A run that has ended; what it left for other programs is what their documentation says."""
+    """A run that has ended."""
 
     exit_code: int
     output: str
     results: Path
-
-    def __post_init__(self) -> None:
-        check_results_below(self.results)
 
     @property
     def run(self) -> RunResult:
@@ -128,10 +125,13 @@ def nothing_left():
 
 
 @pytest.fixture
-def lab(tmp_path: Path, nothing_left) -> Lab:
-    return Lab(tmp_path)
+def lab(tmp_path: Path, nothing_left) -> Iterator[Lab]:
+    yield Lab(tmp_path)
+    check_results_below(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def module_lab(tmp_path_factory: pytest.TempPathFactory, nothing_left) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+def module_lab(tmp_path_factory: pytest.TempPathFactory, nothing_left) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("lab")
+    yield Lab(folder)
+    check_results_below(folder)
