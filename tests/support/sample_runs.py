@@ -174,7 +174,7 @@ Thread 0x00007f2a (most recent call first):
 
 def mixed_run(results_dir: Path | None = None) -> RunResult:
     """One of everything: the run that golden files and the browser look at."""
-    run = SampleRun()
+    run = SampleRun(cpu_slots=4)
 
     def logs(slug: str, size: int, attempt: int = 1) -> list[str]:
         names = [f"logs/{slug}/attempt-{attempt}/rank{number}.log" for number in range(size)]

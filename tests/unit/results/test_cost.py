@@ -137,6 +137,13 @@ def test_beside_gpus_the_cpu_costs_nothing_and_bounds_the_time() -> None:
     assert (5.0, 5.0) == (cost.with_one_more_s, cost.with_one_fewer_s)  # the CPU takes as long with any GPUs
 
 
+def test_on_the_cpu_of_a_machine_with_gpus_no_gpu_is_counted() -> None:
+    """Its GPUs were left alone (``--device cpu``)."""
+    run = msgspec.structs.replace(narrow_run(worlds=4, slots=2), hardware=Hardware(cpus=2, gpus=("H100",)))
+
+    assert ("CPU slot", 2) == (cost_of(run).unit, cost_of(run).slots)
+
+
 def test_merged_shards_count_while_they_ran(tmp_path: Path) -> None:
     """The second shard started an hour later: its GPUs were nobody's before."""
     for number in (1, 2):

@@ -39,7 +39,7 @@ def test_a_journal_teaches_durations_starts_and_failures(tmp_path: Path) -> None
 
     assert () == warnings
     assert 3 == timings.expect(A)
-    assert 0.5 == timings.start_s(WorldShape(size=2, backend="gloo"))
+    assert 0.5 == timings.start_s(WorldShape(size=2, backend="gloo", device="cuda"))
     assert {B.nodeid} == timings.failed_among([A, B])
 
 
