@@ -159,6 +159,7 @@ def _facts(run: RunResult) -> Iterator[tuple[str, str]]:
         "gpu_uuids": ", ".join(hardware.uuids),
         "driver": hardware.driver,
         "slots": str(run.slots or ""),
+        "cpu_slots": str(run.cpu_slots or ""),
         "reason": run.reason,
     }
     for name, fact in facts.items():
