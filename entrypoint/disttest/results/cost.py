@@ -85,7 +85,8 @@ def cost_of(run: RunResult) -> Cost:
     makespan_s, offered_s = _window(run)
     more_s, fewer_s = _what_if(run, worlds, beside_s, makespan_s)
     # A machine with GPUs may have been told to leave them alone.
-    unit = "GPU" if any(world.on_gpus for world in run.worlds) else "CPU slot"
+    on_gpus = run.cpu_slots or any(world.on_gpus for world in run.worlds)
+    unit = "GPU" if on_gpus else "CPU slot"
     return Cost(
         unit=unit,
         slots=run.slots,

@@ -142,6 +142,8 @@ def test_on_the_cpu_of_a_machine_with_gpus_no_gpu_is_counted() -> None:
     run = msgspec.structs.replace(narrow_run(worlds=4, slots=2), hardware=Hardware(cpus=2, gpus=("H100",)))
 
     assert ("CPU slot", 2) == (cost_of(run).unit, cost_of(run).slots)
+    held = cost_of(msgspec.structs.replace(run, slots=1, cpu_slots=2))  # taken, and not used
+    assert ("GPU", 1, 2.0) == (held.unit, held.slots, held.idle_slot_s)
 
 
 def test_merged_shards_count_while_they_ran(tmp_path: Path) -> None:
