@@ -159,8 +159,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
         load_torch()
         load_what_tests_use(config.rootpath)
+    run = config.stash[_RUN]
+    elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
-        collect.check_backends(session.items, config.stash[_RUN].options)
+        if not elsewhere:
+            collect.check_backends(session.items, run.options)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     while _undo_single_threaded:

@@ -47,6 +47,7 @@ def case(
     warm: bool = False,
     exclusive: bool = False,
     backend: str = "gloo",
+    device: str = "cpu",
 ) -> TestCase:
     suffix = f"[{size}x{backend}]" if size else ""
     return TestCase(
@@ -57,7 +58,7 @@ def case(
         file=file,
         line=1,
         suite=suite,
-        world=WorldShape(size=size, backend=backend) if size else None,
+        world=WorldShape(size=size, backend=backend, device=device) if size else None,
         isolation=Isolation.WARM if warm else Isolation.FRESH,
         exclusive=exclusive,
     )

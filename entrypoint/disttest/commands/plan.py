@@ -26,8 +26,9 @@ from disttest.planning.timings import Timings
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
 
-Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str]], Sequence[TestCase]]
-"""Targets, the options of a run and pytest's arguments in; the tests that they mean out."""
+Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
+"""Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
+that they mean out."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -35,7 +36,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Decorator) -> click.Command:
     """The command, around a way to collect tests, a way to end, and the options that every run has.
 
-    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner.
+    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and ``--device cuda`` that
+    the runners have GPUs, which this machine need not have.
     """
 
     @click.command(name="plan")
@@ -72,7 +74,8 @@ def plan_command(collect: Collect, leave: Callable[[int], Any], run_options: Dec
         for warning in warnings:
             click.echo(f"disttest: warning: {warning}", err=True)
         flags = {option.field: given[option.field] for option in OPTIONS}
-        made = make_plan(collect(targets, flags, pytest_args or ()), timings, given)
+        largest = max((pool.gpus for pool in parse_pools(given["pools"])), default=given["slots_per_runner"])
+        made = make_plan(collect(targets, flags, pytest_args or (), largest), timings, given)
         _write(given["output"], encode_plan(made).decode())
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from disttest.errors import UsageError
+from disttest.errors import NotEnoughDevices, UsageError
 from disttest.model import Frozen, TestCase
 from disttest.planning.gangs import build_gangs
-from disttest.planning.pools import Pool, assign_pools, world_size
-from disttest.planning.simulate import cpu_slots, simulate
+from disttest.planning.pools import Pool, assign_pools, have_gpus, slots_of
+from disttest.planning.simulate import plain_slots, simulate
 from disttest.planning.timings import Timings
 
 PLAN_VERSION = 1
@@ -118,7 +118,8 @@ def plan_equal_shards(
         raise UsageError(f"--shards must be between 1 and {MATRIX_LIMIT}, not {shards}")
     if slots < 0:
         raise UsageError(f"the slots of a runner must be at least 1, not {slots}")
-    gpus = slots or max(map(world_size, tests), default=1)
+    on_gpus = have_gpus(tests)
+    gpus = slots or max((slots_of(test, on_gpus=on_gpus) for test in tests), default=1)
     pool = Pool(name="shard", gpus=gpus, runners=shards, cost_per_minute=gpus, labels=())
     assign_pools(tests, [pool])
     parts = enumerate(_split(tests, timings, pool), 1)
@@ -187,6 +188,36 @@ def check_revision(plan: Plan, revision: str) -> None:
         raise UsageError(
             f"the plan was made for {plan.revision}, and the tests here are {revision}: run disttest plan again, "
             "or pass --stale-plan to run what still exists (new tests go to the last shard)"
+        )
+
+
+def check_device(plan: Plan, number: int, selection: Selection, device: str) -> None:
+    """Refuse a shard that was planned for another kind of runner: its tests would all be missing, and pass unseen.
+
+    Args:
+        plan: the plan.
+        number: of the shard.
+        selection: what :func:`select` made of it here.
+        device: where ranks compute here.
+
+    Raises:
+        NotEnoughDevices: it has worlds on GPUs, and there are none.
+        UsageError: it was planned for the CPU, and none of its worlds exists on GPUs.
+    """
+    shard = find_shard(plan, number)
+    worlds = {test.nodeid: test.world for test in shard.tests if test.world} if shard else {}
+    on_gpus = next((world for world in worlds.values() if world.device != "cpu"), None)
+    if shard is None or not worlds:
+        return
+    if on_gpus and device == "cpu":
+        raise NotEnoughDevices(
+            f"shard {number} of the plan has worlds on GPUs ({on_gpus}), and this run has no GPU: "
+            f"give it a runner of the pool {shard.pool!r} (see disttest doctor), or plan with --device cpu"
+        )
+    if not on_gpus and device != "cpu" and set(worlds) <= set(selection.vanished):
+        raise UsageError(
+            f"shard {number} was planned for the CPU ({next(iter(worlds.values()))}), and this run has GPUs: "
+            "plan with --device cuda, or run with --device cpu"
         )
 
 
@@ -261,7 +292,10 @@ def _split(tests: Sequence[TestCase], timings: Timings, pool: Pool) -> list[list
     """Give the widest and longest to the runner with the least work so far (longest processing time first)."""
     by_id = {test.nodeid: test for test in tests}
     gangs = build_gangs(tests, timings, slots=pool.gpus * pool.runners)
-    pieces = [(gang.shape.size, gang.expected_s, gang.nodeids) for gang in gangs]
+    on_gpus = have_gpus(tests)
+    pieces = [
+        (slots_of(by_id[gang.nodeids[0]], on_gpus=on_gpus), gang.expected_s, gang.nodeids) for gang in gangs
+    ]
     pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
     loads = [(0.0, runner) for runner in range(pool.runners)]  # a heap, as it is sorted
     chosen: dict[str, int] = {}
@@ -288,10 +322,14 @@ def _shard(number: int, pool: Pool, tests: Sequence[TestCase], index: int, timin
 
 
 def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
-    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
-    gangs = build_gangs(tests, timings, slots=slots)
+    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests.
+
+    Nobody knows the cores of a runner with GPUs: as many worlds on the CPU are taken to run beside those on GPUs.
+    """
+    gangs = build_gangs(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
-    return simulate(gangs, cpu_slots(slots)).makespan_s + ordinary_s
+    runner = (*plain_slots(slots), *plain_slots(slots, "cuda"))
+    return simulate(gangs, runner).makespan_s + ordinary_s
 
 
 def _plan(shards: Iterable[Shard], revision: str) -> Plan:

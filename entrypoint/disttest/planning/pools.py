@@ -77,6 +77,16 @@ def world_size(test: TestCase) -> int:
     return test.world.size if test.world else 1
 
 
+def have_gpus(tests: Iterable[TestCase]) -> bool:
+    """Whether tests are planned for runners with GPUs: some world computes there."""
+    return any(test.world is not None and test.world.device != "cpu" for test in tests)
+
+
+def slots_of(test: TestCase, *, on_gpus: bool) -> int:
+    """Slots of a runner that a test needs; where these are GPUs, a world on the CPU needs as little as no world."""
+    return 1 if on_gpus and test.world and test.world.device == "cpu" else world_size(test)
+
+
 def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, list[TestCase]]:
     """Put each world size on the cheapest pool that holds it; among equals on the one with the fewest GPUs.
 
@@ -85,7 +95,8 @@ def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, 
     Raises:
         NotEnoughDevices: no pool holds a world size; the message names the sizes and a test of each.
     """
-    sizes = {world_size(test): test for test in reversed(tests)}
+    on_gpus = have_gpus(tests)
+    sizes = {slots_of(test, on_gpus=on_gpus): test for test in reversed(tests)}
     chosen = {size: _cheapest(size, pools) for size in sizes}
     homeless = sorted(size for size, pool in chosen.items() if pool is None)
     if homeless:
@@ -97,7 +108,7 @@ def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, 
         )
     by_pool: dict[str, list[TestCase]] = {pool.name: [] for pool in pools}
     for test in tests:
-        pool = chosen[world_size(test)]
+        pool = chosen[slots_of(test, on_gpus=on_gpus)]
         if pool is not None:
             by_pool[pool.name].append(test)
     return by_pool

@@ -81,6 +81,6 @@ def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
     return max(total_s / slots, longest_s) if slots else 0.0
 
 
-def cpu_slots(count: int) -> tuple[Slot, ...]:
-    """Plain slots to simulate on."""
-    return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
+def plain_slots(count: int, device: str = "cpu") -> tuple[Slot, ...]:
+    """Slots to simulate on, all equally near each other."""
+    return tuple(Slot(name=f"{device}:{index}", device=device, index=index) for index in range(count))

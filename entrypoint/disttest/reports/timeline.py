@@ -77,7 +77,7 @@ def build_timeline(run: RunResult) -> Timeline:
         bars=bars,
         worlds=spans,
         makespan_s=max(ends, default=0.0),
-        lower_bound_s=_lower_bound_s(bars, max(run.slots, sum(slot != CONTROLLER for slot in slots))),
+        lower_bound_s=_lower_bound_s(run, bars, slots),
     )
 
 
@@ -114,11 +114,21 @@ def _span(run: RunResult, world: WorldSpan) -> tuple[float, float]:
     return start_s, max(start_s, ended_at_s - run.started_at_s)
 
 
-def _lower_bound_s(bars: tuple[Bar, ...], slots: int) -> float:
-    """The longest attempt, or all the work spread evenly, whichever is more."""
-    longest_s = max((bar.end_s - bar.start_s for bar in bars), default=0.0)
-    work_s = sum((bar.end_s - bar.start_s) * len(bar.lanes) for bar in bars)
-    return max(longest_s, work_s / max(1, slots))
+def _lower_bound_s(run: RunResult, bars: tuple[Bar, ...], slots: tuple[str, ...]) -> float:
+    """The longest attempt, or all the work on slots of one kind spread evenly, whichever is more."""
+    beside = {slot for world in run.worlds if run.is_beside(world) for slot in world.slots}
+    lanes = {index for index, slot in enumerate(slots) if slot in beside}
+    works_s, longest_s = {True: 0.0, False: 0.0}, 0.0
+    for bar in bars:
+        seconds = bar.end_s - bar.start_s
+        longest_s = max(longest_s, seconds)
+        works_s[not lanes.isdisjoint(bar.lanes)] += seconds * len(bar.lanes)
+    others = sum(slot not in beside and slot != CONTROLLER for slot in slots)
+    return max(
+        longest_s,
+        works_s[True] / max(1, run.cpu_slots, len(beside)),
+        works_s[False] / max(1, run.slots, others),
+    )
 
 
 def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
