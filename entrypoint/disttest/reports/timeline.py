@@ -12,6 +12,7 @@ from itertools import chain
 from disttest.model import TestResult
 from disttest.reports import digest
 from disttest.reports.text import duration
+from disttest.results.cost import least_makespan_s
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
 CONTROLLER = "controller"
@@ -45,7 +46,7 @@ class Timeline:
     makespan_s: float
     """From the start of the run to the end of the last test or world."""
     lower_bound_s: float
-    """No schedule of these attempts on these slots could have been shorter."""
+    """No schedule of these worlds on these slots could have been shorter."""
 
     def busy_s(self, lane: int) -> float:
         """Seconds in which a lane was held by a world or a test."""
@@ -77,7 +78,7 @@ def build_timeline(run: RunResult) -> Timeline:
         bars=bars,
         worlds=spans,
         makespan_s=max(ends, default=0.0),
-        lower_bound_s=_lower_bound_s(run, bars, slots),
+        lower_bound_s=least_makespan_s(run),
     )
 
 
@@ -112,23 +113,6 @@ def _span(run: RunResult, world: WorldSpan) -> tuple[float, float]:
     start_s = max(0.0, world.started_at_s - run.started_at_s)
     ended_at_s = world.ended_at_s if world.ended_at_s is not None else run.ended_at_s
     return start_s, max(start_s, ended_at_s - run.started_at_s)
-
-
-def _lower_bound_s(run: RunResult, bars: tuple[Bar, ...], slots: tuple[str, ...]) -> float:
-    """The longest attempt, or all the work on slots of one kind spread evenly, whichever is more."""
-    beside = {slot for world in run.worlds if run.is_beside(world) for slot in world.slots}
-    lanes = {index for index, slot in enumerate(slots) if slot in beside}
-    works_s, longest_s = {True: 0.0, False: 0.0}, 0.0
-    for bar in bars:
-        seconds = bar.end_s - bar.start_s
-        longest_s = max(longest_s, seconds)
-        works_s[not lanes.isdisjoint(bar.lanes)] += seconds * len(bar.lanes)
-    others = sum(slot not in beside and slot != CONTROLLER for slot in slots)
-    return max(
-        longest_s,
-        works_s[True] / max(1, run.cpu_slots, len(beside)),
-        works_s[False] / max(1, run.slots, others),
-    )
 
 
 def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:

@@ -67,13 +67,10 @@ def cost_of(run: RunResult) -> Cost:
     Where worlds computed on GPUs and beside them on the CPU, only GPU time is counted; both have a say in the bound.
     """
     in_tests_s: dict[str, float] = {}
-    ordinary_s = 0.0
     for test in run.tests:
         for attempt in test.attempts:
             if attempt.world_id:
                 in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
-            else:
-                ordinary_s += attempt.duration_s
     counted = [world for world in run.worlds if not run.is_beside(world)]
     worlds = _work(counted, run)
     beside_s = lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
@@ -94,10 +91,24 @@ def cost_of(run: RunResult) -> Cost:
         startup_slot_s=held_s - used_s,
         idle_slot_s=max(0.0, offered_s - held_s),
         makespan_s=makespan_s,
-        lower_bound_s=max(lower_bound_s(worlds, run.slots), beside_s, 0.0 if run.shards else ordinary_s),
+        lower_bound_s=least_makespan_s(run),
         runners="runner" if run.shards else unit,
         with_one_more_s=more_s,
         with_one_fewer_s=fewer_s,
+    )
+
+
+def least_makespan_s(run: RunResult) -> float:
+    """The time under which no schedule of these worlds and ordinary tests can be, each kind of slot by itself."""
+    counted = [world for world in run.worlds if not run.is_beside(world)]
+    ordinary_s = 0.0
+    if not run.shards:
+        attempts = (attempt for test in run.tests for attempt in test.attempts)
+        ordinary_s = sum(attempt.duration_s for attempt in attempts if not attempt.world_id)
+    return max(
+        lower_bound_s(_work(counted, run), run.slots),
+        lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots),
+        ordinary_s,
     )
 
 
