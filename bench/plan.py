@@ -37,7 +37,7 @@ from disttest.model import Gang, Isolation, Slot, TestCase, WorldShape
 from disttest.planning.plan import encode_plan, plan_shards
 from disttest.planning.pools import parse_pools
 from disttest.planning.schedule import GangScheduler, Start
-from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
+from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.planning.timings import Sample, Timings
 
 TORCH = Path(__file__).parent / "data" / "torch_gloo_2.csv"
@@ -134,13 +134,13 @@ class FirstCome:
 
 def by_disttest(instance: Instance) -> float:
     actual = {piece.name: piece.seconds for piece in instance.pieces}
-    return simulate(map(gang_of, instance.pieces), cpu_slots(instance.gpus), durations_s=actual).makespan_s
+    return simulate(map(gang_of, instance.pieces), plain_slots(instance.gpus), durations_s=actual).makespan_s
 
 
 def by_pool(instance: Instance) -> float:
     actual = {piece.name: piece.seconds for piece in instance.pieces}
     gangs = map(gang_of, sorted(instance.pieces))
-    return simulate(gangs, cpu_slots(instance.gpus), durations_s=actual, scheduler=FirstCome).makespan_s
+    return simulate(gangs, plain_slots(instance.gpus), durations_s=actual, scheduler=FirstCome).makespan_s
 
 
 def by_one_world(instance: Instance) -> float:
@@ -156,7 +156,7 @@ def by_size(instance: Instance) -> float:
         gang_of(Piece(f"size-{size}", size, total, total))
         for size, total in sorted(totals.items(), reverse=True)
     ]
-    return simulate(jobs, cpu_slots(instance.gpus), scheduler=FirstCome).makespan_s
+    return simulate(jobs, plain_slots(instance.gpus), scheduler=FirstCome).makespan_s
 
 
 def by_round_robin(instance: Instance) -> float:
@@ -289,7 +289,7 @@ def decision_time(tests: int = 20_000, gpus: int = 512) -> str:
     lines = [f"decisions over {tests} gangs on {gpus} GPUs, CPU time of each:"]
     for collector in ("off", "on"):
         gc.disable() if collector == "off" else gc.enable()
-        simulate(gangs, cpu_slots(gpus), durations_s=actual, scheduler=Stopwatch)
+        simulate(gangs, plain_slots(gpus), durations_s=actual, scheduler=Stopwatch)
         took_s = watches.pop().took_s
         lines.append(
             f"  garbage collector {collector}: median {statistics.median(took_s) * 1e6:.0f} µs, 99.9th percentile "

@@ -1,6 +1,6 @@
 """torch's own 285 tests (gloo, 2 ranks) and a part of its RPC suites (4 ranks): its harness against ours.
 
-    python bench/torch_suite.py [--select EXPRESSION] [--skip-rpc] [--slots N]
+    python bench/torch_suite.py [--select EXPRESSION] [--skip-rpc] [--slots N] [--record]
     python bench/torch_suite.py --skip-rpc --slots 4      # two worlds of two ranks side by side
 
 Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
@@ -27,13 +27,15 @@ from tests.compat.harness import Suite
 RPC_SUBSET = "TensorPipeDistAutogradTest and (graph or context or backward_simple or nested)"
 
 
-def measure(suite: Suite, select: str, folder: Path) -> None:
+def measure(suite: Suite, select: str, folder: Path, *, record: bool) -> None:
     """Run one suite under both and print one line for each, then the quotient."""
     began_s = time.monotonic()
     theirs = harness.run_torchs(suite, folder / "torchs", select=select)
     between_s = time.monotonic()
     ours = harness.run_ours(suite, folder / "ours", select=select)
     ended_s = time.monotonic()
+    if record:
+        harness.record(suite, theirs)
     their_s, our_s = between_s - began_s, ended_s - between_s
     differing = harness.unexplained(suite, theirs, ours)
     print(f"{suite.name}: {len(theirs)} tests, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
@@ -58,13 +60,20 @@ def main() -> None:
     parser.add_argument("--select", default="", help="only these of the 285 tests, as pytest's -k has it")
     parser.add_argument("--skip-rpc", action="store_true", help="only the 285 tests")
     parser.add_argument("--slots", default="", help="slots of ours (default: those of the machine)")
+    parser.add_argument(
+        "--record", action="store_true", help="keep torch's verdicts on the 285 tests for tests/compat"
+    )
     arguments = parser.parse_args()
+    if arguments.record and arguments.select:
+        parser.error("--record is for all 285 tests: leave --select away")
     if arguments.slots:
         harness.SLOTS = arguments.slots
     with tempfile.TemporaryDirectory() as folder:
-        measure(Suite("distributed", 2), arguments.select, Path(folder) / "distributed")
+        measure(
+            Suite("distributed", 2), arguments.select, Path(folder) / "distributed", record=arguments.record
+        )
         if not arguments.skip_rpc:
-            measure(Suite("rpc", 4), RPC_SUBSET, Path(folder) / "rpc")
+            measure(Suite("rpc", 4), RPC_SUBSET, Path(folder) / "rpc", record=False)
 
 
 if __name__ == "__main__":

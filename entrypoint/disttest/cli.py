@@ -185,12 +185,14 @@ def list_(
 
 
 def _collect(
-    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str]
+    targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
 ) -> Sequence[TestCase]:
     """Collect for a plan. What can not be collected would be in no shard, so it is an error."""
-    from disttest.running.listing import collect_tests
+    from disttest.running.listing import collect_tests, for_gpu_runners
 
-    resolve_options(flags)
+    told = any(word.startswith("--disttest-host=") for word in pytest_args)
+    if resolve_options(flags).device == "cuda" and not told:
+        pytest_args = [*pytest_args, *for_gpu_runners(gpus)]
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = _given(flags, Path(folder))
         collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))

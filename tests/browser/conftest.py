@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from results_files import check_results_below
 from sample_runs import SampleRun, mixed_run
 
 from disttest.model import Outcome
@@ -84,6 +85,7 @@ def real_run(folder: Path, *arguments: str) -> Path:
     )
     report = folder / "results" / "report.html"
     assert report.exists(), ended.stdout + ended.stderr
+    check_results_below(folder)
     return folder / "results"
 
 

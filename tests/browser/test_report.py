@@ -6,15 +6,39 @@ import re
 
 import pytest
 from playwright.sync_api import Page, expect
-from sample_runs import SampleRun, rank, write_log
+from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
 from disttest.model import Outcome
 from disttest.reports import write_reports
+from disttest.reports.html import render_html
 
 
 def view_of(page: Page) -> tuple[float, float]:
     begin, end = page.locator("#chart").get_attribute("data-view").split()
     return float(begin), float(end)
+
+
+RECORD_CANVAS = """
+// What is on the canvas since it was cleared, in the order in which it was drawn: words, and upright lines.
+window.drawn = [];
+let at = [0, 0];
+const { clearRect, fillText, moveTo, lineTo } = CanvasRenderingContext2D.prototype;
+Object.assign(CanvasRenderingContext2D.prototype, {
+  clearRect(...place) { drawn.length = 0; clearRect.apply(this, place); },
+  fillText(text, x, y, room = Infinity) {
+    drawn.push({ text, x, y, wide: Math.min(room, this.measureText(text).width) });
+    fillText.call(this, text, x, y, Math.min(room, 1e6));
+  },
+  moveTo(x, y) { at = [x, y]; moveTo.call(this, x, y); },
+  lineTo(x, y) {
+    if (at[0] === x) drawn.push({ line: x, from: Math.min(at[1], y), to: Math.max(at[1], y) });
+    at = [x, y];
+    lineTo.call(this, x, y);
+  },
+});
+window.crossedOut = () => drawn.filter((word, index) => word.text && drawn.slice(index).some((one) =>
+  one.line > word.x && one.line < word.x + word.wide && one.from < word.y && one.to > word.y)).map((word) => word.text);
+"""
 
 
 class TestGreen:
@@ -316,6 +340,22 @@ class TestForEverybody:
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.locator("[data-open]").first.click()
         assert page.evaluate("document.querySelector('dialog').scrollWidth") <= 360
+
+    @pytest.mark.parametrize("bound_s", [5, 7, 8, 9])
+    def test_no_line_of_the_timeline_crosses_a_word(self, visit, tmp_path, bound_s):
+        """On a phone the lower bound stands where the words of the makespan are, or the name of a test."""
+        sample = SampleRun(slots=1)
+        sample.test(name="test_with_a_name", seconds=float(bound_s), size=1, slots=("cpu:0",), at_s=EPOCH_S)
+        sample.test(name="test_late", seconds=0.1, size=1, slots=("cpu:0",), at_s=EPOCH_S + 9.9)
+        (tmp_path / "report.html").write_text(render_html(sample.finish(), tmp_path))
+        one = visit(width=360)
+        one.page.add_init_script(RECORD_CANVAS)
+        page = one.open(tmp_path / "report.html")
+
+        words = page.evaluate("drawn.filter(one => one.text).map(one => one.text)")
+        assert "makespan 10.0 s" in words
+        assert any(word.startswith("test_") for word in words)
+        assert page.evaluate("crossedOut()") == []
 
     def test_the_theme_follows_the_system_and_can_be_changed(self, visit, mixed):
         page = visit(scheme="dark").open(mixed)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from results_files import check_results_below
 from slurm_cluster import SlurmCluster, slurm_cluster
 
 from disttest.model import TestResult
@@ -43,6 +44,7 @@ class ClusterRun:
 
     def wait(self, timeout_s: float = 120) -> ClusterRun:
         self.output, _ = self.process.communicate(timeout=timeout_s)
+        check_results_below(self.results)
         return self
 
     @property

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from results_files import check_results_below
+
 from disttest.running.guard import plugin_arguments
 
 HERE = Path(__file__).parent
@@ -67,7 +69,9 @@ def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3
     """Run under the plugin; nothing else differs."""
     arguments = [*plugin_arguments(), f"--disttest-results={folder / 'results'}"]
     arguments += [f"--disttest-slots={SLOTS}"] if SLOTS else []
-    return _run(suite, folder, arguments, select, limit_s)
+    verdicts = _run(suite, folder, arguments, select, limit_s)
+    check_results_below(folder)
+    return verdicts
 
 
 def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s: float) -> Verdicts:

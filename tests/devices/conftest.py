@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_driver import FakeDriver
+from results_files import check_results_below
 
 from disttest.host.devices import detect_machine
 from disttest.results.fold import fold
@@ -44,6 +45,7 @@ class Ended:
 
     def __init__(self, exit_code, output, results):
         self.exit_code, self.output, self.results = exit_code, output, results
+        check_results_below(results)
 
     @property
     def events(self):

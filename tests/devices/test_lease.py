@@ -164,6 +164,19 @@ def test_mig_slices_are_leased_one_by_one(fake, leaser):
         assert names(lease) == ["gpu:0.0", "gpu:0.1", "gpu:0.2", "gpu:2", "gpu:3"]
 
 
+def test_mig_slices_that_others_use_are_not_taken(fake, leaser):
+    used = {"gpu.0.mig.1.processes": f"4242:{GIB}", "process.4242": "python"}
+    driver = fake(fakes.four_a100_mig() | used)
+
+    with leaser(driver).take(Request(count=4)) as lease:
+        assert names(lease) == ["gpu:0.0", "gpu:0.2", "gpu:2", "gpu:3"]
+    (busy,) = [state for state in leaser(driver).states() if state.obstacle]
+    assert (busy.slot.name, busy.obstacle) == ("gpu:0.1", "used by python (pid 4242)")
+    assert busy.label.startswith("MIG slice MIG-00000001-")
+    with leaser(driver).take(Request(count=5, share=True)) as lease:
+        assert "gpu:0.1" in names(lease)
+
+
 def test_a_gpu_that_vanishes_between_look_and_lock_is_not_handed_out(fake, leaser):
     driver, time, said = fake(fakes.plain(2)), Time(), []
     first = leaser(driver).take(Request(count=2))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,8 +16,10 @@ import pytest
 from disttest.host.devices import detect_machine
 from disttest.host.lease import Leaser, Request
 from disttest.model import Cause, Outcome
+from disttest.results.cost import cost_of
 from disttest.results.events import Noted, WorldEnded, WorldStarted
 from disttest.results.journal import FILE_NAME, read_events
+from disttest.running.devices import cpu_share
 
 GIB = 1 << 30
 
@@ -39,6 +44,22 @@ def wait_for(condition, limit_s=120.0):
 
 def slots_of_worlds(ended):
     return [event.slots for event in ended.events if isinstance(event, WorldStarted)]
+
+
+def assert_never_double_booked(ended):
+    """By the journal: a slot is one world's at a time; how many worlds held slots at once, at most."""
+    held, most = {}, 0
+    for event in ended.events:
+        match event:
+            case WorldStarted():
+                taken = {slot for slots in held.values() for slot in slots}
+                assert not taken & set(event.slots), (event, held)
+                held[event.world_id] = event.slots
+                most = max(most, len(held))
+            case WorldEnded():
+                del held[event.world_id]
+    assert held == {}
+    return most
 
 
 # --- leases
@@ -73,6 +94,36 @@ def test_two_runs_side_by_side_never_share_a_gpu(host):
     used = [{name for slots in slots_of_worlds(each) for name in slots} for each in ended]
     assert [len(names) for names in used] == [4, 4]
     assert not used[0] & used[1]
+
+
+def test_a_plan_for_gpus_that_was_made_without_any_fits_the_runner(host):
+    """All of the shard's tests exist here, and none is new."""
+    host = host(fakes.plain(2))
+    host.write(test_x="import pytest\n\n@pytest.mark.world_size()\ndef test_x(): pass\n")
+    command = [sys.executable, "-m", "disttest", "plan", ".", "--device", "cuda", "--backend", "gloo"]
+    path = os.pathsep.join(part for part in sys.path if part)
+    planned = subprocess.run(
+        [*command, "--pool", "gpu2:2:1"],
+        cwd=host.folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    ended = host.run(".", "--plan", "plan.json", "--shard", "1")
+
+    assert ended.exit_code == 0, ended.output
+    assert set(ended.results_of()) == {"test_x", "test_x[2xgloo]"}
+    assert not any("plan" in note for note in notes(ended)), notes(ended)
+
+    # What a plan made for the CPU looks like from here: other worlds, other names.
+    (host.folder / "plan.json").write_text(
+        (host.folder / "plan.json").read_text().replace('"cuda"', '"cpu"').replace("xgloo]", "xother]")
+    )
+    refused = host.run(".", "--plan", "plan.json", "--shard", "1")
+    assert refused.exit_code == 4, refused.output
+    assert "was planned for the CPU" in refused.run.reason
 
 
 def test_a_waiting_run_says_who_holds_what_and_goes_on(host):
@@ -135,6 +186,127 @@ def test_cpu_runs_take_nothing(host):
 
     assert ended.exit_code == 0, ended.output
     assert {name.partition(":")[0] for slots in slots_of_worlds(ended) for name in slots} == {"cpu"}
+
+
+BESIDE = """
+import json, os, time
+from pathlib import Path
+import pytest
+import torch.distributed as dist
+from disttest.testing import MultiProcessTestCase
+
+def meet(me, other):
+    Path(me).touch()
+    while not Path(other).exists():
+        time.sleep(0.01)
+
+@pytest.mark.world_size(1)
+@pytest.mark.parametrize("n", range(4))
+def test_gpu(n):
+    if n == 0:
+        meet("gpu is busy", "cpu is busy")
+    visible = os.environ["CUDA_VISIBLE_DEVICES"]
+    Path(f"gpu{n}.seen").write_text(json.dumps([visible, os.environ["OMP_NUM_THREADS"]]))
+    Path(visible).touch(exist_ok=False)  # nobody else is on this GPU
+    time.sleep(0.02)
+    Path(visible).unlink()
+
+@pytest.mark.world_size(2)
+@pytest.mark.device("cpu")
+@pytest.mark.parametrize("n", range(4))
+def test_cpu(n, world):
+    if n == 0:
+        meet("cpu is busy", "gpu is busy")
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], world.device.type) == ("", "cpu")
+    dist.barrier()
+
+@pytest.mark.device("cpu")
+class TestStartsItsRanks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_hosted(self):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+@pytest.mark.exclusive
+@pytest.mark.world_size(1)
+@pytest.mark.device("cpu")
+def test_alone():
+    assert not Path("gpu is busy").exists()
+"""
+
+
+def test_worlds_on_the_cpu_run_beside_worlds_on_gpus(host):
+    """A test of each kind waits until the other one runs; an exclusive one runs before either."""
+    host = host(fakes.plain(2))
+    host.write(test_beside=BESIDE)
+    ended = host.run(".", DISTTEST_TIMEOUT="120")
+
+    assert ended.exit_code == 0, ended.output
+    assert assert_never_double_booked(ended) >= 2
+    shapes = {event.world_id: event.shape for event in ended.events if isinstance(event, WorldStarted)}
+    kinds = {
+        (shapes[event.world_id].device, slot.partition(":")[0])
+        for event in ended.events
+        if isinstance(event, WorldStarted)
+        for slot in event.slots
+    }
+    assert kinds == {("cpu", "cpu"), ("cuda", "gpu")}
+    run = ended.run
+    assert (run.slots, run.cpu_slots) == (2, cpu_share(run.hardware.cpus, gpus=2))
+    threads = str(max(1, (run.hardware.cpus - run.cpu_slots) // 2))
+    seen = [json.loads((host.folder / f"gpu{n}.seen").read_text()) for n in range(4)]
+    assert {visible for visible, _ in seen} <= {fakes.uuid(0), fakes.uuid(1)}
+    assert {count for _, count in seen} == {threads}
+    assert (cost_of(run).unit, cost_of(run).slots) == ("GPU", 2)
+
+
+def test_when_the_last_gpu_dies_the_worlds_on_the_cpu_go_on(host):
+    """The test that runs on the CPU waits for the end of the others; it fails then, and is tried again."""
+    host = host(fakes.plain(1))
+    host.write(
+        test_x="""
+        import time
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("n", range(5))
+        def test_gpu(n):
+            while not Path("gone").exists():
+                time.sleep(0.01)
+            raise RuntimeError("CUDA error: GPU is lost")
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.device("cpu")
+        @pytest.mark.parametrize("n", range(3))
+        def test_cpu(n, tmp_path):
+            Path("up").touch()
+            while "not run: GPU 0" not in Path("results/events.jsonl").read_text():
+                time.sleep(0.01)
+            if n == 0 and not Path("again").exists():
+                Path("again").touch()
+                raise ValueError("at first")
+        """
+    )
+    process = host.start(".", "--retries", "1", DISTTEST_TIMEOUT="120")
+    wait_for((host.folder / "up").exists)
+    host.driver.set({"gpu.0.error": 15})
+    (host.folder / "gone").touch()
+    ended = host.end(process)
+
+    assert ended.exit_code == 7, ended.output
+    results = ended.results_of()
+    assert {name: results[name].outcome for name in results if "cpu" in name} == dict.fromkeys(
+        (f"test_cpu[{n}]" for n in range(3)), Outcome.PASSED
+    )
+    assert results["test_cpu[0]"].attempt == 2
+    lost = [result for name, result in results.items() if "gpu" in name]
+    assert {result.outcome for result in lost} == {Outcome.ERROR, Outcome.SKIPPED}
+    assert all("not run: GPU 0" in result.message for result in lost)
 
 
 def test_a_world_gets_the_gpus_of_one_bridge(host):

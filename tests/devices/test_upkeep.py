@@ -8,9 +8,11 @@ import select
 import time
 
 import fake_driver as fakes
+import msgspec
 import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
+from disttest.host.devices.machine import CpuShare
 from disttest.host.lease import Leaser
 from disttest.host.quarantine import QuarantineNotes
 from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
@@ -147,6 +149,97 @@ def test_one_that_never_lets_go_is_in_quarantine_for_as_long(fake, run):
     assert (state.obstacle, state.permanent) == (f"in quarantine: {held}", False)
     driver.set({"gpu.0.processes": None})
     assert run.free() == ["gpu:0"]
+
+
+SLICE = "MIG-00000000-aaaa-bbbb-cccc-ddddeeeeffff"
+
+
+def test_a_mig_slice_is_handed_on_when_its_own_processes_are_gone(fake, run):
+    """What runs on the GPU's other slices is no matter; what is listed for this one is."""
+    driver = fake(fakes.four_a100_mig() | {"gpu.0.mig.1.processes": f"7:{GIB}"})
+    run = run(driver, gpus=SLICE)
+    run.submit("a", "b")
+    slots = run.due()["a"]
+    driver.set({"gpu.0.mig.0.processes": f"4242:{GIB}", "process.4242": "python"})
+
+    run.leave("a", slots)
+    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    assert run.due() == {}
+    driver.set({"gpu.0.mig.0.processes": None})
+    run.now_s += 0.2
+    run.turn(until=lambda: not run.upkeep.busy)
+
+    assert run.due() == {"b": slots}
+    assert run.notes == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (
+            {"gpu.0.mig.0.processes": f"4242:{GIB}", "process.4242": "python"},
+            "is still held by python (pid 4242)",
+        ),
+        (
+            {"gpu.0.mig.0.memory_used": 3 * GIB},
+            "has 3072 MiB more in use than before, by a process that can not be seen",
+        ),
+    ],
+)
+def test_a_mig_slice_that_is_never_let_go_is_in_quarantine_and_the_others_are_not(fake, run, facts, why):
+    driver = fake(fakes.four_a100_mig())
+    run = run(driver, gpus="MIG-00000000,MIG-00000001")
+    run.submit("a", "b", "c")
+    starts = run.due()
+    driver.set(facts)
+
+    run.leave("a", starts["a"])
+    run.leave("b", starts["b"])
+    run.turn(until=lambda: any(entry.held for entry in run.upkeep._waiting))
+    run.now_s += RELEASE_LIMIT_S
+    run.turn(until=lambda: not run.upkeep.busy)
+
+    label = f"MIG slice {SLICE} of GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
+    assert run.notes == [(f"{label} {why}, 10 s after its world had ended: it is in quarantine", "a")]
+    assert run.due() == {"c": starts["b"]}
+    (state,) = [state for state in run.leaser().states(share=True) if state.slot.name == "gpu:0.0"]
+    assert state.obstacle == f"in quarantine: {label} {why}"
+
+
+def test_a_mig_slice_that_is_taken_away_is_used_no_more(fake, run):
+    driver = fake(fakes.four_a100_mig())
+    run = run(driver, gpus="MIG-00000000,MIG-00000001")
+    run.submit("a", "b", "c")
+    starts = run.due()
+    driver.set({"gpu.0.mig.0.uuid": None})
+
+    run.leave("a", starts["a"])
+    run.turn(until=lambda: run.heard)
+
+    gone = f"MIG slice {SLICE} of GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) has vanished from the driver's list"
+    assert run.heard == [("accused", (), gone)]
+    assert run.upkeep.broken == {"gpu:0.0": gone}
+
+
+def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
+    """CPU slot 0 has nothing to do with GPU 0, which somebody holds."""
+    driver = fake(fakes.plain(1))
+    run = run(driver)
+    (slot,) = run.devices.machine.slots("cpu", 1)
+    run.scheduler = run.upkeep._scheduler = GangScheduler((*run.devices.slots, slot), clock=lambda: 0.0)
+    for name in ("a", "b"):
+        shape = WorldShape(size=1, backend="gloo")
+        run.scheduler.submit(Gang(gang_id=name, nodeids=(name,), shape=shape, isolation=Isolation.FRESH))
+    assert run.due() == {"a": (slot,)}
+    driver.set({"gpu.0.processes": f"4242:{GIB}"})
+
+    run.leave("a", (slot,))
+
+    assert run.due() == {"b": (slot,)}
+    assert run.upkeep.suspects(failed("b"), (slot,)) is False
+    run.leave("b", (slot,), survivors=(77,))
+    assert [each.name for each in run.devices.lease.slots] == ["gpu:0"]
+    assert run.notes == [("cpu:0: used no more, since processes could not be killed: 77", "b")]
 
 
 def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, run):
@@ -349,6 +442,63 @@ def test_a_run_does_without_what_is_broken_and_waits_for_what_is_held(fake, opti
     assert devices.size == size
     left_out = [f"GPU {fakes.uuid(1)} is left out: in quarantine: matmul failed"]
     assert devices.notes() == ([] if pid else left_out)
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "given", "beside", "threads"),
+    [
+        (96, 8, {}, 48, 6),
+        (16, 1, {}, 8, 8),
+        (8, 4, {}, 4, 1),
+        (8, 6, {}, 2, 1),
+        (8, 8, {}, 1, 1),
+        (1, 1, {}, 1, 1),
+        (96, 8, {"slots": "2"}, 2, 47),
+    ],
+)
+def test_worlds_on_the_cpu_leave_cores_to_the_ranks_on_gpus(
+    fake, options, cores, gpus, given, beside, threads
+):
+    devices = Devices(options(fake(fakes.plain(gpus)), **given))
+    cpu = CpuShare(online=cores, affinity=cores)
+    devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
+    devices.look = lambda: devices.machine
+    devices.take("a run", say=lambda _: None)
+    alone = devices.threads(WorldShape(size=1, backend="nccl", device="cuda"))
+
+    devices.seat_cpu_worlds(beside_gpus=True)
+
+    assert [slot.name for slot in devices.cpu_slots] == [f"cpu:{n}" for n in range(beside)]
+    assert devices.threads(WorldShape(size=1, backend="nccl", device="cuda")) == threads
+    assert devices.threads(WorldShape(size=beside, backend="gloo")) == 1
+    assert devices.threads(WorldShape(size=1, backend="gloo")) == beside
+    assert alone == max(1, cores // len(devices.slots))
+    devices.release()
+
+
+def test_a_run_that_took_no_gpus_has_the_whole_cpu(fake, options):
+    """Under plain pytest no GPU is taken for tests that compute on the CPU."""
+    devices = Devices(options(fake(fakes.plain(2))))
+    cpu = CpuShare(online=6, affinity=6)
+    devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
+
+    devices.seat_cpu_worlds(beside_gpus=False)
+
+    assert ([slot.name for slot in devices.slots], devices.cpu_slots) == ([f"cpu:{n}" for n in range(6)], ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "gloo_on_cpu"),
+    [
+        (fakes.plain(1), {"backend": "gloo,nccl"}, True),
+        (fakes.plain(1), {"backend": "gloo,nccl", "device": "cuda"}, False),
+        (fakes.plain(1), {"backend": "gloo"}, False),
+        (fakes.plain(1), {}, False),
+        (fakes.four_a100_mig(), {"backend": "gloo,nccl", "gpus": "MIG-00000000"}, False),
+    ],
+)
+def test_beside_nccl_gloo_is_the_cpu_s(fake, options, facts, given, gloo_on_cpu):
+    assert Devices(options(fake(facts), **given)).gloo_on_cpu is gloo_on_cpu
 
 
 def test_a_torch_without_cuda_runs_on_the_cpu_unless_gpus_were_asked_for(fake, options):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from engine import CACHE, Engine, build_target, ensure_probe, own_engine
 from launching import Launcher, ours
+from results_files import check_results_below
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def probe(engine: Engine) -> str:
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
+def workspace(tmp_path: Path) -> Iterator[Path]:
     """A checkout that belongs to an ordinary user, as on a runner."""
     # pytest's own folders are for root only; the container's user has to get in.
     for parent in (tmp_path, *tmp_path.parents):
@@ -45,7 +46,8 @@ def workspace(tmp_path: Path) -> Path:
     folder.mkdir()
     if os.getuid() == 0:
         os.chown(folder, 1234, 1234)
-    return folder
+    yield folder
+    check_results_below(folder)
 
 
 @pytest.fixture

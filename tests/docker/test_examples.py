@@ -85,7 +85,9 @@ def test_a_runner_of_a_pool_sees_its_doctor(runner: Runner, image: str) -> None:
     done = run(runner, "doctor", level="full", image=image, junit="doctor.xml")
     assert done.exit_code == 0, done.log
     assert "this machine works" in done.log
-    checks = {case.get("name") for case in ElementTree.parse(runner.workspace / "doctor.xml").iter("testcase")}
+    checks = {
+        case.get("name") for case in ElementTree.parse(runner.workspace / "doctor.xml").iter("testcase")
+    }
     assert {"matmul", "collective_all_reduce"} <= checks
 
 

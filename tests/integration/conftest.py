@@ -8,11 +8,12 @@ import subprocess
 import sys
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from results_files import check_results_below
 
 from disttest.host.process import adopt_orphans, children_of
 from disttest.model import TestResult
@@ -124,10 +125,13 @@ def nothing_left():
 
 
 @pytest.fixture
-def lab(tmp_path: Path, nothing_left) -> Lab:
-    return Lab(tmp_path)
+def lab(tmp_path: Path, nothing_left) -> Iterator[Lab]:
+    yield Lab(tmp_path)
+    check_results_below(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def module_lab(tmp_path_factory: pytest.TempPathFactory, nothing_left) -> Lab:
-    return Lab(tmp_path_factory.mktemp("lab"))
+def module_lab(tmp_path_factory: pytest.TempPathFactory, nothing_left) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("lab")
+    yield Lab(folder)
+    check_results_below(folder)

@@ -4,6 +4,7 @@ import json
 import shutil
 
 from disttest.model import Outcome
+from disttest.results.events import TestStarted
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 
@@ -54,17 +55,50 @@ def test_shards_run_their_tests_and_merge(lab):
     assert "the plan was made for abc" in other.output
 
 
-def test_timings_of_an_earlier_run_are_read(lab):
-    lab.write(test_planned=TESTS).run("test_planned.py")
+def test_a_plan_for_gpus_is_made_without_any_and_refused_where_there_are_none(lab):
+    lab.write(
+        test_planned="""
+        import pytest
+
+        @pytest.mark.world_size()
+        def test_sizes(world): pass
+
+        @pytest.mark.world_size(2)
+        @pytest.mark.device("cpu")
+        def test_on_cpu(world): pass
+        """
+    )
+    pools = ("--pool", "gpu1:1:1", "--pool", "gpu4:4:1")
+    planned = lab.run("plan", "test_planned.py", *pools, "--device", "cuda")
+    plan = json.loads((lab.folder / "plan.json").read_text())
+
+    assert 0 == planned.exit_code, planned.output
+    assert {
+        "gpu1": ["test_sizes[1xnccl]", "test_on_cpu[2xgloo]"],
+        "gpu4": ["test_sizes[2xnccl]", "test_sizes[4xnccl]"],
+    } == {shard["pool"]: [test["name"] for test in shard["tests"]] for shard in plan["shards"]}
+
+    refused = lab.run("test_planned.py", "--plan", "plan.json", "--shard", "1")
+    assert 6 == refused.exit_code, refused.output
+    assert "shard 1 of the plan has worlds on GPUs (1xnccl), and this run has no GPU" in refused.run.reason
+    assert () == refused.run.tests
+
+
+def test_timings_of_an_earlier_run_are_read_and_what_failed_there_is_first(lab):
+    lab.write(test_planned=TESTS, test_zz=NEW.replace("pass", "assert False"))
+    lab.run(".", "--slots", "1")
     lab.folder.joinpath("results").rename(lab.folder / "first")
     (lab.folder / "broken.json").write_text("{")
 
-    ended = lab.run(
-        "test_planned.py", "--timings", "first/events.jsonl", "--timings", "broken.json", "--failed-first"
-    )
+    options = ("--timings", "first/junit.xml", "--timings", "broken.json", "--failed-first", "--slots", "1")
+    ended = lab.run(".", *options)
 
-    assert 0 == ended.exit_code, ended.output
+    assert 1 == ended.exit_code, ended.output
     assert any("broken.json" in note for note in ended.run.notes)
+    started = [
+        event.nodeid for event in read_events(ended.results / FILE_NAME) if isinstance(event, TestStarted)
+    ]
+    assert "test_zz.py::test_new[1xgloo]" == started[0]
 
 
 def test_floors_turn_red_what_hardly_ran(lab):

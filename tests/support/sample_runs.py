@@ -44,6 +44,7 @@ class SampleRun:
         root: str = "/nowhere/repo",
         gpus: tuple[str, ...] = (),
         slots: int = 4,
+        cpu_slots: int = 0,
         invocation: Invocation | None = None,
     ) -> None:
         self.now = EPOCH_S
@@ -55,6 +56,7 @@ class SampleRun:
                 root=root,
                 hardware=Hardware(cpus=4, gpus=gpus, python="3.11.9", torch="2.13.0", platform="Linux"),
                 slots=slots,
+                cpu_slots=cpu_slots,
                 disttest="0.1.0",
                 invocation=invocation or Invocation(),
             )
@@ -77,7 +79,8 @@ class SampleRun:
     ) -> str:
         """Add a test and its attempts; ``attempts`` are the earlier ones. Returns its node id."""
         self.now = at_s if at_s is not None else self.now
-        shape = WorldShape(size=size, backend="gloo") if size else None
+        device = "cuda" if slots and slots[0].startswith("gpu") else "cpu"
+        shape = WorldShape(size=size, backend="gloo", device=device) if size else None
         full = f"{name}[{shape}]" if shape else name
         nodeid = f"tests/test_{suite}.py::{full}"
         fields = {
@@ -171,7 +174,7 @@ Thread 0x00007f2a (most recent call first):
 
 def mixed_run(results_dir: Path | None = None) -> RunResult:
     """One of everything: the run that golden files and the browser look at."""
-    run = SampleRun()
+    run = SampleRun(cpu_slots=4)
 
     def logs(slug: str, size: int, attempt: int = 1) -> list[str]:
         names = [f"logs/{slug}/attempt-{attempt}/rank{number}.log" for number in range(size)]

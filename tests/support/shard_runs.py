@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from planning_cases import case
 
 from disttest.model import Cause, Hardware, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
@@ -58,6 +59,7 @@ class ShardRun:
         self.worlds += 1
         world_id = f"w{self.worlds}"
         shape = test.world or WorldShape(size=1, backend="gloo")
+        shape = msgspec.structs.replace(shape, device="cuda")  # its hardware has GPUs
         self.say(WorldStarted, world_id=world_id, shape=shape, slots=("gpu:0", "gpu:1"), pid=1)
         self.now_s += 0.5
         self.say(TestStarted, nodeid=test.nodeid, attempt=attempt, world_id=world_id)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from disttest.model import Cause, Isolation, Outcome, TestCase, TestResult, WorldShape
+from disttest.model import Cause, Isolation, Kind, Outcome, TestCase, TestResult, WorldShape
 from disttest.planning.options import RunOptions
 from disttest.running.protocol import TestJudged
 from disttest.running.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
@@ -43,6 +43,15 @@ def judged(retries, outcome=Outcome.FAILED, cause=Cause.TEST, message="boom"):
 def made(retries=0, infra_retries=0):
     clock = Clock()
     return Retries(RunOptions(retries=retries, infra_retries=infra_retries), clock), clock
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_class_that_starts_its_ranks_may_share_gpus_in_its_next_attempt_too(kind):
+    """With fewer GPUs than ranks it would never start otherwise."""
+    retries, _ = made(retries=1)
+    retries.take(msgspec.structs.replace(TEST, kind=kind), judged(retries))
+
+    assert [gang.shares for gang in retries.due()] == [kind is not Kind.RANKS]
 
 
 def test_without_retries_every_failure_counts():

@@ -105,7 +105,7 @@ def run_on_cluster(
         limit_s=request.job_limit_s,
         deadline_s=options.deadline,
         retries=options.retries,
-        failed=timings.failed if request.failed_first else frozenset(),
+        failed=timings.failed_among(tests) if request.failed_first else frozenset(),
     )
     jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
     expected = {

@@ -27,8 +27,9 @@ from disttest.planning.timings import Timings
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
 
-Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str]], Sequence[TestCase]]
-"""Targets, the options of a run and pytest's arguments in; the tests that they mean out."""
+Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
+"""Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
+that they mean out."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -41,7 +42,8 @@ def plan_command(
 ) -> click.Command:
     """The command, around a way to collect tests, a way to end, the options that every run has, and the engines.
 
-    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner.
+    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and ``--device cuda`` that
+    the runners have GPUs, which this machine need not have.
     """
 
     @click.command(name="plan")
@@ -96,7 +98,8 @@ def plan_command(
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
         for warning in warnings:
             click.echo(f"disttest: warning: {warning}", err=True)
-        made = make_plan(collect(targets, flags, extra), timings, given, pools)
+        largest = max((pool.gpus for pool in pools), default=given["slots_per_runner"])
+        made = make_plan(collect(targets, flags, extra, largest), timings, given, pools)
         _write(given["output"], encode_plan(made).decode())
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:

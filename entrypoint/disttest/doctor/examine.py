@@ -13,7 +13,6 @@ from disttest.errors import ExitCode
 from disttest.host.advice import advise, explain
 from disttest.host.devices import Machine, detect_machine
 from disttest.host.devices.findings import Finding, Grade, judge_machine
-from disttest.host.devices.machine import is_slice
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 from disttest.host.lease import Leaser, SlotState
 from disttest.host.leftovers import Litter, find_litter, names_in_use, scan_shm
@@ -105,18 +104,17 @@ def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
 
 def judge_lease(state: SlotState) -> Finding:
     """A GPU as the runs of this host see it."""
-    device = state.label + (f", slice {state.slot.uuid}" if is_slice(state.slot) else "")
     if state.held:
-        return Finding(device=device, check="lease", message=f"{state.obstacle}: left alone")
+        return Finding(device=state.label, check="lease", message=f"{state.obstacle}: left alone")
     if state.obstacle:
         return Finding(
-            device=device,
+            device=state.label,
             check="lease",
             grade=Grade.WARNING,
             message=state.obstacle,
             advice=advise("gpu-quarantined"),
         )
-    return Finding(device=device, check="lease", message="free")
+    return Finding(device=state.label, check="lease", message="free")
 
 
 def _find_litter(root: Path) -> tuple[Litter, ...]:

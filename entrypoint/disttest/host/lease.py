@@ -17,7 +17,7 @@ from typing import Self
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
 from disttest.host.choice import choose_slots
-from disttest.host.devices.machine import Gpu, Machine
+from disttest.host.devices.machine import Gpu, Machine, part_for
 from disttest.host.lockfiles import Holder, Lock, LockDirectory, boot_clock
 from disttest.host.quarantine import Quarantine, QuarantineNotes
 from disttest.host.queue import join_queue, leave_queue, tickets_ahead
@@ -169,7 +169,9 @@ class Leaser:
         return tuple(states)
 
     def _active_notes(self, machine: Machine) -> dict[str, Quarantine]:
+        slices = [part for gpu in machine.gpus for part in gpu.slices]
         holding = {(gpu.uuid, process.pid) for gpu in machine.gpus for process in gpu.processes}
+        holding |= {(part.uuid, process.pid) for part in slices for process in part.processes}
         return self._notes.active(is_alive=lambda note: (note.uuid, note.pid) in holding)
 
     def _lock_state(self, state: SlotState) -> SlotState:
@@ -267,7 +269,7 @@ class Leaser:
 
 def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
     gpus = {gpu.index: gpu for gpu in machine.gpus}
-    healthy = [(slot, gpus[slot.index]) for slot in machine.slots("cuda")]
+    healthy = [(slot, part_for(slot, gpus[slot.index])) for slot in machine.slots("cuda")]
     broken = [
         (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid), gpu)
         for gpu in machine.gpus
@@ -278,7 +280,7 @@ def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
 
 def _state(slot: Slot, gpu: Gpu, note: Quarantine | None, *, share: bool) -> SlotState:
     broken = gpu.fault or (f"in quarantine: {note.reason}" if note else "")
-    busy = "" if share or gpu.mig_enabled else foreign_use(gpu)
+    busy = "" if share else foreign_use(gpu)
     # Who waits for a process to let go may be lucky; a broken GPU does not mend itself.
     permanent = bool(gpu.fault) or (note is not None and not note.pid)
     return SlotState(slot=slot, label=gpu.label, obstacle=broken or busy, permanent=permanent)

@@ -10,7 +10,7 @@ from heapq import heapreplace
 
 from disttest.model import Frozen, Gang, TestCase
 from disttest.planning.gangs import build_gangs
-from disttest.planning.pools import world_size
+from disttest.planning.pools import have_gpus, slots_of
 from disttest.planning.split import expected_makespan_s, split_by_time
 from disttest.planning.timings import Timings
 
@@ -128,12 +128,15 @@ def _leases(
     tests: Sequence[TestCase], timings: Timings, pool: NodePool, at_once: int, least_s: float
 ) -> Iterable[Allocation]:
     """Leases of a few widths, as many of each as have work."""
-    device = "cuda" if any(test.world and test.world.device != "cpu" for test in tests) else "cpu"
+    device = "cuda" if have_gpus(tests) else "cpu"
     per_node = max(1, pool.slots_for(device))
-    floor = _least_width(tests, timings, pool.nodes * per_node, per_node, at_once, least_s)
-    widths = {test.nodeid: _width(test, device, per_node, floor) for test in tests}
-    for slots, of_width in _by_width(tests, widths, timings, least_s).items():
-        work_s = sum(timings.expect(test) * min(1.0, world_size(test) / slots) for test in of_width)
+    sizes = {test.nodeid: slots_of(test, on_gpus=device != "cpu") for test in tests}
+    slot_s = {test.nodeid: timings.expect(test) * sizes[test.nodeid] for test in tests}
+    floor = _least_width(int(sum(slot_s.values()) / least_s), pool.nodes * per_node, per_node, at_once)
+    most = per_node if device != "cpu" else max(sizes.values(), default=1)
+    widths = {nodeid: min(max(size, floor), max(most, floor)) for nodeid, size in sizes.items()}
+    for slots, of_width in _by_width(tests, widths, slot_s, least_s).items():
+        work_s = sum(min(slot_s[test.nodeid] / slots, timings.expect(test)) for test in of_width)
         fitting = pool.nodes * max(1, per_node // slots)
         count = max(1, min(at_once, fitting, len(of_width), int(work_s / least_s)))
         for part in split_by_time(of_width, timings, slots=slots, runners=count):
@@ -147,50 +150,37 @@ def _leases(
                 )
 
 
-def _least_width(
-    tests: Sequence[TestCase],
-    timings: Timings,
-    total: int,
-    per_node: int,
-    at_once: int,
-    least_s: float,
-) -> int:
+def _least_width(worthwhile: int, total: int, per_node: int, at_once: int) -> int:
     """How wide leases must be for ``at_once`` of them to fill the pool, or what of it has work to do.
 
     Such a part of a node that leases of it fill a node without a rest.
     """
-    work_s = sum(timings.expect(test) * world_size(test) for test in tests)
-    wanted = min(total, int(work_s / least_s)) / at_once
+    wanted = min(total, worthwhile) / at_once
     return next(
         part for part in range(1, per_node + 1) if per_node % part == 0 and part >= min(wanted, per_node)
     )
 
 
 def _by_width(
-    tests: Sequence[TestCase], widths: Mapping[str, int], timings: Timings, least_s: float
+    tests: Sequence[TestCase], widths: Mapping[str, int], slot_s: Mapping[str, float], least_s: float
 ) -> dict[int, list[TestCase]]:
     """Width of a lease -> its tests, in their order.
 
     Tests ride along in wider leases, whose gaps they fill: few leases start sooner than many. Only where they are worth
     leases of their own, and are more work than all that is wider, would whole nodes be held for what needs one GPU.
     """
-    slot_s: dict[int, float] = {}
+    of_width_s: dict[int, float] = {}
     for test in tests:
         width = widths[test.nodeid]
-        slot_s[width] = slot_s.get(width, 0.0) + timings.expect(test) * min(width, world_size(test))
+        of_width_s[width] = of_width_s.get(width, 0.0) + slot_s[test.nodeid]
     goes_to: dict[int, int] = {}
-    wider, wider_slot_s = max(slot_s, default=1), 0.0
-    for width in sorted(slot_s, reverse=True):
-        if slot_s[width] / width >= least_s and slot_s[width] > wider_slot_s:
+    wider, wider_slot_s = max(of_width_s, default=1), 0.0
+    for width in sorted(of_width_s, reverse=True):
+        if of_width_s[width] / width >= least_s and of_width_s[width] > wider_slot_s:
             wider = width
         goes_to[width] = wider
-        wider_slot_s += slot_s[width]
+        wider_slot_s += of_width_s[width]
     chosen: dict[int, list[TestCase]] = {}
     for test in tests:
         chosen.setdefault(goes_to[widths[test.nodeid]], []).append(test)
     return chosen
-
-
-def _width(test: TestCase, device: str, per_node: int, floor: int) -> int:
-    size = max(world_size(test), floor)
-    return size if device == "cpu" else min(size, per_node)

@@ -29,32 +29,43 @@ class _Piece(Frozen):
 
 
 def build_gangs(
-    tests: Sequence[TestCase], timings: Timings, *, slots: int, failed: Collection[str] = ()
+    tests: Sequence[TestCase],
+    timings: Timings,
+    *,
+    slots: int,
+    cpu_slots: int = 0,
+    failed: Collection[str] = (),
 ) -> tuple[Gang, ...]:
-    """Group the tests that need a world into gangs, in the order of the tests.
+    """Group the tests that need a world into gangs, in the order of the tests (those for the CPU last).
 
     Args:
         tests: ordinary tests (without a world) are left out: they are nobody's gang.
         timings: expected durations and world starts.
         slots: how many slots the gangs will share; decides how finely long files are split.
+        cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
         failed: node ids that go first (``--failed-first``): their gangs are urgent, and they lead them.
     """
     owed = [test for test in tests if test.world]
-    expected = {test.nodeid: timings.expect(test) for test in owed}
-    total_s = sum(expected[test.nodeid] * _width(test, slots) for test in owed) / max(1, slots)
-    gangs: list[Gang] = []
-    for (shape, isolation, exclusive, _), bucket in _buckets(owed).items():
+    beside = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
+    apart = {test.nodeid for test in beside}
+    first = [test for test in owed if test.nodeid not in apart]
+    pieces = [*_cut(first, timings, slots), *_cut(beside, timings, cpu_slots)]
+    return tuple(_gang(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
+
+
+def _cut(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:
+    """The tests for slots of one kind, in pieces that are a gang each."""
+    expected = {test.nodeid: timings.expect(test) for test in tests}
+    total_s = sum(expected[test.nodeid] * _width(test, slots) for test in tests) / max(1, slots)
+    for (shape, isolation, _, _), bucket in _buckets(tests).items():
         start_s = timings.start_s(shape)
         if isolation is Isolation.FRESH:
-            pieces = [_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket]
-        else:
-            longest_s = max(start_s / START_SHARE, total_s / PIECES_PER_SLOT)
-            if slots < 2 * _width(bucket[0], slots):
-                longest_s = math.inf  # one such world at a time: pieces would only start more worlds
-            pieces = list(_warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s))
-        for piece in pieces:
-            gangs.append(_gang(len(gangs), piece, shape, isolation, start_s, failed, exclusive=exclusive))
-    return tuple(gangs)
+            yield from (_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket)
+            continue
+        longest_s = max(start_s / START_SHARE, total_s / PIECES_PER_SLOT)
+        if slots < 2 * _width(bucket[0], slots):
+            longest_s = math.inf  # one such world at a time: pieces would only start more worlds
+        yield from _warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s)
 
 
 def rest_of(gang: Gang, nodeids: Sequence[str]) -> Gang:
@@ -118,25 +129,18 @@ def _split(
         yield _Piece(tests=tuple(piece), work_s=sum(expected[test.nodeid] for test in piece))
 
 
-def _gang(
-    number: int,
-    piece: _Piece,
-    shape: WorldShape,
-    isolation: Isolation,
-    start_s: float,
-    failed: Collection[str],
-    *,
-    exclusive: bool,
-) -> Gang:
+def _gang(number: int, piece: _Piece, timings: Timings, failed: Collection[str]) -> Gang:
+    first = piece.tests[0]  # all of a piece are alike in what follows
+    assert first.world is not None
     nodeids = [test.nodeid for test in piece.tests]
     nodeids.sort(key=lambda nodeid: nodeid not in failed)
     return Gang(
-        gang_id=f"gang-{number + 1}",
+        gang_id=f"gang-{number}",
         nodeids=tuple(nodeids),
-        shape=shape,
-        isolation=isolation,
-        expected_s=start_s + piece.work_s,
-        exclusive=exclusive,
-        shares=piece.tests[0].kind is not Kind.RANKS,
+        shape=first.world,
+        isolation=first.isolation,
+        expected_s=timings.start_s(first.world) + piece.work_s,
+        exclusive=first.exclusive,
+        shares=first.kind is not Kind.RANKS,
         urgent=nodeids[0] in failed,
     )

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from disttest.errors import UsageError
+from disttest.errors import NotEnoughDevices, UsageError
 from disttest.model import Frozen, TestCase
 from disttest.planning.allocations import Allocation, NodePool, allocate
-from disttest.planning.pools import Pool, assign_pools, world_size
+from disttest.planning.pools import Pool, assign_pools, have_gpus, slots_of
 from disttest.planning.split import expected_makespan_s, split_by_time
 from disttest.planning.timings import Timings
 
@@ -140,7 +140,8 @@ def plan_equal_shards(
         raise UsageError(f"--shards must be between 1 and {MATRIX_LIMIT}, not {shards}")
     if slots < 0:
         raise UsageError(f"the slots of a runner must be at least 1, not {slots}")
-    gpus = slots or max(map(world_size, tests), default=1)
+    on_gpus = have_gpus(tests)
+    gpus = slots or max((slots_of(test, on_gpus=on_gpus) for test in tests), default=1)
     pool = Pool(name="shard", gpus=gpus, runners=shards, cost_per_minute=gpus, labels=())
     assign_pools(tests, [pool])
     parts = enumerate(split_by_time(tests, timings, slots=gpus, runners=shards), 1)
@@ -209,6 +210,36 @@ def check_revision(plan: Plan, revision: str) -> None:
         raise UsageError(
             f"the plan was made for {plan.revision}, and the tests here are {revision}: run disttest plan again, "
             "or pass --stale-plan to run what still exists (new tests go to the last shard)"
+        )
+
+
+def check_device(plan: Plan, number: int, selection: Selection, device: str) -> None:
+    """Refuse a shard that was planned for another kind of runner: its tests would all be missing, and pass unseen.
+
+    Args:
+        plan: the plan.
+        number: of the shard.
+        selection: what :func:`select` made of it here.
+        device: where ranks compute here.
+
+    Raises:
+        NotEnoughDevices: it has worlds on GPUs, and there are none.
+        UsageError: it was planned for the CPU, and none of its worlds exists on GPUs.
+    """
+    shard = find_shard(plan, number)
+    worlds = {test.nodeid: test.world for test in shard.tests if test.world} if shard else {}
+    on_gpus = next((world for world in worlds.values() if world.device != "cpu"), None)
+    if shard is None or not worlds:
+        return
+    if on_gpus and device == "cpu":
+        raise NotEnoughDevices(
+            f"shard {number} of the plan has worlds on GPUs ({on_gpus}), and this run has no GPU: "
+            f"give it a runner of the pool {shard.pool!r} (see disttest doctor), or plan with --device cpu"
+        )
+    if not on_gpus and device != "cpu" and set(worlds) <= set(selection.vanished):
+        raise UsageError(
+            f"shard {number} was planned for the CPU ({next(iter(worlds.values()))}), and this run has GPUs: "
+            "plan with --device cuda, or run with --device cpu"
         )
 
 

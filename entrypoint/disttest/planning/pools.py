@@ -153,9 +153,20 @@ def world_size(test: TestCase) -> int:
     return test.world.size if test.world else 1
 
 
-def shape_of(test: TestCase) -> Shape:
+def have_gpus(tests: Iterable[TestCase]) -> bool:
+    """Whether tests are planned for runners with GPUs: some world computes there."""
+    return any(test.world is not None and test.world.device != "cpu" for test in tests)
+
+
+def slots_of(test: TestCase, *, on_gpus: bool) -> int:
+    """Slots of a runner that a test needs; where these are GPUs, a world on the CPU needs as little as no world."""
+    return 1 if on_gpus and test.world and test.world.device == "cpu" else world_size(test)
+
+
+def shape_of(test: TestCase, *, on_gpus: bool) -> Shape:
     """What a test asks of a pool."""
-    return (test.world.nodes, test.world.ranks_per_node) if test.world else (1, 1)
+    nodes = test.world.nodes if test.world else 1
+    return nodes, max(1, slots_of(test, on_gpus=on_gpus) // nodes)
 
 
 def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, list[TestCase]]:
@@ -166,14 +177,15 @@ def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, 
     Raises:
         NotEnoughDevices: no pool holds a shape; the message names the sizes and a test of each.
     """
-    shapes = {shape_of(test): test for test in reversed(tests)}
+    on_gpus = have_gpus(tests)
+    shapes = {shape_of(test, on_gpus=on_gpus): test for test in reversed(tests)}
     chosen = {shape: _cheapest(shape, pools) for shape in shapes}
     homeless = sorted(shape for shape, pool in chosen.items() if pool is None)
     if homeless:
         raise NotEnoughDevices(_homeless(homeless, shapes, pools))
     by_pool: dict[str, list[TestCase]] = {pool.name: [] for pool in pools}
     for test in tests:
-        pool = chosen[shape_of(test)]
+        pool = chosen[shape_of(test, on_gpus=on_gpus)]
         if pool is not None:
             by_pool[pool.name].append(test)
     return by_pool

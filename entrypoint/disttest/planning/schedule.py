@@ -75,8 +75,8 @@ class Scheduler(Protocol):
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""
 
-    def withdraw(self) -> tuple[Gang, ...]:
-        """Take out all gangs that wait."""
+    def withdraw(self, *, spare: str = "") -> tuple[Gang, ...]:
+        """Take out all gangs that wait, but for those of one device type."""
 
     def stranded(self) -> tuple[Gang, ...]:
         """Take out the gangs that can never start, since too few slots are left that are not quarantined."""
@@ -263,12 +263,14 @@ class GangScheduler:
         for device in sorted({slot.device for slot in lost}):
             self._requeue(self._lanes[device])
 
-    def withdraw(self) -> tuple[Gang, ...]:
-        """Take out all gangs that wait."""
-        waiting = [gang for lane in self._lanes.values() for _, gang in lane.waiting.drain()]
-        waiting += [*self._exclusive, *self._stranded]
-        self._exclusive.clear()
-        self._stranded.clear()
+    def withdraw(self, *, spare: str = "") -> tuple[Gang, ...]:
+        """Take out all gangs that wait, but for those of one device type."""
+        lanes = [lane for lane in self._lanes.values() if lane.device != spare]
+        waiting = [gang for lane in lanes for _, gang in lane.waiting.drain()]
+        others = [*self._exclusive, *self._stranded]
+        waiting += [gang for gang in others if gang.shape.device != spare]
+        self._exclusive = deque(gang for gang in self._exclusive if gang.shape.device == spare)
+        self._stranded = [gang for gang in self._stranded if gang.shape.device == spare]
         self._known.difference_update(gang.gang_id for gang in waiting)
         return tuple(waiting)
 

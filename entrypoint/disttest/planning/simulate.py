@@ -81,11 +81,6 @@ def lower_bound_s(work: Iterable[tuple[float, int]], slots: int) -> float:
     return max(total_s / slots, longest_s) if slots else 0.0
 
 
-def equal_slots(count: int, device: str) -> tuple[Slot, ...]:
-    """Slots of a device type, to simulate on."""
+def plain_slots(count: int, device: str = "cpu") -> tuple[Slot, ...]:
+    """Slots to simulate on, all equally near each other."""
     return tuple(Slot(name=f"{device}:{index}", device=device, index=index) for index in range(count))
-
-
-def cpu_slots(count: int) -> tuple[Slot, ...]:
-    """Plain slots, where the device does not matter."""
-    return equal_slots(count, "cpu")

@@ -7,7 +7,8 @@ from heapq import heapreplace
 
 from disttest.model import TestCase
 from disttest.planning.gangs import build_gangs
-from disttest.planning.simulate import equal_slots, simulate
+from disttest.planning.pools import have_gpus, slots_of
+from disttest.planning.simulate import plain_slots, simulate
 from disttest.planning.timings import Timings
 
 
@@ -24,7 +25,10 @@ def split_by_time(
     """
     by_id = {test.nodeid: test for test in tests}
     gangs = build_gangs(tests, timings, slots=slots * runners)
-    pieces = [(gang.shape.size, gang.expected_s, gang.nodeids) for gang in gangs]
+    on_gpus = have_gpus(tests)
+    pieces = [
+        (slots_of(by_id[gang.nodeids[0]], on_gpus=on_gpus), gang.expected_s, gang.nodeids) for gang in gangs
+    ]
     pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
     loads = [(0.0, runner) for runner in range(runners)]  # a heap, as it is sorted
     chosen: dict[str, int] = {}
@@ -39,9 +43,11 @@ def split_by_time(
 
 
 def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
-    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests."""
-    gangs = build_gangs(tests, timings, slots=slots)
+    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests.
+
+    Nobody knows the cores of a runner with GPUs: as many worlds on the CPU are taken to run beside those on GPUs.
+    """
+    gangs = build_gangs(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
-    # GPU tests and CPU tests run at once, on slots of their own.
-    seats = [seat for device in {gang.shape.device for gang in gangs} for seat in equal_slots(slots, device)]
-    return simulate(gangs, seats).makespan_s + ordinary_s
+    runner = (*plain_slots(slots), *plain_slots(slots, "cuda"))
+    return simulate(gangs, runner).makespan_s + ordinary_s

@@ -41,6 +41,8 @@ class Sample(Frozen):
     suite: str = ""
     bad: bool = False
     """It failed: its time teaches nothing, but ``--failed-first`` wants to know."""
+    skipped: bool = False
+    """It did not run: that teaches something of the same test on the same hardware only."""
 
 
 class WorldStart(Frozen):
@@ -61,9 +63,7 @@ class Timings:
         self._levels = _levels(sample for sample in ordered if not sample.bad)
         self._starts = _starts(starts)
         self._answers: dict[tuple[object, ...], float | None] = {}
-        last = {sample.test: sample.bad for sample in ordered}
-        self.failed = frozenset(test for test, bad in last.items() if bad)
-        """The tests whose last attempt failed."""
+        self._last = {sample.test: (sample.at_s, sample.bad) for sample in ordered}
 
     @property
     def known(self) -> bool:
@@ -90,6 +90,15 @@ class Timings:
             if answer is not None:
                 return answer
         return UNKNOWN_S
+
+    def failed_among(self, tests: Iterable[TestCase]) -> frozenset[str]:
+        """Node ids of the tests whose last attempt failed, under whichever name a file has them."""
+        return frozenset(test.nodeid for test in tests if self._failed_last(test))
+
+    def _failed_last(self, test: TestCase) -> bool:
+        names = (test.nodeid, *junit_names(test))
+        _, bad = max((self._last[name] for name in names if name in self._last), default=(0.0, False))
+        return bad
 
     def start_s(self, shape: WorldShape) -> float:
         """How long a world of that shape is expected to take until its first test."""
@@ -129,6 +138,12 @@ def _shape_of(test: TestCase) -> tuple[int, str]:
 def _levels(samples: Iterable[Sample]) -> dict[tuple[object, ...], list[float]]:
     levels: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for sample in samples:
+        if sample.skipped:
+            if sample.size is not None:
+                levels["test", sample.test, sample.size, sample.backend or "", sample.hardware].append(
+                    sample.duration_s
+                )
+            continue
         if sample.size is None:
             levels["junit", sample.test].append(sample.duration_s)
         else:

@@ -67,7 +67,7 @@ def classify(test: TestOutcome) -> str:
 
 def gpus_by_world(worlds: Iterable[WorldSpan]) -> dict[str, int]:
     """Return how many GPUs each world held."""
-    return {world.world_id: sum(not slot.startswith("cpu") for slot in world.slots) for world in worlds}
+    return {world.world_id: len(world.slots) if world.on_gpus else 0 for world in worlds}
 
 
 def tally(run: RunResult) -> Tally:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from disttest import model
 from disttest.model import SCHEMA_VERSION
 from disttest.reports.text import clean
+from disttest.results import fold
 from disttest.results.fold import RunResult
 
 FILE_NAME = "results.json"
@@ -69,15 +74,34 @@ def load_results_json(text: str | bytes) -> RunResult:
 
 
 def results_schema() -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of ``results.json``."""
+    """Return the JSON schema (2020-12) of ``results.json``, each field with what the code says of it."""
     schema = msgspec.json.schema(RunResult)
-    schema["$defs"]["RunResult"]["required"].append("schema_version")
+    whole = schema["$defs"]["RunResult"]
+    whole["required"].append("schema_version")
+    whole["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    kinds = vars(model) | vars(fold)
+    for name, definition in schema["$defs"].items():
+        for field, description in _field_docs(kinds[name]) if "properties" in definition else ():
+            definition["properties"][field]["description"] = description
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": SCHEMA_ID,
         "title": f"disttest results, version {SCHEMA_VERSION}",
         **schema,
     }
+
+
+def _field_docs(kind: type) -> Iterator[tuple[str, str]]:
+    """The strings below the fields of a class, by field; nothing at run time keeps them."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    for field, below in pairwise(body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, " ".join(text.split())
 
 
 def render_schema() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -56,7 +57,7 @@ def print_final(
         printer = FailurePrinter(console, root=run.root, results_dir=results_dir, on_github=on_github)
         _print_failures(console, run, printer)
     for block in _blocks(run, width=console.width, slowest=slowest):
-        console.print(block)
+        console.print(block, crop=False)
         console.print()
     console.print(_last_line(run))
 
@@ -97,16 +98,27 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
     if slowest and (slow := digest.slowest(run, slowest)):
         lines = [
-            Text(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
+            _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
         ]
         yield _titled("slowest", lines, len(lines))
     reasons = digest.skip_reasons(run)
     if reasons:
-        lines = [Text(f"{number:>8,}  {reason}") for reason, number in reasons[:MAX_FAILURES]]
+        lines = [_hanging(f"{number:>8,}  ", reason, width) for reason, number in reasons[:MAX_FAILURES]]
         yield _titled("skipped", lines, len(reasons))
     if run.notes:
         notes = [Text(f"  {one_line(note)}") for note in run.notes[:MAX_FAILURES]]
         yield _titled("notes", notes, len(run.notes))
+
+
+def _whole(line: str) -> Text:
+    """A line that is never broken: what stands in it is to be copied."""
+    return Text(line, no_wrap=True, overflow="ignore")
+
+
+def _hanging(start: str, text: str, width: int) -> Text:
+    """A text that goes on below itself, not below what stands before it."""
+    room = max(width - len(start), 10)
+    return Text(textwrap.fill(start + text, len(start) + room, subsequent_indent=" " * len(start)))
 
 
 def _titled(title: str, lines: list[Text], total: int) -> Group:

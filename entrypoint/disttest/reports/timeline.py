@@ -12,6 +12,7 @@ from itertools import chain
 from disttest.model import TestResult
 from disttest.reports import digest
 from disttest.reports.text import duration
+from disttest.results.cost import least_makespan_s
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 
 CONTROLLER = "controller"
@@ -45,7 +46,7 @@ class Timeline:
     makespan_s: float
     """From the start of the run to the end of the last test or world."""
     lower_bound_s: float
-    """No schedule of these attempts on these slots could have been shorter."""
+    """No schedule of these worlds on these slots could have been shorter."""
 
     def busy_s(self, lane: int) -> float:
         """Seconds in which a lane was held by a world or a test."""
@@ -77,7 +78,7 @@ def build_timeline(run: RunResult) -> Timeline:
         bars=bars,
         worlds=spans,
         makespan_s=max(ends, default=0.0),
-        lower_bound_s=_lower_bound_s(bars, max(run.slots, sum(slot != CONTROLLER for slot in slots))),
+        lower_bound_s=least_makespan_s(run),
     )
 
 
@@ -112,13 +113,6 @@ def _span(run: RunResult, world: WorldSpan) -> tuple[float, float]:
     start_s = max(0.0, world.started_at_s - run.started_at_s)
     ended_at_s = world.ended_at_s if world.ended_at_s is not None else run.ended_at_s
     return start_s, max(start_s, ended_at_s - run.started_at_s)
-
-
-def _lower_bound_s(bars: tuple[Bar, ...], slots: int) -> float:
-    """The longest attempt, or all the work spread evenly, whichever is more."""
-    longest_s = max((bar.end_s - bar.start_s for bar in bars), default=0.0)
-    work_s = sum((bar.end_s - bar.start_s) * len(bar.lanes) for bar in bars)
-    return max(longest_s, work_s / max(1, slots))
 
 
 def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:

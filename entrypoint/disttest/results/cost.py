@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapreplace
 
 from disttest.model import Frozen, Gang, Isolation, WorldShape
-from disttest.planning.simulate import cpu_slots, lower_bound_s, simulate
+from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
 SIMULATED_WORLDS = 2_000
@@ -62,25 +62,27 @@ class Cost(Frozen):
 
 
 def cost_of(run: RunResult) -> Cost:
-    """Work out the cost of a run, or of merged shards; each shard's slots count while that shard ran."""
+    """Work out the cost of a run, or of merged shards; each shard's slots count while that shard ran.
+
+    Where worlds computed on GPUs and beside them on the CPU, only GPU time is counted; both have a say in the bound.
+    """
     in_tests_s: dict[str, float] = {}
-    ordinary_s = 0.0
     for test in run.tests:
         for attempt in test.attempts:
             if attempt.world_id:
                 in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
-            else:
-                ordinary_s += attempt.duration_s
-    worlds = [(_length_s(world, run), len(world.slots)) for world in run.worlds]
+    counted = [world for world in run.worlds if not run.is_beside(world)]
+    worlds = _work(counted, run)
+    beside_s = lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
     held_s = sum(seconds * width for seconds, width in worlds)
     used_s = sum(
         min(in_tests_s.get(world.world_id, 0.0), seconds) * width
-        for world, (seconds, width) in zip(run.worlds, worlds, strict=True)
+        for world, (seconds, width) in zip(counted, worlds, strict=True)
     )
     makespan_s, offered_s = _window(run)
-    more_s, fewer_s = _what_if(run, worlds, makespan_s)
-    # The machine that submits to an engine has no GPUs; its worlds do.
-    on_gpus = bool(run.hardware.gpus) or any(world.shape.device != "cpu" for world in run.worlds)
+    more_s, fewer_s = _what_if(run, worlds, beside_s, makespan_s)
+    # A machine with GPUs may have been told to leave them alone.
+    on_gpus = run.cpu_slots or any(world.on_gpus for world in run.worlds)
     unit = "GPU" if on_gpus else "CPU slot"
     return Cost(
         unit=unit,
@@ -89,11 +91,30 @@ def cost_of(run: RunResult) -> Cost:
         startup_slot_s=held_s - used_s,
         idle_slot_s=max(0.0, offered_s - held_s),
         makespan_s=makespan_s,
-        lower_bound_s=max(lower_bound_s(worlds, run.slots), 0.0 if run.shards else ordinary_s),
+        lower_bound_s=least_makespan_s(run),
         runners="runner" if run.shards else unit,
         with_one_more_s=more_s,
         with_one_fewer_s=fewer_s,
     )
+
+
+def least_makespan_s(run: RunResult) -> float:
+    """The time under which no schedule of these worlds and ordinary tests can be, each kind of slot by itself."""
+    counted = [world for world in run.worlds if not run.is_beside(world)]
+    ordinary_s = 0.0
+    if not run.shards:
+        attempts = (attempt for test in run.tests for attempt in test.attempts)
+        ordinary_s = sum(attempt.duration_s for attempt in attempts if not attempt.world_id)
+    return max(
+        lower_bound_s(_work(counted, run), run.slots),
+        lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots),
+        ordinary_s,
+    )
+
+
+def _work(worlds: Iterable[WorldSpan], run: RunResult) -> list[tuple[float, int]]:
+    """Seconds and width of each world."""
+    return [(_length_s(world, run), len(world.slots)) for world in worlds]
 
 
 def _length_s(world: WorldSpan, run: RunResult) -> float:
@@ -119,16 +140,16 @@ def _makespan_s(run: RunResult) -> float:
 
 
 def _what_if(
-    run: RunResult, worlds: Sequence[tuple[float, int]], makespan_s: float
+    run: RunResult, worlds: Sequence[tuple[float, int]], beside_s: float, makespan_s: float
 ) -> tuple[float | None, float | None]:
     """The makespans with one more and one fewer: the measured one, shifted by how the estimate changes."""
     if not worlds:
         return None, None
     now, estimate = _on_runners(run, worlds) if run.shards else _on_slots(run, worlds)
-    base_s = estimate(now)
+    base_s = max(estimate(now), beside_s)
     widest = 0 if run.shards else max(width for _, width in worlds)
     shifted = [
-        max(0.0, makespan_s + estimate(count) - base_s) if count >= max(1, widest) else None
+        max(0.0, makespan_s + max(estimate(count), beside_s) - base_s) if count >= max(1, widest) else None
         for count in (now + 1, now - 1)
     ]
     return shifted[0], shifted[1]
@@ -147,7 +168,7 @@ def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int,
         )
         for index, (seconds, width) in enumerate(worlds)
     ]
-    return run.slots, lambda slots: simulate(gangs, cpu_slots(slots)).makespan_s
+    return run.slots, lambda slots: simulate(gangs, plain_slots(slots)).makespan_s
 
 
 def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:

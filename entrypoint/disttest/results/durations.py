@@ -15,7 +15,7 @@ from xml.parsers import expat
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import TestCase, TestResult
+from disttest.model import Outcome, TestCase, TestResult
 from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
 from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
 from disttest.results.fold import RunResult
@@ -117,6 +117,7 @@ def _sample(test: TestCase, result: TestResult, hardware: str) -> Sample:
         file=test.file,
         suite=test.suite,
         bad=result.outcome.is_bad,
+        skipped=result.outcome is Outcome.SKIPPED,
     )
 
 
@@ -158,7 +159,7 @@ class _JUnit:
         self._parser.EndElementHandler = self._end
         self._at_s = 0.0
         self._case: tuple[dict[str, str], int] | None = None
-        self._bad = False
+        self._bad = self._skipped = False
         self.found: list[Sample | str] = []
 
     def read(self) -> Reading:
@@ -175,9 +176,12 @@ class _JUnit:
         if name == "testsuite":
             self._at_s = self._timestamp(attributes.get("timestamp", ""))
         elif name == "testcase":
-            self._case, self._bad = (attributes, self._parser.CurrentLineNumber), False
+            self._case = attributes, self._parser.CurrentLineNumber
+            self._bad = self._skipped = False
         elif name in ("failure", "error"):
             self._bad = True
+        elif name == "skipped":
+            self._skipped = True
 
     def _end(self, name: str) -> None:
         if name != "testcase" or self._case is None:
@@ -196,6 +200,7 @@ class _JUnit:
             at_s=self._at_s,
             file=attributes.get("file", ""),
             bad=self._bad,
+            skipped=self._skipped,
         )
         self.found.extend(_checked(sample, f"{self._path}:{line}", self._now_s))  # type: ignore[arg-type]
 

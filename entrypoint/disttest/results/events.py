@@ -33,6 +33,8 @@ class RunStarted(Event, tag="run_started"):
     shard: int | None = None
     """The number of that shard."""
     invocation: Invocation = Invocation()
+    cpu_slots: int = 0
+    """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run compute on both."""
 
 
 class TestCollected(Event, tag="test_collected"):

@@ -71,6 +71,11 @@ class WorldSpan(Frozen):
     ended_at_s: float | None = None
     reason: str = ""
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its slots are GPUs."""
+        return self.shape.device != "cpu"
+
 
 class CollectionError(Frozen):
     """A file that could not be collected."""
@@ -104,11 +109,17 @@ class RunResult(Frozen):
     """The plan that this run is a shard (or the merge) of."""
     shard: int | None = None
     invocation: Invocation = Invocation()
+    cpu_slots: int = 0
+    """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run computed on both."""
 
     @property
     def duration_s(self) -> float:
         """Wall time of the run."""
         return max(0.0, self.ended_at_s - self.started_at_s)
+
+    def is_beside(self, world: WorldSpan) -> bool:
+        """Whether a world held slots of the CPU beside the GPUs, which are what this run's cost is counted in."""
+        return bool(self.cpu_slots) and not world.on_gpus
 
     def counts(self) -> dict[Outcome, int]:
         """Number of tests by final outcome; every outcome is a key."""
@@ -253,6 +264,7 @@ class Folding:
             plan_id=started.plan_id if started else "",
             shard=started.shard if started else None,
             invocation=started.invocation if started else Invocation(),
+            cpu_slots=started.cpu_slots if started else 0,
         )
 
 

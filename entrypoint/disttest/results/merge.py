@@ -169,6 +169,7 @@ class _Merge:
             disttest=self._disttest or (first.disttest if first else ""),
             plan_id=self._plan.plan_id if self._plan else "",
             invocation=first.invocation if first else Invocation(),
+            cpu_slots=sum(start.cpu_slots for start in starts),
         )
 
     def _joined(self, event: AnyEvent, shard: _ShardStream) -> Iterator[AnyEvent]:

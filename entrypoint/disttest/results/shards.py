@@ -143,6 +143,7 @@ def unfold(run: RunResult) -> Iterator[AnyEvent]:
         plan_id=run.plan_id,
         shard=run.shard,
         invocation=run.invocation,
+        cpu_slots=run.cpu_slots,
     )
     for error in run.collection_errors:
         yield CollectionFailed(at_s=run.started_at_s, nodeid=error.nodeid, message=error.message)

@@ -26,6 +26,9 @@ SHAPE_FIXTURE = "_disttest_shape"
 _SHAPE = pytest.StashKey[WorldShape]()
 _CPU_SIZES = (1, 2, 4)
 _GPU_SIZES = (1, 2, 4, 8)
+_DEVICES = ("cpu", "cuda")
+MOST_GPUS = _GPU_SIZES[-1]
+"""GPUs of a runner of which nothing else is known."""
 
 MARKS = (
     (
@@ -33,6 +36,10 @@ MARKS = (
         "without sizes, once for each world size of the run within the limits"
     ),
     "backend(*names): run the test on these backends only",
+    (
+        "device(type): where the ranks compute: on the cpu, whatever the run has, or on cuda only, which skips the test "
+        "in a run without GPUs"
+    ),
     "nodes(n): spread the ranks evenly over that many machines; n=1 keeps them on one, whatever the run asks for",
     "needs_gpus(n): skip the test on a machine with fewer GPUs",
     "fresh_world: give the test processes of its own, before and after",
@@ -54,17 +61,23 @@ class Host(Frozen):
     """Over how many of them a world is spread that does not say so itself."""
     slices: bool = False
     """The GPUs are MIG slices, which NCCL refuses."""
+    gloo_on_cpu: bool = False
+    """The GPUs are NCCL's in this run: worlds on gloo compute on the CPU beside them."""
 
-    def default_backend(self) -> str:
-        """The best backend for the device."""
-        return "nccl" if self.device == "cuda" and not self.slices else "gloo"
+    def default_backend(self, device: str = "") -> str:
+        """The best backend for a device, by default that of the run."""
+        return "nccl" if (device or self.device) == "cuda" and not self.slices else "gloo"
 
-    def default_sizes(self) -> tuple[int, ...]:
+    def default_sizes(self, device: str = "") -> tuple[int, ...]:
         """World sizes of a run that names none: those that fit, times the machines that a world is spread over."""
         sizes: tuple[int, ...] = _CPU_SIZES
-        if self.device == "cuda":
+        if (device or self.device) == "cuda" and self.gpus:
             sizes = tuple(size for size in _GPU_SIZES if size <= self.gpus)
         return tuple(size * self.nodes for size in sizes)
+
+    def device_for(self, backend: str) -> str:
+        """Where ranks on a backend compute, unless their test says it."""
+        return "cpu" if self.gloo_on_cpu and backend == "gloo" else self.device
 
     def refusal(self, shape: WorldShape) -> str:
         """Why a world of this shape can not run here; empty when it can."""
@@ -89,28 +102,37 @@ def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: Host) -> t
     mark = node.get_closest_marker("world_size")
     if mark is None:
         return ()
-    sizes = _sizes(mark, options, host)
-    backends = _backends(node, options, host)
+    asked = _device(node)
+    devices = {
+        backend: asked or host.device_for(backend) for backend in _backends(node, options, host, asked)
+    }
+    sizes = {backend: _sizes(mark, options, host, device) for backend, device in devices.items()}
     return tuple(
-        WorldShape(
-            size=size,
-            backend=backend,
-            device="cpu" if backend == "gloo" and host.device == "cpu" else host.device,
-            nodes=_nodes(node, size, host),
-        )
-        for size in sizes
-        for backend in backends
+        WorldShape(size=size, backend=backend, device=device, nodes=_nodes(node, size, host))
+        for size in dict.fromkeys(size for some in sizes.values() for size in some)
+        for backend, device in devices.items()
+        if size in sizes[backend]
     )
 
 
-def _sizes(mark: pytest.Mark, options: RunOptions, host: Host) -> tuple[int, ...]:
+def _device(node: pytest.Item | Any) -> str:
+    """Where a test wants its ranks to compute; empty where that is the run's to say."""
+    mark = node.get_closest_marker("device")
+    if mark is None:
+        return ""
+    if len(mark.args) != 1 or mark.kwargs or mark.args[0] not in _DEVICES:
+        raise UsageError('device mark takes "cpu" or "cuda"')
+    return str(mark.args[0])
+
+
+def _sizes(mark: pytest.Mark, options: RunOptions, host: Host, device: str) -> tuple[int, ...]:
     unknown = set(mark.kwargs) - {"min", "max"}
     if unknown:
         raise UsageError(f"world_size mark does not take {', '.join(sorted(unknown))}")
     declared = tuple(dict.fromkeys(check_world_size(size) for size in mark.args))
     least = check_world_size(mark.kwargs.get("min", 1))
     most = check_world_size(mark.kwargs["max"]) if mark.kwargs.get("max") is not None else float("inf")
-    run_sizes = options.world_sizes or host.default_sizes()
+    run_sizes = options.world_sizes or host.default_sizes(device)
     if declared:
         return tuple(size for size in declared if not options.world_sizes or size in options.world_sizes)
     return tuple(size for size in run_sizes if least <= size <= most)
@@ -129,10 +151,12 @@ def _nodes(node: Any, size: int, host: Host) -> int:
     return wanted
 
 
-def _backends(node: Any, options: RunOptions, host: Host) -> tuple[str, ...]:
-    run_backends = options.backend or (host.default_backend(),)
+def _backends(node: Any, options: RunOptions, host: Host, device: str) -> tuple[str, ...]:
+    run_backends = options.backend or (host.default_backend(device),)
+    if device == "cpu":
+        run_backends = tuple(name for name in run_backends if name != "nccl")
     mark = node.get_closest_marker("backend")
-    if mark is None:
+    if mark is None or not run_backends:
         return run_backends
     if options.backend:
         return tuple(name for name in mark.args if name in options.backend)
@@ -170,7 +194,8 @@ def _no_world_reason(node: Any, options: RunOptions) -> str:
     mark = node.get_closest_marker("world_size")
     limits = [*map(str, mark.args), *(f"{name}={value}" for name, value in mark.kwargs.items())]
     run = ",".join(map(str, options.world_sizes)) or "those of this machine"
-    return f"none of the run's world sizes ({run}) and backends suits world_size({', '.join(limits)})"
+    where = f" on device({_device(node)!r})" if _device(node) else ""
+    return f"none of the run's world sizes ({run}) and backends suits world_size({', '.join(limits)}){where}"
 
 
 class WorldMethod(TestCaseFunction):
@@ -272,8 +297,11 @@ def _hosted_shape(item: pytest.Item, by_host: Hosted, options: RunOptions, host:
             f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
             "set the world_size of the class instead"
         )
-    backend = options.backend[0] if options.backend else host.default_backend()
-    return WorldShape(size=by_host.size, backend=backend, device=host.device)
+    # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
+    device = _device(item) or host.device
+    suitable = (name for name in options.backend if name != "nccl" or device != "cpu")
+    backend = next(suitable, host.default_backend(device))
+    return WorldShape(size=by_host.size, backend=backend, device=device)
 
 
 def _suite(module: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from disttest.host.process import Exit, fork_hazard
-from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult, WorldShape
+from disttest.model import Cause, Gang, Outcome, Slot, TestCase, TestResult
 from disttest.planning.breaker import results_not_run
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.options import RunOptions
@@ -68,7 +68,7 @@ class Controller(Listener):
         self._options = options
         self._devices = devices
         self._host = host
-        self._slots = devices.slots
+        self._slots = (*devices.slots, *devices.cpu_slots)
         self._recorder = recorder
         self._workplace = workplace
         self._deadline_s = deadline_s
@@ -79,7 +79,7 @@ class Controller(Listener):
         self._told: set[str] = set()
         """Tests whose verdict pytest knows."""
         self._worlds = 0
-        self._scheduler: Scheduler = GangScheduler(devices.slots, clock=recorder.now)
+        self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
         self._crew = Crew(self, recorder.now, helpers=lambda: self._upkeep.pids)
         self._upkeep = Upkeep(devices, self._scheduler, self, recorder.noted)
         self._litter = Litter(recorder.noted, recorder.now)
@@ -104,9 +104,11 @@ class Controller(Listener):
         self._hazard = fork_hazard()
         if self._hazard:
             self._announce_hazard(self._hazard)
-        failed = self._timings.failed if self._failed_first else ()
-        self._upkeep.narrowest = min(test.world.size for test in runnable if test.world)
-        for gang in build_gangs(runnable, self._timings, slots=len(self._slots), failed=failed):
+        failed = self._timings.failed_among(runnable) if self._failed_first else ()
+        sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
+        self._upkeep.narrowest = min(sizes, default=1)
+        offered = {"slots": len(self._devices.slots), "cpu_slots": len(self._devices.cpu_slots)}
+        for gang in build_gangs(runnable, self._timings, failed=failed, **offered):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
             ending.callback(self._tell_unresolved)
@@ -191,7 +193,7 @@ class Controller(Listener):
             results_dir=str(self._workplace.results),
             scratch_dir=str(scratch),
             seed=self._options.seed,
-            threads=self._threads(gang.shape),
+            threads=self._devices.threads(gang.shape),
             grace_s=self._options.grace,
             log_limit=self._options.log_limit,
             verdict=self._options.verdict,
@@ -199,12 +201,6 @@ class Controller(Listener):
         )
         world = self._crew.start(gang, slots, order, self._rank_starter(gang))
         self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
-
-    def _threads(self, shape: WorldShape) -> int:
-        """Compute threads of a rank: a slot of the CPU is a core, one of a GPU has its share of all cores."""
-        if shape.device == "cpu":
-            return max(1, len(self._slots) // shape.size)
-        return max(1, int(self._devices.machine.cpus) // len(self._slots))
 
     def _rank_starter(self, gang: Gang) -> RankStarter:
         if not self._hazard:
@@ -332,12 +328,13 @@ class Controller(Listener):
         self.on_cleared()
 
     def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
-        """The same, and no world fits any more (so none runs): what waits is not run."""
-        self._retries.stop()
+        """The same, and no world fits on GPUs any more (so none runs there): what waits for them is not run."""
+        if not self._devices.cpu_slots:
+            self._retries.stop()  # else those of worlds on the CPU go on, and the others find no GPU
         for nodeid in nodeids:
             self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
         self.on_cleared()
-        waiting = {nodeid for gang in self._scheduler.withdraw() for nodeid in gang.nodeids}
+        waiting = {nodeid for gang in self._scheduler.withdraw(spare="cpu") for nodeid in gang.nodeids}
         self._leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)
 
     def _excuse(self, nodeid: str, reason: str) -> TestJudged:
@@ -365,7 +362,7 @@ class Controller(Listener):
 
     def _give_up(self, gang: Gang) -> None:
         """Too few slots are left for this gang: its tests are errors of the machine, never silently lost."""
-        if self._upkeep.broken:
+        if self._upkeep.broken and gang.shape.device != "cpu":
             self._leave_out(gang.nodeids, f"not run: {self._upkeep.shortage(gang.shape.size)}")
             return
         for test in (self._tests[nodeid] for nodeid in gang.nodeids):

@@ -15,7 +15,7 @@ from disttest.host.devices.torch_facts import about_torch, has_accelerator
 from disttest.host.lease import Lease, Leaser, Request
 from disttest.host.lockfiles import usual_directory
 from disttest.host.quarantine import Quarantine, QuarantineNotes
-from disttest.model import Slot
+from disttest.model import Slot, WorldShape
 from disttest.planning.options import AUTO, RunOptions, environment, read_probe
 
 LONGEST_WAIT_S = 3600.0
@@ -50,6 +50,8 @@ class Devices:
         self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
         self.on_slices = any(is_slice(slot) for slot in usable)
         self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
+        self.cpu_slots: tuple[Slot, ...] = ()
+        """Beside the GPUs, for the worlds that compute on the CPU; empty where the run has none of them."""
 
     def look(self) -> Machine:
         """The machine as it is now, with the GPUs that this run may use: what CUDA shows it, and what was named."""
@@ -73,15 +75,42 @@ class Devices:
 
     @property
     def size(self) -> int:
-        """How many slots the run has, or will have when it holds them."""
+        """How many slots the run has, or will have when it holds them; without those beside GPUs."""
         return len(self.slots) or self.count
+
+    @property
+    def gloo_on_cpu(self) -> bool:
+        """Whether gloo is asked for beside NCCL, which then has the GPUs: torch's own ``cpu:gloo,cuda:nccl``."""
+        both = {"gloo", "nccl"} <= set(self.options.backend)
+        return both and self.device == "cuda" and self.options.device == AUTO and not self.on_slices
+
+    def seat_cpu_worlds(self, *, beside_gpus: bool) -> None:
+        """Offer slots of the CPU, too, since some worlds of this run compute there.
+
+        Args:
+            beside_gpus: other worlds compute on GPUs, and their ranks need cores as well.
+        """
+        if self.device == "cpu":
+            return
+        cores = cpu_share(self.machine.cpus, gpus=self.size) if beside_gpus else self.machine.cpus
+        slots = self.machine.slots("cpu", min(cores, self.options.slots or cores))
+        if self.lease is None and not beside_gpus:
+            self.slots = slots  # no GPU was taken, and none will be
+        else:
+            self.cpu_slots = slots
+
+    def threads(self, shape: WorldShape) -> int:
+        """Compute threads of a rank: a slot of the CPU is a core, one of a GPU has its share of the other cores."""
+        if shape.device == "cpu":
+            return max(1, len(self.cpu_slots or self.slots) // shape.size)
+        return max(1, (self.machine.cpus - len(self.cpu_slots)) // len(self.slots))
 
     def findings(self) -> list[str]:
         """What a reader of this run's reports should know of its machine; nothing where all is well."""
-        if self.device == "cpu":
-            return self.notes()
         torch = about_torch()
-        ours = {slot.index for slot in self.slots}
+        ours = {slot.index for slot in self.slots if slot.device != "cpu"}
+        if not ours:
+            return self.notes()
         gpus = tuple(gpu for gpu in self.machine.gpus if gpu.index in ours)
         found = judge_machine(msgspec.structs.replace(self.machine, gpus=gpus), torch) if torch else ()
         told = [f"{one.device}: {one.message}" for one in found if one.grade is not Grade.OK]
@@ -167,6 +196,15 @@ class Devices:
                 + (f": {'; '.join(wrong)}" if wrong else "")
                 + ". Ask for fewer, run on CPU with --device cpu, or see disttest doctor."
             )
+
+
+def cpu_share(cores: int, *, gpus: int) -> int:
+    """How many cores worlds on the CPU may have beside worlds on GPUs: at most half, and none that a GPU's rank needs.
+
+    GPU time is what costs: its ranks launch kernels, load data and poll the network on cores of their own. Where there
+    are too few for that, worlds on the CPU share one.
+    """
+    return max(1, min(cores // 2, cores - gpus))
 
 
 def _check_options(options: RunOptions) -> None:

@@ -6,10 +6,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from disttest.model import Frozen, TestCase
 from disttest.planning.targets import Targets
 from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
+from disttest.running.collect import MOST_GPUS, Host
 from disttest.running.guard import pytest_command
 
 
@@ -42,6 +45,12 @@ def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str],
         errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
         notes=tuple((e.nodeid, e.message) for e in events if isinstance(e, Noted) and e.nodeid),
     )
+
+
+def for_gpu_runners(gpus: int) -> tuple[str, ...]:
+    """Arguments that collect as on a runner with that many GPUs (0: as many as any), whatever this machine has."""
+    host = Host(gpus=gpus or MOST_GPUS, device="cuda")
+    return (f"--disttest-host={msgspec.json.encode(host).decode()}",)
 
 
 def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import Cause, Gang, Isolation, Outcome, TestCase, TestResult
+from disttest.model import Cause, Gang, Isolation, Kind, Outcome, TestCase, TestResult
 from disttest.planning.options import RunOptions
 from disttest.running.protocol import TestJudged
 
@@ -129,6 +129,7 @@ class Retries:
             isolation=Isolation.FRESH,
             expected_s=result.duration_s,
             exclusive=test.exclusive,
+            shares=test.kind is not Kind.RANKS,
         )
 
 

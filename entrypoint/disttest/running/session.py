@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from disttest.host.devices import detect_machine
 from disttest.masking import masker
 from disttest.model import FlakyRule, Invocation, Slot, TestCase
 from disttest.planning.options import OPTIONS, RunOptions, given_options, resolve_options
-from disttest.planning.plan import Plan, decode_plan, select
+from disttest.planning.plan import Plan, check_device, decode_plan, select
 from disttest.planning.targets import suites_dir
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports import write_reports
@@ -64,6 +65,8 @@ class RunSession:
         self._only = _only_of(config)
         self._shard: int = config.getoption("disttest_shard")
         self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._refused: DisttestError | None = None
+        """Why the shard can not be run here."""
         self._said: list[str] = []
 
     @property
@@ -100,6 +103,12 @@ class RunSession:
         if self._plan is None or self.rank_order is not None:
             return
         selection = select(self._plan, self._shard, [self._describe(item) for item in items])
+        try:
+            check_device(self._plan, self._shard, selection, self.host.device)
+        except DisttestError as error:
+            self._refused = error  # pytest finishes the collection whatever is raised in it
+            items.clear()
+            return
         self._plan_notes = selection.notes()
         self._keep(items, frozenset(selection.run))
 
@@ -109,11 +118,17 @@ class RunSession:
 
     def take(self, items: list[pytest.Item]) -> None:
         """Describe what was collected, and open the journal if there is anything to write into it."""
+        if self._refused is not None:
+            self._end_early(self._refused)
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
-        if any(test.world and test.world.device != "cpu" for _, test in self.pairs):
+        shapes = {test.world for _, test in self.pairs if test.world}
+        on_gpus = any(shape.device != "cpu" for shape in shapes)
+        if on_gpus:
             self._take_devices()
+        if self.devices is not None and any(shape.device == "cpu" for shape in shapes):
+            self.devices.seat_cpu_worlds(beside_gpus=on_gpus)
         if self.options.results or any(test.world for _, test in self.pairs):
             self._open_journal()
 
@@ -174,9 +189,13 @@ class RunSession:
                 name_run(self.config.args), say=self._say, timeout_s=min(left_s, LONGEST_WAIT_S)
             )
         except DisttestError as error:
-            self._open_journal()
-            self.reason = str(error)
-            pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+            self._end_early(error)
+
+    def _end_early(self, error: DisttestError) -> NoReturn:
+        """End the run before it has a test, with a journal that says why."""
+        self._open_journal()
+        self.reason = str(error)
+        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
 
     def _say(self, message: str) -> None:
         """Tell the terminal now, and the journal as soon as there is one."""
@@ -196,6 +215,7 @@ class RunSession:
             root=str(self.config.rootpath),
             hardware=machine.hardware(),
             slots=len(self.slots),
+            cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
             plan_id=self._plan.plan_id if self._plan else "",
             shard=self._shard if self._plan else None,
             invocation=self._invocation(workplace.results),
@@ -289,7 +309,9 @@ def _devices_of(options: RunOptions) -> Devices:
 def _host_of(devices: Devices | None) -> collect.Host:
     assert devices is not None
     gpus = devices.size if devices.device != "cpu" else 0
-    return collect.Host(gpus=gpus, device=devices.device, slices=devices.on_slices)
+    return collect.Host(
+        gpus=gpus, device=devices.device, slices=devices.on_slices, gloo_on_cpu=devices.gloo_on_cpu
+    )
 
 
 def _rank_order(config: pytest.Config) -> InterpreterOrder | None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from disttest.host.devices.machine import Gpu, is_slice
+from disttest.host.devices.machine import Gpu, part_for
 from disttest.host.devices.watch import GpuWatch
 from disttest.host.leftovers import gpu_leftover
 from disttest.host.preflight import Target, targets_of
@@ -170,7 +170,7 @@ class Upkeep:
         """Hand the slots of a world on, as soon as that is right."""
         if world.survivors:
             self._abandon(world)
-        elif self._asks_driver and world.slots:
+        elif self._asks_driver and any(slot.device != "cpu" for slot in world.slots):
             self._waiting.append(_Waiting(world=world, since_s=self._clock()))
             self._ask()
         else:
@@ -212,7 +212,7 @@ class Upkeep:
         names = ", ".join(slot.name for slot in world.slots)
         self._note(f"{names}: used no more, since processes could not be killed: {pids}", world.last_test)
         for slot in world.slots:
-            if self._devices.lease is not None:
+            if self._devices.lease is not None and slot.device != "cpu":
                 self._devices.lease.leave_to_heirs(slot)
         self._scheduler.ended(world.gang_id, quarantined=world.slots)
 
@@ -241,14 +241,13 @@ class Upkeep:
     ) -> tuple[dict[Slot, str], dict[Slot, Gpu] | None]:
         """Slots that the driver declares broken, and those that somebody does not let go of; None: wait."""
         slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
-        faults = {slot: _fault_of(gpus[slot.index]) for slot in slots if gpus[slot.index].fault}
+        now = {slot: part_for(slot, gpus[slot.index]) for slot in slots}
+        faults = {slot: _fault_of(gpu) for slot, gpu in now.items() if gpu.fault}
         ours = entry.world.pids if self._devices.options.share else None
         held = {
             slot: left
-            for slot in slots
-            if slot not in faults
-            and not is_slice(slot)  # the driver tells of the whole GPU, and others use its other slices
-            and (left := gpu_leftover(self._gpus[slot.index], gpus[slot.index], ours=ours))
+            for slot, gpu in now.items()
+            if slot not in faults and (left := gpu_leftover(self._before(slot), gpu, ours=ours))
         }
         waited_s = self._clock() - entry.since_s
         if held and waited_s < RELEASE_LIMIT_S:
@@ -257,7 +256,11 @@ class Upkeep:
         if not held and entry.held and waited_s >= SLOW_RELEASE_S:
             what = "; ".join(entry.held.values())
             self._note(f"{what}, {waited_s:.1f} s after its world had ended", entry.world.last_test)
-        return faults, {slot: gpus[slot.index] for slot in held}
+        return faults, {slot: now[slot] for slot in held}
+
+    def _before(self, slot: Slot) -> Gpu:
+        """What was on a slot before the run."""
+        return part_for(slot, self._gpus[slot.index])
 
     def _give_up_slot(self, entry: _Waiting, slot: Slot, gpu: Gpu) -> None:
         reason = entry.held.get(slot.name) or f"{gpu.label} was not let go of"
@@ -265,7 +268,7 @@ class Upkeep:
             f"{reason}, {RELEASE_LIMIT_S:g} s after its world had ended: it is in quarantine",
             entry.world.last_test,
         )
-        known = {process.pid for process in self._gpus[slot.index].processes}
+        known = {process.pid for process in self._before(slot).processes}
         holder = next((process.pid for process in gpu.processes if process.pid not in known), 0)
         self._lose(slot, reason, pid=holder)
 

@@ -73,7 +73,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
                 raise capacity
             return FakeLauncher(capacity=capacity)
 
-        def collect(_targets: object, _flags: object, extra: Sequence[str]) -> Sequence[Any]:
+        def collect(_targets: object, _flags: object, extra: Sequence[str], _gpus: int) -> Sequence[Any]:
             collected.append(extra)
             return TESTS
 

@@ -93,6 +93,15 @@ def test_what_a_gpu_may_have(facts, check, grade, words, slug):
     assert words in finding.message
 
 
+def test_accelerators_of_other_vendors_are_named():
+    """Ranks compute on CUDA (and ROCm) devices or the CPU; the doctor says what else torch sees."""
+    xpu = TorchFacts(version="2.13.0+xpu", device_type="xpu", devices=("Intel Max 1550",), backends=("xccl",))
+
+    assert with_machine(torch=xpu, gpus=(), driver="")["torch"].message == (
+        "torch 2.13.0+xpu, xccl, Intel Max 1550"
+    )
+
+
 def test_mig_slices_say_that_nccl_refuses_them():
     finding = with_gpu(mig_enabled=True, slices=(MigSlice(uuid="MIG-1"),))["mig"]
 

@@ -77,6 +77,19 @@ def test_a_file_is_not_split_where_new_worlds_would_cost_more() -> None:
     assert 1 == len(build_gangs(tests, timed(tests, *[0.05] * 20), slots=8))
 
 
+def test_files_are_split_by_the_slots_of_their_own_device() -> None:
+    """Eight GPUs and one slot of the CPU: 100 tests there are one world, and do not count as work for the GPUs."""
+    on_gpus = [case(f"g{n}", 1, warm=True, device="cuda") for n in range(100)]
+    on_cpu = [case(f"c{n}", 1, warm=True) for n in range(100)]
+    tests = [*on_cpu, *on_gpus]
+
+    gangs = build_gangs(tests, timed(tests, *[1.0] * 200), slots=8, cpu_slots=1)
+
+    alone = build_gangs(on_gpus, timed(tests, *[1.0] * 200), slots=8)
+    assert alone == gangs[:-1]
+    assert ("cpu", 100) == (gangs[-1].shape.device, len(gangs[-1].nodeids))
+
+
 def test_exclusive_tests_have_gangs_of_their_own() -> None:
     tests = [case("a", warm=True), case("b", warm=True, exclusive=True)]
 
@@ -99,20 +112,25 @@ def test_failed_tests_lead_urgent_gangs() -> None:
             st.integers(0, 3),
             st.booleans(),
             st.booleans(),
+            st.sampled_from(["cpu", "cuda"]),
             st.floats(0, 50),
         ),
         max_size=40,
     ),
     slots=st.integers(1, 16),
+    cpu_slots=st.integers(0, 4),
 )
-def test_every_world_test_is_in_exactly_one_gang_of_its_shape(drawn: list, slots: int) -> None:
+def test_every_world_test_is_in_exactly_one_gang_of_its_shape(
+    drawn: list, slots: int, cpu_slots: int
+) -> None:
     tests = [
-        case(f"t{n}", size, file=f"test_{file}.py", warm=warm, exclusive=exclusive)
-        for n, (size, file, warm, exclusive, _) in enumerate(drawn)
+        case(f"t{n}", size, file=f"test_{file}.py", warm=warm, exclusive=exclusive, device=device)
+        for n, (size, file, warm, exclusive, device, _) in enumerate(drawn)
     ]
     by_id = {test.nodeid: test for test in tests}
 
-    gangs = build_gangs(tests, timed(tests, *(entry[-1] for entry in drawn)), slots=slots)
+    timings = timed(tests, *(entry[-1] for entry in drawn))
+    gangs = build_gangs(tests, timings, slots=slots, cpu_slots=cpu_slots)
 
     placed = [nodeid for gang in gangs for nodeid in gang.nodeids]
     assert sorted(placed) == sorted(test.nodeid for test in tests if test.world)

@@ -12,6 +12,7 @@ from planning_cases import case
 
 from disttest.errors import ExitCode, NotEnoughDevices, UsageError
 from disttest.planning.plan import (
+    check_device,
     check_revision,
     decode_plan,
     encode_plan,
@@ -306,3 +307,71 @@ def test_all_shards_together_run_every_test_once(drawn: list, shards: int, lost:
         numbers = [entry["shard"] for entry in render_matrix(plan)["include"]]
         run = [nodeid for number in numbers for nodeid in select(plan, number, now).run]
         assert sorted(test.nodeid for test in now) == sorted(run)
+
+
+def gpu_case(name: str, size: int = 2, backend: str = "nccl", device: str = "cuda"):
+    return case(name, size, backend=backend, device=device)
+
+
+@pytest.mark.parametrize(
+    ("planned", "here", "device"),
+    [
+        ([gpu_case("a")], [gpu_case("a")], "cuda"),
+        ([gpu_case("a", backend="gloo")], [gpu_case("a", backend="gloo")], "cuda"),  # MIG slices
+        ([case("a")], [case("a")], "cpu"),
+        ([gpu_case("gone")], [], "cuda"),
+        ([case("gone")], [], "cpu"),
+        ([case("on_cpu")], [case("on_cpu")], "cuda"),  # device("cpu"): it computes there on GPU runners, too
+        ([case("on_cpu"), case("gone")], [case("on_cpu")], "cuda"),
+        ([gpu_case("a"), case("on_cpu")], [gpu_case("a"), case("on_cpu")], "cuda"),
+        ([case("ordinary", None)], [], "cuda"),
+        ([], [gpu_case("new")], "cuda"),
+    ],
+)
+def test_a_shard_for_machines_like_this_one_is_taken(planned: list, here: list, device: str) -> None:
+    plan = plan_equal_shards(planned, Timings(), shards=1)
+
+    check_device(plan, 1, select(plan, 1, here), device)
+
+
+def test_a_shard_for_gpus_is_refused_where_there_are_none() -> None:
+    plan = plan_shards([gpu_case("a", 8), case("b", None)], Timings(), pools=POOLS)
+    wide = next(shard for shard in plan.shards if shard.pool == "gpu8")
+    selection = select(plan, wide.number, [case("a", 8), case("b", None)])
+
+    with pytest.raises(NotEnoughDevices, match=r"worlds on GPUs \(8xnccl\).*a runner of the pool 'gpu8'"):
+        check_device(plan, wide.number, selection, "cpu")
+
+
+def test_a_shard_for_the_cpu_is_refused_on_gpus() -> None:
+    plan = plan_equal_shards([case("a"), case("b")], Timings(), shards=1)
+    selection = select(plan, 1, [gpu_case("a"), gpu_case("b")])
+
+    with pytest.raises(UsageError, match=r"planned for the CPU \(2xgloo\).*plan with --device cuda"):
+        check_device(plan, 1, selection, "cuda")
+
+
+def test_shards_for_gpus_are_expected_to_take_as_long_as_others() -> None:
+    """Four tests of 10 s on two GPUs, two at once; a world on the CPU of 25 s beside them takes no GPU."""
+    tests = [gpu_case(f"t{n}", 1) for n in range(4)]
+    samples = [Sample(test=test.nodeid, duration_s=10, size=1, backend="nccl") for test in tests]
+    wide = case("wide", 4)
+    samples.append(Sample(test=wide.nodeid, duration_s=25, size=4, backend="gloo"))
+
+    (shard,) = plan_equal_shards(tests, Timings(samples), shards=1, slots=2).shards
+    (both,) = plan_equal_shards([*tests, wide], Timings(samples), shards=1, slots=2).shards
+
+    assert 26 == shard.expected_s  # two after another, each with the start of a world on GPUs (3 s)
+    assert 26 == both.expected_s
+    assert pytest.approx(26 / 60 * 2) == both.gpu_minutes
+
+
+def test_worlds_on_the_cpu_take_no_gpu_of_a_pool() -> None:
+    """They go to the cheapest runners, where each counts as one; only where all compute on the CPU is it the slots."""
+    beside = plan_shards([gpu_case("a", 8), case("b", 16)], Timings(), pools=POOLS)
+
+    assert {"gpu1": ["b[16xgloo]"], "gpu8": ["a[8xnccl]"]} == {
+        shard.pool: [test.name for test in shard.tests] for shard in beside.shards
+    }
+    with pytest.raises(NotEnoughDevices, match="no pool holds 16 ranks"):
+        plan_shards([case("b", 16)], Timings(), pools=POOLS)

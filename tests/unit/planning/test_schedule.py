@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import cycle
 
 import msgspec
 import pytest
@@ -361,6 +362,74 @@ def test_every_gang_runs_once_on_free_good_slots(
         if each.gang_id in stranded:
             left = sum(1 for s in machine if s.device == each.shape.device and s not in lost)
             assert left < each.shape.size
+
+
+@settings(max_examples=100, deadline=None)
+@given(machine=Machine, drawn=Gangs)
+def test_neither_gpus_nor_the_cpu_idle_for_the_sake_of_the_other(
+    machine: tuple[Slot, ...], drawn: list
+) -> None:
+    """Whatever runs on the one, something that can runs on the other as long as anything waits for it."""
+    clock = VirtualClock()
+    scheduler = GangScheduler(machine, clock=clock)
+    takes_s = {str(n): entry[-1] for n, entry in enumerate(drawn)}
+    waiting: dict[str, set[str]] = {"cpu": set(), "cuda": set()}
+    running: dict[str, set[str]] = {"cpu": set(), "cuda": set()}
+    for n, (size, seconds, device, _, urgent, _) in enumerate(drawn):
+        scheduler.submit(gang(str(n), size, seconds, device=device, urgent=urgent))
+        waiting[device].add(str(n))
+    for lost in scheduler.stranded():
+        waiting[lost.shape.device].remove(lost.gang_id)
+    ends: list[tuple[float, str, str]] = []
+    while any(waiting.values()):
+        for start in scheduler.due():
+            name, device = start.gang.gang_id, start.gang.shape.device
+            waiting[device].remove(name)
+            running[device].add(name)
+            heappush(ends, (clock.now_s + takes_s[name], name, device))
+        assert all(running[device] for device in ("cpu", "cuda") if waiting[device])
+        clock.now_s, ended, device = heappop(ends)
+        running[device].remove(ended)
+        scheduler.ended(ended)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    width=st.integers(2, 6),
+    stream=st.lists(
+        st.tuples(st.integers(1, 5), st.floats(0.01, 1.9), st.floats(0.1, 5)), min_size=1, max_size=12
+    ),
+    device=st.sampled_from(["cpu", "cuda"]),
+)
+def test_no_gang_waits_for_ever_while_it_could_run(width: int, stream: list, device: str) -> None:
+    """An endless stream of narrower gangs, whatever their estimates: the wide one starts after a bounded number."""
+    clock = VirtualClock()
+    scheduler = GangScheduler((*slots(6), *slots(6, "cuda")), clock=clock)
+    endless = enumerate(cycle(stream))
+    takes_s: dict[str, float] = {}
+    ends: list[tuple[float, str]] = []
+
+    def submit_next() -> None:
+        number, (size, expected_s, real_s) = next(endless)
+        takes_s[str(number)] = real_s
+        scheduler.submit(gang(str(number), min(size, width - 1), expected_s, device=device))
+
+    for _ in range(6):
+        submit_next()
+    submitted = False
+    # Up to the time that it was promised (less than 2 s ahead) six slots hold at most 20 gangs each; see OVERTAKE_LIMIT.
+    for _ in range(6 * 20 + 6 * OVERTAKE_LIMIT + 12):
+        for start in scheduler.due():
+            if start.gang.gang_id == "wide":
+                return
+            heappush(ends, (clock.now_s + takes_s[start.gang.gang_id], start.gang.gang_id))
+            submit_next()
+        if not submitted:
+            scheduler.submit(gang("wide", width, 2.0, device=device))
+            submitted = True
+        clock.now_s, ended = heappop(ends)
+        scheduler.ended(ended)
+    pytest.fail("it still waits")
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+import pytest
 from planning_cases import case
 
 from disttest.model import Hardware, WorldShape
@@ -72,7 +74,27 @@ def test_failed_attempts_teach_no_time_but_who_failed_last() -> None:
     timings = Timings(samples)
 
     assert 2 == timings.expect(TEST)
-    assert {TEST.nodeid} == timings.failed
+    fixed = msgspec.structs.replace(TEST, nodeid="fixed", name="fixed")
+    assert {TEST.nodeid} == timings.failed_among([TEST, fixed])
+
+
+@pytest.mark.parametrize(("junit_at_s", "failed"), [(1, False), (3, True)])
+def test_who_failed_last_is_known_by_the_names_of_junit_too(junit_at_s: float, failed: bool) -> None:
+    junit = Sample(test="tests.test_a::test_a[2xgloo]", duration_s=4, at_s=junit_at_s, bad=True)
+
+    timings = Timings([junit, sample(2, at_s=2)])
+
+    assert timings.failed_among([TEST]) == ({TEST.nodeid} if failed else set())
+
+
+def test_a_skip_teaches_only_the_same_test_on_the_same_hardware() -> None:
+    """It took no time where it had no GPUs; that says nothing of its file, nor of itself where it runs."""
+    skips = [sample(0, hardware="cpu", skipped=True), sample(0, test="x", skipped=True)]
+
+    assert 0 == Timings(skips, hardware="cpu").expect(TEST)
+    assert UNKNOWN_S == Timings(skips, hardware="H100").expect(TEST)
+    assert 7 == Timings([*skips, sample(7, test="y")], hardware="H100").expect(TEST)
+    assert UNKNOWN_S == Timings([Sample(test="a::b", duration_s=0, skipped=True)]).expect(TEST)
 
 
 def test_junit_names_of_any_tool_are_found() -> None:

@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from sample_runs import EPOCH_S, SampleRun
 
+from disttest.model import WorldShape
+from disttest.reports import digest
 from disttest.reports.costs import cost_lines
 from disttest.reports.html import render_html
 from disttest.reports.summary import render_summary
 from disttest.reports.terminal import render_final
-from disttest.results.fold import RunResult
+from disttest.results.fold import RunResult, WorldSpan
 
 
 def run_of(*, gpus: int, worlds: int, slots: int = 4, size: int = 1, seconds: float = 60.0) -> RunResult:
@@ -87,3 +89,18 @@ def test_every_report_for_people_tells_it(render):
     assert "GPU-minutes" in told
     assert "6.00 in tests" in told
     assert "one GPU fewer" in told
+
+
+def test_worlds_on_the_cpu_cost_no_gpu_minutes_in_a_merged_run_either():
+    """There their slots have other names: ``shard-1/cpu:0``."""
+    worlds = [
+        WorldSpan(
+            world_id=name,
+            shape=WorldShape(size=2, backend="gloo", device=device),
+            slots=(f"shard-1/{device}:0", f"shard-1/{device}:1"),
+            started_at_s=0,
+        )
+        for name, device in (("w1", "cpu"), ("w2", "cuda"))
+    ]
+
+    assert digest.gpus_by_world(worlds) == {"w1": 0, "w2": 2}

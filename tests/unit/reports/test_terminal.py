@@ -53,8 +53,18 @@ class TestFinal:
 
         assert "repeat: disttest run 'tests/test_ddp.py::test_all_reduce[2xgloo]' --world-sizes 2 " in text
 
+    def test_ids_of_slow_tests_are_never_broken(self):
+        lines = render_final(mixed_run(), width=40).splitlines()
+
+        assert any(line.endswith("s  tests/test_ddp.py::test_all_reduce[2xgloo]") for line in lines)
+
     def test_skip_reasons_are_grouped(self):
         assert "       2  needs 2 GPUs, there are 0" in render_final(mixed_run())
+
+    def test_a_long_skip_reason_goes_on_below_itself(self):
+        text = render_final(mixed_run(), width=30)
+
+        assert "       2  needs 2 GPUs, there\n          are 0\n" in text
 
     def test_no_color_where_none_is_wanted(self, monkeypatch):
         monkeypatch.setenv("NO_COLOR", "1")

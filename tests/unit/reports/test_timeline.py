@@ -35,6 +35,16 @@ def test_work_that_fills_all_slots_bounds_the_time():
     assert build_timeline(sample.finish()).lower_bound_s == 10.0
 
 
+def test_gpus_and_the_cpu_beside_them_are_bounds_of_their_own():
+    sample = SampleRun(slots=2, cpu_slots=1)
+    for number in range(4):
+        gpu = f"gpu:{number % 2}"
+        sample.test(name=f"test_g{number}", seconds=1.0, size=1, slots=(gpu,), at_s=EPOCH_S + number // 2)
+        sample.test(name=f"test_c{number}", seconds=1.0, size=1, slots=("cpu:0",), at_s=EPOCH_S + number)
+
+    assert build_timeline(sample.finish()).lower_bound_s == 4.0  # all eight over three slots would be less
+
+
 def test_the_failed_attempt_of_a_flaky_test_is_shown_as_failed():
     sample = SampleRun()
     sample.test(attempts=[{"outcome": Outcome.FAILED}])

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+from results_files import check_results_below
 from sample_runs import SampleRun, mixed_run
 
 from disttest.errors import ReportError, UsageError
@@ -148,6 +149,32 @@ class TestResultsJson:
 
         with pytest.raises(jsonschema.ValidationError, match="'fine' is not one of"):
             jsonschema.validate(content, results_schema())
+
+    def test_a_reader_of_the_schema_learns_what_the_fields_mean(self):
+        described = results_schema()["$defs"]["TestResult"]["properties"]["message"]["description"]
+
+        assert described == "One line that names the culprit rank and says what it did."
+
+    @pytest.mark.parametrize(
+        ("spoil", "told"),
+        [
+            ({"schema_version": 2}, r"results\.json: \$\.schema_version: 1 was expected"),
+            ({"weather": "fine"}, r"results\.json: \$: .*'weather' was unexpected"),
+            ({"exit_code": None}, r"results\.json: \$\.exit_code: None is not of type 'integer'"),
+        ],
+    )
+    def test_what_checks_the_files_of_real_runs_refuses_what_the_schema_does_not_describe(
+        self, tmp_path, spoil, told
+    ):
+        path = tmp_path / "run" / "results.json"
+        path.parent.mkdir()
+        good = json.loads(render_results_json(mixed_run()))
+        path.write_text(json.dumps(good))
+        check_results_below(tmp_path)
+
+        path.write_text(json.dumps(good | spoil))
+        with pytest.raises(AssertionError, match=told):
+            check_results_below(tmp_path)
 
     def test_reads_back_as_it_was(self):
         run = mixed_run()

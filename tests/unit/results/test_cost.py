@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from planning_cases import case
 from shard_runs import START_S, ShardRun, cases
@@ -98,6 +99,51 @@ def test_a_world_without_an_end_lasts_as_long_as_the_run(tmp_path: Path) -> None
     cost = cost_of(fold(read_events(tmp_path / FILE_NAME)))
 
     assert (20.0, 1.0) == (cost.used_slot_s, cost.startup_slot_s)
+
+
+def test_beside_gpus_the_cpu_costs_nothing_and_bounds_the_time() -> None:
+    """Two GPUs for two seconds, and one CPU slot of two that is busy for five."""
+    on_gpus = narrow_run(worlds=4, slots=2)
+    worlds = [
+        msgspec.structs.replace(
+            world,
+            shape=WorldShape(size=1, backend="nccl", device="cuda"),
+            slots=(world.slots[0].replace("cpu", "gpu"),),
+        )
+        for world in on_gpus.worlds
+    ]
+    long = WorldSpan(
+        world_id="long",
+        shape=WorldShape(size=1, backend="gloo"),
+        slots=("cpu:0",),
+        started_at_s=0,
+        ended_at_s=5,
+    )
+    run = msgspec.structs.replace(
+        on_gpus,
+        hardware=Hardware(cpus=4, gpus=("H100",) * 2),
+        worlds=(*worlds, long),
+        cpu_slots=2,
+        ended_at_s=5,
+    )
+
+    cost = cost_of(run)
+
+    assert ("GPU", 2) == (cost.unit, cost.slots)
+    assert (
+        4.0 + 6.0 == cost.startup_slot_s + cost.idle_slot_s
+    )  # no test is in it, so all of the worlds is start-up
+    assert (5.0, 5.0) == (cost.makespan_s, cost.lower_bound_s)
+    assert (5.0, 5.0) == (cost.with_one_more_s, cost.with_one_fewer_s)  # the CPU takes as long with any GPUs
+
+
+def test_on_the_cpu_of_a_machine_with_gpus_no_gpu_is_counted() -> None:
+    """Its GPUs were left alone (``--device cpu``)."""
+    run = msgspec.structs.replace(narrow_run(worlds=4, slots=2), hardware=Hardware(cpus=2, gpus=("H100",)))
+
+    assert ("CPU slot", 2) == (cost_of(run).unit, cost_of(run).slots)
+    held = cost_of(msgspec.structs.replace(run, slots=1, cpu_slots=2))  # taken, and not used
+    assert ("GPU", 1, 2.0) == (held.unit, held.slots, held.idle_slot_s)
 
 
 def test_merged_shards_count_while_they_ran(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ JUNIT = """<?xml version="1.0"?>
 <testcase classname="tests.test_a" name="a[2xgloo]" time="2.5"/>
 <testcase classname="tests.test_a" name="b[2xgloo]" time="7"><failure message="no"/></testcase>
 <testcase classname="tests.test_a" name="c[2xgloo]" time="1,003.5"/>
+<testcase classname="tests.test_a" name="d[2xgloo]" time="0"><skipped message="no GPU"/></testcase>
 </testsuite></testsuites>
 """
 
@@ -38,8 +39,8 @@ def test_a_journal_teaches_durations_starts_and_failures(tmp_path: Path) -> None
 
     assert () == warnings
     assert 3 == timings.expect(A)
-    assert 0.5 == timings.start_s(WorldShape(size=2, backend="gloo"))
-    assert {B.nodeid} == timings.failed
+    assert 0.5 == timings.start_s(WorldShape(size=2, backend="gloo", device="cuda"))
+    assert {B.nodeid} == timings.failed_among([A, B])
 
 
 def test_a_directory_stands_for_its_journal(tmp_path: Path) -> None:
@@ -64,7 +65,8 @@ def test_junit_of_any_tool(tmp_path: Path) -> None:
     assert () == warnings
     assert 2.5 == timings.expect(A)
     assert 1003.5 == timings.expect(case("c"))
-    assert {"tests.test_a::b[2xgloo]"} == timings.failed
+    assert 503 == timings.expect(case("d"))  # between the two: that it was skipped says nothing
+    assert {B.nodeid} == timings.failed_among([A, B])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_junit_of_any_tool(tmp_path: Path) -> None:
             "2999-05-28T",
             "j.xml:3: skipped, it is said to have run at 2999-05-28T20:26:40+00:00",
         ),
-        ("</testsuite>", "</nonsense>", "j.xml:6: the rest is skipped, not XML: mismatched tag"),
+        ("</testsuite>", "</nonsense>", "j.xml:7: the rest is skipped, not XML: mismatched tag"),
     ],
 )
 def test_bad_junit_is_a_warning_with_file_and_line(tmp_path: Path, old: str, new: str, warning: str) -> None:

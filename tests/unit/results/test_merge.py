@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from planning_cases import case
+from results_files import check_results_below
 from shard_runs import START_S, ShardRun, cases
 
 from disttest.errors import UsageError
@@ -75,6 +76,7 @@ def test_logs_are_linked_and_reports_find_them(artifacts: Path, into: Path) -> N
     run = merge([artifacts], into)
     write_reports(run, into)
 
+    check_results_below(into)
     log = run.tests[3].final.ranks[0].log
     assert "logs/shard-2/d-2+attempt-1+rank0.log" == log
     assert os.path.samefile(into / log, artifacts / "results-2/logs/d-2/attempt-1/rank0.log")

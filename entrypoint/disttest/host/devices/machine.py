@@ -35,6 +35,8 @@ class MigSlice(Frozen):
     name: str = ""
     memory_total: int = 0
     memory_used: int = 0
+    processes: tuple[GpuProcess, ...] = ()
+    """Those that hold memory of this slice; none where the driver does not tell of slices."""
 
 
 class Peer(Frozen):
@@ -90,12 +92,15 @@ class Gpu(Frozen):
     processes: tuple[GpuProcess, ...] = ()
     fault: str = ""
     """NVML's word when the GPU can not be used: lost, hangs, needs a reset. Empty for a usable one."""
+    only_slice: str = ""
+    """UUID of the MIG slice where memory and processes are those of that slice; see :func:`part_for`."""
 
     @property
     def label(self) -> str:
         """How messages name it: ``GPU 3 (GPU-8f2e…, 00000000:1A:00.0)``."""
         known = ", ".join(part for part in (self.uuid, self.bus_id) if part)
-        return f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+        whole = f"GPU {self.index} ({known})" if known else f"GPU {self.index}"
+        return f"MIG slice {self.only_slice} of {whole}" if self.only_slice else whole
 
 
 class CpuShare(Frozen):
@@ -223,6 +228,23 @@ def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
 def is_slice(slot: Slot) -> bool:
     """Whether a slot is a MIG slice, which has no peers and which NCCL refuses."""
     return slot.device == "cuda" and "." in slot.name
+
+
+def part_for(slot: Slot, gpu: Gpu) -> Gpu:
+    """A GPU as far as a slot of it reaches: of a MIG slice, what the driver tells of that slice alone."""
+    if not is_slice(slot) or gpu.fault:
+        return gpu
+    found = next((part for part in gpu.slices if part.uuid == slot.uuid), None)
+    part = found or MigSlice(uuid=slot.uuid)
+    seen = msgspec.structs.replace(
+        gpu,
+        only_slice=slot.uuid,
+        memory_total=part.memory_total,
+        memory_used=part.memory_used,
+        processes=part.processes,
+    )
+    gone = f"{seen.label} has vanished from the driver's list"
+    return seen if found else msgspec.structs.replace(seen, fault=gone)
 
 
 _NEAR = ("internal", "single", "multiple", "hostbridge", "node")

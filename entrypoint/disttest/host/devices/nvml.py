@@ -194,7 +194,7 @@ def _slice(handle: Any, number: int) -> Iterator[MigSlice]:
     part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
     if part is not None:
         uuid, name = _ask(nvml.nvmlDeviceGetUUID, part), _ask(nvml.nvmlDeviceGetName, part)
-        yield MigSlice(uuid=uuid or "", number=number, name=name or "", **_memory(part))
+        yield MigSlice(uuid=uuid or "", number=number, name=name or "", **_memory(part), **_processes(part))
 
 
 def _errors(handle: Any) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _process_name(pid: int) -> str:
     return _text(_ask(nvml.nvmlSystemGetProcessName, pid) or "")
 
 
-_WHO_HOLDS_IT = (_memory, _processes)
+_WHO_HOLDS_IT = (_memory, _processes, _slices)
 _GROUPS = (_memory, _modes, _slices, _errors, _speed, _nvlinks, _processes)
 
 

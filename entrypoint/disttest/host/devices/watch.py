@@ -119,7 +119,11 @@ class GpuWatch:
         if now is None or (now.uuid and now.uuid != known.uuid):
             return msgspec.structs.replace(known, fault=f"{known.label} has vanished from the driver's list")
         return msgspec.structs.replace(
-            known, memory_used=now.memory_used, processes=now.processes, fault=now.fault
+            known,
+            memory_used=now.memory_used,
+            processes=now.processes,
+            slices=now.slices,
+            fault=now.fault,
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from disttest.host.bounded import BoundedChild, wait_children
-from disttest.host.devices.machine import Machine
+from disttest.host.devices.machine import Machine, is_slice, part_for
 from disttest.host.preflight.blame import find_broken
 from disttest.host.preflight.messages import (
     PAIR_CHECK,
@@ -33,7 +33,6 @@ from disttest.host.preflight.messages import (
     Ready,
     Target,
 )
-from disttest.model import Slot
 
 WORKER = "disttest.host.preflight.worker"
 
@@ -65,24 +64,20 @@ def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tup
         compute: device type of the computation; ``cpu`` leaves the GPUs alone but for their names.
         cpus: how many ranks to prove where there is no GPU.
     """
-    labels = {gpu.index: gpu.label for gpu in machine.gpus}
+    gpus = {gpu.index: gpu for gpu in machine.gpus}
     slots = machine.slots("cuda")
     if not slots:
         return tuple(Target(name=f"cpu:{index}", label=f"CPU rank {index}") for index in range(cpus))
     return tuple(
         Target(
             name=slot.name,
-            label=f"{'MIG slice ' + slot.uuid + ' of ' if '.' in slot.name else ''}{labels[slot.index]}",
+            label=part_for(slot, gpus[slot.index]).label,
             device=compute,
             visible=slot.uuid,
-            is_slice="." in slot.name,
+            is_slice=is_slice(slot),
         )
         for slot in slots
     )
-
-
-def _name_slice(slot: Slot) -> str:
-    return f"MIG slice {slot.uuid} of " if "." in slot.name else ""
 
 
 def run_preflight(

@@ -65,8 +65,11 @@
     drawTicks(colour, height);
     drawWorlds(colour);
     drawBars(colour);
-    const taken = drawMark(colour, line.makespan, "makespan", height, []);
-    drawMark(colour, line.bound, "lower bound", height, [2, 3], taken);
+    drawMark(colour, line.makespan, height, []);
+    drawMark(colour, line.bound, height, [2, 3]);
+    drawNames(colour); // all words after all lines, so that none is crossed out
+    const taken = nameMark(colour, line.makespan, "makespan");
+    nameMark(colour, line.bound, "lower bound", taken);
     pen.restore();
   }
 
@@ -102,25 +105,37 @@
     }
   }
 
-  function drawBars(colour) {
-    const fills = DATA.kinds.map(colour);
-    const ink = colour("on-colour");
+  // Calls back with the place of each block of each bar in view.
+  function eachBlock(paint) {
     bars.forEach((bar, index) => {
       if (bar[BAR.end] < view[0] || bar[BAR.start] > view[1]) return;
       const from = x(bar[BAR.start]);
       const wide = Math.max(1, x(bar[BAR.end]) - from - (x(bar[BAR.end]) - from > 4 ? 1 : 0));
       pen.globalAlpha = shown && !shown.has(bar[BAR.test]) ? 0.15 : 1;
       for (const [first, last] of blocks[bar[BAR.lanes]]) {
-        const top = axis + first * lane + 2;
-        const high = (last - first) * lane - 4;
-        pen.fillStyle = fills[bar[BAR.kind]];
-        pen.fillRect(from, top, wide, high);
-        if (bar[BAR.kind] < 2) hatch(ink, from, top, wide, high);
-        if (index === current) outline(colour, from, top, wide, high);
-        if (wide > 60) label(bar, ink, from, top, wide, high, fills[bar[BAR.kind]]);
+        paint(bar, index, from, axis + first * lane + 2, wide, (last - first) * lane - 4);
       }
     });
     pen.globalAlpha = 1;
+  }
+
+  function drawBars(colour) {
+    const fills = DATA.kinds.map(colour);
+    const ink = colour("on-colour");
+    eachBlock((bar, index, from, top, wide, high) => {
+      pen.fillStyle = fills[bar[BAR.kind]];
+      pen.fillRect(from, top, wide, high);
+      if (bar[BAR.kind] < 2) hatch(ink, from, top, wide, high);
+      if (index === current) outline(colour, from, top, wide, high);
+    });
+  }
+
+  function drawNames(colour) {
+    const fills = DATA.kinds.map(colour);
+    const ink = colour("on-colour");
+    eachBlock((bar, _, from, top, wide, high) => {
+      if (wide > 60) label(bar, ink, from, top, wide, high, fills[bar[BAR.kind]]);
+    });
   }
 
   // Not by colour alone: what failed is hatched.
@@ -155,16 +170,13 @@
     if (room < 40) return;
     let text = name;
     while (text.length > 3 && pen.measureText(text).width > room) text = `${text.slice(0, Math.max(3, Math.floor(text.length * 0.85) - 1))}…`;
-    if (bar[BAR.kind] < 2) {
-      pen.fillStyle = fill;
-      pen.fillRect(begin - 2, top + high / 2 - 8, Math.min(room, pen.measureText(text).width) + 4, 16);
-    }
+    pen.fillStyle = fill; // over the hatching and the marks
+    pen.fillRect(begin - 2, top + high / 2 - 8, Math.min(room, pen.measureText(text).width) + 4, 16);
     pen.fillStyle = ink;
     pen.fillText(text, begin, top + high / 2, room);
   }
 
-  // Where its text stands; without a text where there is no room beside the other one: the words above have both.
-  function drawMark(colour, time, name, height, dash, taken = [Infinity, Infinity]) {
+  function drawMark(colour, time, height, dash) {
     pen.strokeStyle = colour("text");
     pen.setLineDash(dash);
     pen.beginPath();
@@ -172,6 +184,10 @@
     pen.lineTo(x(time), height);
     pen.stroke();
     pen.setLineDash([]);
+  }
+
+  // Where its text stands; without a text where there is no room beside the other one: the words above have both.
+  function nameMark(colour, time, name, taken = [Infinity, Infinity]) {
     const text = `${name} ${seconds(time)}`;
     const long = pen.measureText(text).width;
     const begin = x(time) - long - 6 > left ? x(time) - long - 6 : x(time) + 6;

@@ -1,0 +1,207 @@
+"""One case of ``junit.xml``: what a test came to, in the elements that consumers know.
+
+The ``junit-xml`` package builds them. It has defects (an error without text is written as a pass, a lone surrogate
+breaks the file, a time of zero disappears, equal names are not told apart), so everything that goes into it passes
+through :func:`safe_text` and :func:`safe_seconds`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from xml.etree import ElementTree
+
+import junit_xml
+
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.reports.digest import evidence
+from disttest.reports.junit_room import Room, has_failed
+from disttest.reports.logs import LogFolder
+from disttest.reports.text import clean, one_line, shorten
+from disttest.results.fold import CollectionError, RunResult, TestOutcome
+from disttest.results.repeat import repeat_command
+
+MAX_TEXT = 1_000_000
+"""Characters of one text node; a common publisher rejects nodes of 10 MB."""
+SHORTEST_S = 0.001
+
+
+class Cases:
+    """Makes the cases of one run, as long as there is room for their texts."""
+
+    def __init__(self, run: RunResult, logs: LogFolder, room: Room) -> None:
+        self.run = run
+        self.logs = logs
+        self.room = room
+        self.seen: Counter[int] = Counter()
+        """Hashes of names that were given, since the names themselves would be a copy of half the run."""
+        root = Path(run.root)
+        self.root = root if run.root and root.is_dir() else None
+
+    def case(self, outcome: TestOutcome) -> junit_xml.TestCase:
+        """The case of a test; its attempts before the last are elements of their own."""
+        test = outcome.test
+        classname, name = self._unique(
+            safe_text(test.classname, test.suite), safe_text(test.name, test.nodeid)
+        )
+        file = self._source(test.file)
+        case = junit_xml.TestCase(
+            name,
+            classname,
+            elapsed_sec=safe_seconds(outcome.final.duration_s),
+            stdout=safe_text("\n".join(self._system_out(outcome)), limit=MAX_TEXT),
+            file=file,
+            line=max(1, test.line) if file else None,
+        )
+        self._judge(case, outcome)
+        return case
+
+    def _judge(self, case: junit_xml.TestCase, outcome: TestOutcome) -> None:
+        result = outcome.final
+        message = _message(result, limit=min(2000, self.room.details))
+        match result.outcome:
+            case Outcome.FAILED:
+                case.add_failure_info(message, self._body(outcome), _kind(result, "failure"))
+            case Outcome.ERROR:
+                case.add_error_info(message, self._body(outcome), _kind(result, "error"))
+            case _ if outcome.flaky and self.run.flaky_fails:
+                first = outcome.first_bad
+                message = (
+                    f"flaky: passed at attempt {result.attempt}; attempt {first.attempt}: {_message(first)}"
+                )
+                case.add_failure_info(message, self._body(outcome, first), "flaky")
+            case Outcome.SKIPPED:
+                case.add_skipped_info(message)
+            case Outcome.XFAILED:
+                case.add_skipped_info(f"expected failure: {message}")
+            case Outcome.PASSED | Outcome.XPASSED:
+                pass
+
+    def collection_case(self, error: CollectionError) -> junit_xml.TestCase:
+        """The case of a file that could not be collected."""
+        path, _, _ = error.nodeid.partition("::")
+        classname, name = self._unique("collection", safe_text(error.nodeid, "collection"))
+        file = self._source(path)
+        case = junit_xml.TestCase(
+            name, classname, elapsed_sec=SHORTEST_S, file=file, line=1 if file else None
+        )
+        last = error.message.strip().rpartition("\n")[2]
+        case.add_error_info(
+            one_line(f"could not be collected: {last}"),
+            safe_text(shorten(clean(error.message), self.room.details), "no message"),
+            "collection",
+        )
+        return case
+
+    def _unique(self, classname: str, name: str) -> tuple[str, str]:
+        """Tell equal names apart: consumers keep one of two, or take them for runs of one test."""
+        key = hash((classname, name))
+        self.seen[key] += 1
+        seen = self.seen[key]
+        return (classname, name) if seen == 1 else self._unique(classname, f"{name} #{seen}")
+
+    def _source(self, file: str) -> str | None:
+        """``file`` if it can be shown beside the code: relative, below the root, not known to be missing."""
+        path = PurePosixPath(clean(file))
+        if not file or path.is_absolute() or ".." in path.parts:
+            return None
+        return None if self.root and not (self.root / path).exists() else str(path)
+
+    def _body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
+        """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
+        result = result or outcome.final
+        parts = [clean(result.message), *_labels(result), *evidence(result)]
+        text = shorten("\n\n".join(part for part in parts if part.strip()), self.room.details)
+        return safe_text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
+
+    def _system_out(self, outcome: TestOutcome) -> Iterator[str]:
+        if self.room.lines_for_good and not has_failed(outcome):
+            return
+        if outcome.test.world:
+            yield f"world: {outcome.test.world}, {outcome.test.isolation}"
+        for attempt in outcome.attempts:
+            if len(outcome.attempts) > 1:
+                yield f"===== attempt {attempt.attempt}: {attempt.outcome}: {_message(attempt)} ====="
+            yield from (f"note: {one_line(note)}" for note in attempt.notes)
+            for rank in attempt.ranks:
+                yield from self._log_excerpt(attempt, rank)
+        yield from self._attachments(outcome)
+
+    def _log_excerpt(self, attempt: TestResult, rank: RankRecord) -> Iterator[str]:
+        room = self.room.bad_log if attempt.outcome.is_bad else self.room.good_log
+        if room < 200:  # a few words of a log explain nothing; the whole of it is attached
+            return
+        excerpt = self.logs.excerpt(rank.log, head_bytes=room // 4, tail_bytes=room - room // 4)
+        if excerpt and str(excerpt).strip():
+            yield f"----- {rank_name(rank.rank)} -----"
+            yield _unattached(str(excerpt).strip("\n"))
+
+    def _attachments(self, outcome: TestOutcome) -> Iterator[str]:
+        for attempt in outcome.attempts:
+            for rank in attempt.ranks:
+                if self.logs.path(rank.log) and clean(rank.log) == rank.log and "]]" not in rank.log:
+                    yield f"[[ATTACHMENT|{rank.log}]]"
+
+    def attempts(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
+        """What the earlier attempts came to, in the elements of Maven's Surefire, which consumers of reruns read."""
+        if len(outcome.attempts) == 1:
+            return
+        properties = ElementTree.Element("properties")
+        for name, value in (("attempts", len(outcome.attempts)), ("flaky", outcome.flaky)):
+            fact = {"name": f"disttest.{name}", "value": str(value).lower()}
+            properties.append(ElementTree.Element("property", fact))
+        yield properties
+        prefix = "flaky" if outcome.flaky else "rerun"
+        for attempt in outcome.attempts[:-1]:
+            if not attempt.outcome.is_bad:
+                continue
+            kind = "Error" if attempt.outcome is Outcome.ERROR else "Failure"
+            facts = {"message": _message(attempt), "type": _kind(attempt, kind.lower())}
+            element = ElementTree.Element(f"{prefix}{kind}", facts)
+            trace = ElementTree.SubElement(element, "stackTrace")
+            trace.text = self._body(outcome, attempt)
+            yield element
+
+
+def safe_text(text: str | bytes, default: str = "", *, limit: int = MAX_TEXT) -> str:
+    """Text that the package can be given: cleaned, bounded, and never empty where a default is given."""
+    return shorten(clean(text), limit).strip() or (clean(default).strip() or "-" if default else "")
+
+
+def safe_seconds(seconds: float) -> float:
+    """A time that the package does not drop: zero, negative and unknown become the shortest one."""
+    return round(seconds, 3) if SHORTEST_S <= seconds < 1e9 else SHORTEST_S
+
+
+def _message(result: TestResult, limit: int = 400) -> str:
+    """One line, never empty: the package writes a failure that has neither message nor text as a pass."""
+    return one_line(result.message, limit) or str(result.outcome)
+
+
+def _kind(result: TestResult, default: str) -> str:
+    """What kind of failure, for tools that group by it."""
+    culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
+    if any(rank.hung for rank in result.ranks):
+        return "timeout"
+    if result.cause is Cause.INFRASTRUCTURE:
+        return "infrastructure"
+    if culprit and culprit.end in (RankEnd.SIGNALLED, RankEnd.EXITED, RankEnd.LOST):
+        return "crash"
+    return default
+
+
+def _labels(result: TestResult) -> list[str]:
+    labels = [f"phase: {result.phase}"]
+    if result.cause:
+        labels.append(f"cause: {result.cause}")
+    if result.culprit is not None:
+        labels.append(f"culprit: {rank_name(result.culprit)}")
+    if result.victims:
+        labels.append(f"victims: {', '.join(map(rank_name, result.victims))}")
+    return ["  ".join(labels)]
+
+
+def _unattached(text: str) -> str:
+    """A log must not be able to attach files: publishers copy what such a line names."""
+    return text.replace("[[ATTACHMENT|", "[[ATTACHMENT |")

@@ -1,0 +1,87 @@
+"""Which worlds a marked test gets, by what the run has and asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.model import WorldShape
+from disttest.planning.options import RunOptions
+from disttest.running.collect import Host, wanted_shapes
+
+GPUS = Host(gpus=2, device="cuda")
+BOTH = Host(gpus=2, device="cuda", gloo_on_cpu=True)
+SLICES = Host(gpus=2, device="cuda", slices=True)
+CPU = Host(gpus=0, device="cpu")
+
+
+class Mark:
+    """As much of a mark as is read; pytest's own must be registered."""
+
+    def __init__(self, name: str, *args: object) -> None:
+        self.name, self.args, self.kwargs = name, args, {}
+
+
+class Node:
+    """As much of a pytest item as its marks."""
+
+    def __init__(self, *marks: Mark) -> None:
+        self._marks = {mark.name: mark for mark in marks}
+
+    def get_closest_marker(self, name: str) -> Mark | None:
+        return self._marks.get(name)
+
+
+def worlds(host: Host, *marks: Mark, **options: object) -> list[str]:
+    shapes = wanted_shapes(Node(*marks), RunOptions(**options), host)
+    return [f"{shape} {shape.device}" for shape in shapes]
+
+
+SIZES = Mark("world_size")
+TWO = Mark("world_size", 2)
+
+
+@pytest.mark.parametrize(
+    ("host", "backend", "expected"),
+    [
+        (CPU, (), ["1xgloo cpu", "2xgloo cpu", "4xgloo cpu"]),
+        (GPUS, (), ["1xnccl cuda", "2xnccl cuda"]),
+        (GPUS, ("gloo",), ["1xgloo cuda", "2xgloo cuda"]),
+        (SLICES, (), ["1xgloo cuda", "2xgloo cuda"]),
+        (BOTH, ("gloo", "nccl"), ["1xgloo cpu", "1xnccl cuda", "2xgloo cpu", "2xnccl cuda", "4xgloo cpu"]),
+    ],
+)
+def test_each_backend_computes_at_its_own_place(
+    host: Host, backend: tuple[str, ...], expected: list[str]
+) -> None:
+    assert expected == worlds(host, SIZES, backend=backend)
+
+
+@pytest.mark.parametrize("host", [CPU, GPUS, BOTH, SLICES])
+def test_a_test_for_the_cpu_computes_there_whatever_the_run_has(host: Host) -> None:
+    assert ["1xgloo cpu", "2xgloo cpu", "4xgloo cpu"] == worlds(host, SIZES, Mark("device", "cpu"))
+    assert ["2xgloo cpu"] == worlds(host, TWO, Mark("device", "cpu"), Mark("backend", "gloo", "nccl"))
+
+
+def test_a_run_on_nccl_alone_has_no_world_for_it() -> None:
+    assert [] == worlds(GPUS, TWO, Mark("device", "cpu"), backend=("nccl",))
+
+
+def test_a_test_for_gpus_keeps_them_on_gloo() -> None:
+    marks = TWO, Mark("device", "cuda"), Mark("backend", "gloo")
+
+    assert ["2xgloo cuda"] == worlds(BOTH, *marks, backend=("gloo", "nccl"))
+
+
+def test_without_gpus_such_a_test_is_skipped_with_the_reason() -> None:
+    (shape,) = wanted_shapes(Node(TWO, Mark("device", "cuda"), Mark("backend", "gloo")), RunOptions(), CPU)
+
+    assert "needs 2 GPUs for 2xgloo, this machine has 0" == CPU.refusal(shape)
+    assert "" == GPUS.refusal(shape)
+    assert "" == GPUS.refusal(WorldShape(size=8, backend="gloo", device="cpu"))
+
+
+@pytest.mark.parametrize("arguments", [(), ("tpu",), ("cpu", "cuda"), (["cpu"],)])
+def test_what_the_mark_takes(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError, match='device mark takes "cpu" or "cuda"'):
+        worlds(GPUS, TWO, Mark("device", *arguments))
