@@ -132,7 +132,9 @@ def _leases(
     per_node = max(1, pool.slots_for(device))
     sizes = {test.nodeid: slots_of(test, on_gpus=device != "cpu") for test in tests}
     slot_s = {test.nodeid: timings.expect(test) * sizes[test.nodeid] for test in tests}
-    floor = _least_width(int(sum(slot_s.values()) / least_s), pool.nodes * per_node, per_node, at_once)
+    # Ordinary tests run one after another, however wide their lease is.
+    work_s = sum(slot_s[test.nodeid] for test in tests if test.world)
+    floor = _least_width(int(work_s / least_s), pool.nodes * per_node, per_node, at_once)
     most = per_node if device != "cpu" else max(sizes.values(), default=1)
     widths = {nodeid: min(max(size, floor), max(most, floor)) for nodeid, size in sizes.items()}
     for slots, of_width in _by_width(tests, widths, slot_s, least_s).items():

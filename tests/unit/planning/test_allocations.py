@@ -104,6 +104,13 @@ class TestAllocations:
 
         assert ("cpu", 4, 2) == (made.device, made.ranks_per_node, len(made.tests))
 
+    def test_ordinary_tests_make_no_lease_wide(self) -> None:
+        tests = [case(f"a{number}", None) for number in range(9)]
+
+        (made,) = allocate(tests, taking(tests, {"a": 60}), POOL, at_once=1)
+
+        assert (1, 9) == (made.ranks_per_node, len(made.tests))
+
     @given(
         drawn=st.lists(
             st.tuples(st.sampled_from([None, 1, 2, 8, 16]), st.sampled_from([1, 2, 4]), st.floats(0.1, 300)),
