@@ -155,9 +155,9 @@ def hold_signals() -> int:
     """
     if not _wakeup:
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # first: a signal that is caught is told, too
         for signum in _CANCELLING:
             signal.signal(signum, lambda *_: None)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         _wakeup.append(reader)
     return _wakeup[0]
 
