@@ -18,7 +18,7 @@ $(SUITES): $(READY)
 test: lint catalogue $(filter-out $(LEFT_OUT),$(KINDS))
 
 $(KINDS): $(READY)
-	$(BIN)/python -m pytest tests/$(@:-sample=)
+	$(BIN)/python -m pytest --durations=8 tests/$(@:-sample=)
 
 # torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
 compat: $(READY)
