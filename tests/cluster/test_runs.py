@@ -233,7 +233,10 @@ def test_the_controller_is_killed_while_a_job_runs(lab: ClusterLab) -> None:
     try:
         run.wait()
     finally:
-        lab.cluster.start_controller()
+        # It may not have been told that the job has ended, and still hold the nodes: the next command gives them back.
+        lab.cluster.start_controller(idle=False)
+        lab.start("cluster-clean").wait()
+        lab.cluster.wait_until_free(30)
     assert [t.final.outcome for t in run.run.tests] == [Outcome.PASSED] * 3, run.output
     assert run.exit_code == 0
 

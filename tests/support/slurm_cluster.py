@@ -143,7 +143,12 @@ class SlurmCluster:
                 self.on_node(node, "ip", "route", "del", "blackhole", address)
 
     def kill_controller(self) -> None:
-        """End slurmctld, without a last word."""
+        """End slurmctld, without a last word, once it has written down which jobs there are (it does so now and then)."""
+        saved, names = self.folder / "state" / "job_state", [job.split()[1].encode() for job in self.jobs()]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not all(name in saved.read_bytes() for name in names):
+            assert time.monotonic() < deadline, f"{names} are not in {saved}"
+            time.sleep(0.05)
         self._daemons["slurmctld"].kill()
         self._daemons.pop("slurmctld").wait(10)
 
@@ -152,10 +157,14 @@ class SlurmCluster:
         self._daemons["slurmctld"].terminate()
         self._daemons.pop("slurmctld").wait(30)
 
-    def start_controller(self) -> None:
-        """Start slurmctld; it goes on with the state of an earlier one."""
+    def start_controller(self, *, idle: bool = True) -> None:
+        """Start slurmctld; it goes on with the state of an earlier one, and may hold jobs that have ended since.
+
+        Args:
+            idle: whether to wait until it holds none.
+        """
         self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
-        self.wait_for_nodes()
+        self.wait_for_nodes(idle=idle)
 
     # --- starting and ending
 
@@ -182,13 +191,13 @@ class SlurmCluster:
             daemon.kill()
             daemon.wait(10)
 
-    def wait_for_nodes(self) -> None:
-        """Return when every node is idle."""
+    def wait_for_nodes(self, *, idle: bool = True) -> None:
+        """Return when every node is idle, or at least known."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             seen = self.on_login("sinfo", "-h", "-N", "-o", "%N %t")
             states = dict(line.split() for line in seen.stdout.splitlines())
-            if len(states) == len(self.nodes) and set(states.values()) == {"idle"}:
+            if len(states) == len(self.nodes) and (not idle or set(states.values()) == {"idle"}):
                 return
             assert time.monotonic() < deadline, f"{seen.stdout}{seen.stderr}{self.logs()}"
             time.sleep(0.05)
