@@ -201,7 +201,7 @@ def test_in_place_refused(job: Job, choice: str, message: str) -> None:
     done = job.run(suite="ddp", in_place=choice)
     assert done.exit_code == 4
     assert message in done.log
-    assert [step.outcome for step in done.steps.values()][1:] == ["skipped"] * 3
+    assert {step.outcome for step in list(done.steps.values())[1:]} == {"skipped"}
 
 
 def test_hostile_text_in_any_input_is_text(job: Job) -> None:
