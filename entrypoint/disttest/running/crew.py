@@ -110,8 +110,9 @@ class Crew:
         self._spared = children_of()
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
-        gc.collect()
-        gc.freeze()  # pages of long-lived objects stay shared with the ranks
+        # Pages of long-lived objects stay shared with the ranks. What is garbage by now stays, too: looking for it would
+        # take longer than a small suite, and there is little.
+        gc.freeze()
         try:
             yield
         finally:
