@@ -15,6 +15,8 @@ from disttest.model import Frozen
 
 TICK_S = 0.25
 """How often :meth:`Run.events` yields when nothing happens."""
+CANCEL_LIMIT_S = 8.0
+"""How long the agents of a cancelled run may take to end by themselves: their own limits, and a margin."""
 
 
 class EngineState(StrEnum):

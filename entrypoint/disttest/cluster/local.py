@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from disttest.cluster.agent_command import agent_command, travelling
 from disttest.cluster.job import JobSpec
 from disttest.cluster.launcher import (
+    CANCEL_LIMIT_S,
     TICK_S,
     Capacity,
     Changed,
@@ -25,9 +26,6 @@ from disttest.cluster.pipes import Command, PipedProcesses
 from disttest.cluster.wire import CancelJob, encode_order
 from disttest.errors import EngineError
 from disttest.host.process import signal_name
-
-CANCEL_LIMIT_S = 8.0
-"""How long agents may take to end by themselves: their own limits, and a margin."""
 
 
 class LocalRun:

@@ -17,6 +17,7 @@ from disttest.cluster import slurm_words as words
 from disttest.cluster.agent_command import travelling
 from disttest.cluster.job import NAME_PREFIX, JobSpec
 from disttest.cluster.launcher import (
+    CANCEL_LIMIT_S,
     TICK_S,
     Capacity,
     Changed,
@@ -35,10 +36,8 @@ from disttest.cluster.slurm_submission import SlurmOptions, srun_arguments
 from disttest.cluster.wire import CancelJob, encode_order, is_ours
 from disttest.errors import EngineError
 
-CANCEL_LIMIT_S = 8.0
-"""How long agents may take to end by themselves, before Slurm is told to end them."""
 KILL_LIMIT_S = 20.0
-"""From there on: how long srun may take."""
+"""From when Slurm was told to end the agents: how long srun may take."""
 FIRST_POLL_S = 1.0
 LONGEST_POLL_S = 30.0
 _COMPLAINTS_KEPT = 50

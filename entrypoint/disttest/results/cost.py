@@ -71,9 +71,9 @@ def cost_of(run: RunResult) -> Cost:
         for attempt in test.attempts:
             if attempt.world_id:
                 in_tests_s[attempt.world_id] = in_tests_s.get(attempt.world_id, 0.0) + attempt.duration_s
-    counted = [world for world in run.worlds if not run.is_beside(world)]
+    counted = _counted(run)
     worlds = _work(counted, run)
-    beside_s = lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
+    beside_s = _beside_bound_s(run)
     held_s = sum(seconds * width for seconds, width in worlds)
     used_s = sum(
         min(in_tests_s.get(world.world_id, 0.0), seconds) * width
@@ -100,16 +100,21 @@ def cost_of(run: RunResult) -> Cost:
 
 def least_makespan_s(run: RunResult) -> float:
     """The time under which no schedule of these worlds and ordinary tests can be, each kind of slot by itself."""
-    counted = [world for world in run.worlds if not run.is_beside(world)]
     ordinary_s = 0.0
     if not run.shards:
         attempts = (attempt for test in run.tests for attempt in test.attempts)
         ordinary_s = sum(attempt.duration_s for attempt in attempts if not attempt.world_id)
-    return max(
-        lower_bound_s(_work(counted, run), run.slots),
-        lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots),
-        ordinary_s,
-    )
+    return max(lower_bound_s(_work(_counted(run), run), run.slots), _beside_bound_s(run), ordinary_s)
+
+
+def _counted(run: RunResult) -> list[WorldSpan]:
+    """The worlds whose slots are what the run costs."""
+    return [world for world in run.worlds if not run.is_beside(world)]
+
+
+def _beside_bound_s(run: RunResult) -> float:
+    """The time that the worlds on the CPU beside GPUs need at least."""
+    return lower_bound_s(_work(filter(run.is_beside, run.worlds), run), run.cpu_slots)
 
 
 def _work(worlds: Iterable[WorldSpan], run: RunResult) -> list[tuple[float, int]]:
