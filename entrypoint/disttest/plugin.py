@@ -35,7 +35,7 @@ from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
 _RUN = pytest.StashKey[RunSession]()
-_undo_single_threaded: list[Callable[[], None]] = []
+_once_all_is_imported: list[Callable[[], None]] = []
 
 
 # --- options and configuration
@@ -88,8 +88,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     known = early_config.known_args_namespace
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
-        gc.disable()  # until all is imported: what torch makes stays, and looking through it costs a sixth of its import
-    _undo_single_threaded.append(import_single_threaded())
+        gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
+        _once_all_is_imported.append(gc.enable)
+    _once_all_is_imported.append(import_single_threaded())
 
 
 @pytest.hookimpl(trylast=True)
@@ -166,9 +167,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             collect.check_backends(session.items, run.options)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    while _undo_single_threaded:
-        _undo_single_threaded.pop()()
-    gc.enable()
+    while _once_all_is_imported:
+        _once_all_is_imported.pop()()
     if config.stash[_RUN].runs_tests:
         with _journal_is_written():
             config.stash[_RUN].take(session.items)
