@@ -1,7 +1,7 @@
 """torch's own 285 tests (gloo, 2 ranks) and a part of its RPC suites (4 ranks): its harness against ours.
 
-    python bench/torch_suite.py [--select EXPRESSION] [--skip-rpc] [--slots N] [--record]
-    python bench/torch_suite.py --skip-rpc --slots 4      # two worlds of two ranks side by side
+    python bench/torch_suite.py [--suite distributed|rpc] [--select EXPRESSION] [--slots N] [--record]
+    python bench/torch_suite.py --suite distributed --slots 4      # two worlds of two ranks side by side
 
 Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
 test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness.
@@ -36,7 +36,7 @@ def measure(suite: Suite, select: str, folder: Path, *, record: bool) -> None:
     ours = harness.run_ours(suite, folder / "ours", select=select)
     ended_s = time.monotonic()
     if record:
-        harness.record(suite, theirs)
+        harness.record(suite, theirs, spawn=True)
     their_s, our_s = between_s - began_s, ended_s - between_s
     differing = harness.unexplained(suite, theirs, ours)
     print(f"{suite.name}: {len(theirs)} tests, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
@@ -59,7 +59,7 @@ def main() -> None:
     """Measure both suites."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--select", default="", help="only these of the 285 tests, as pytest's -k has it")
-    parser.add_argument("--skip-rpc", action="store_true", help="only the 285 tests")
+    parser.add_argument("--suite", choices=["distributed", "rpc"], help="only this one (default: both)")
     parser.add_argument("--slots", default="", help="slots of ours (default: those of the machine)")
     parser.add_argument(
         "--record", action="store_true", help="keep torch's verdicts on the 285 tests for tests/compat"
@@ -70,10 +70,11 @@ def main() -> None:
     if arguments.slots:
         harness.SLOTS = arguments.slots
     with tempfile.TemporaryDirectory() as folder:
-        measure(
-            Suite("distributed", 2), arguments.select, Path(folder) / "distributed", record=arguments.record
-        )
-        if not arguments.skip_rpc:
+        if arguments.suite != "rpc":
+            measure(
+                Suite("distributed", 2), arguments.select, Path(folder) / "distributed", record=arguments.record
+            )
+        if arguments.suite != "distributed":
             measure(Suite("rpc", 4), RPC_SUBSET, Path(folder) / "rpc", record=False)
 
 

@@ -12,7 +12,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="tests/compat: run torch's suites under torch's own harness too (hours)",
+        help="tests/compat: run torch's suites under torch's own harness too (an hour)",
+    )
+    parser.addoption(
+        "--spawn",
+        action="store_true",
+        help="tests/compat --full: a new interpreter for each rank of torch's harness (hours)",
     )
     parser.addoption("--trials", type=int, default=10, help="tests/integration/test_cancel.py: how many")
     parser.addoption("--seed", type=int, default=1, help="… and from which seed")

@@ -7,3 +7,9 @@ import pytest
 def full(request: pytest.FixtureRequest) -> bool:
     """Whether every suite is run under both harnesses (``make compat``), instead of ours against the record."""
     return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture
+def spawn(request: pytest.FixtureRequest) -> bool:
+    """Whether each rank of torch's harness is a new interpreter, as torch has it (``--spawn``)."""
+    return bool(request.config.getoption("--spawn"))

@@ -60,9 +60,16 @@ class Difference(NamedTuple):
     reason: str
 
 
-def run_torchs(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 7200) -> Verdicts:
-    """Run under torch's own harness: plain pytest, without the plugin."""
-    return _run(suite, folder, ["-p", "no:disttest"], select, limit_s)
+def run_torchs(
+    suite: Suite, folder: Path, *, select: str = "", spawn: bool = True, limit_s: float = 7200
+) -> Verdicts:
+    """Run under torch's own harness: plain pytest, without the plugin.
+
+    ``spawn``: a new interpreter for each rank, as torch does it; else they come from a fork server (same verdicts,
+    minutes in place of hours: see fork_server.py).
+    """
+    arguments = ["-p", "no:disttest"] + ([] if spawn else ["-p", "tests.compat.fork_server"])
+    return _run(suite, folder, arguments, select, limit_s)
 
 
 def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3600) -> Verdicts:
@@ -78,7 +85,7 @@ def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "verdicts.xml"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
-    paths = os.pathsep.join(path for path in sys.path if path)
+    paths = os.pathsep.join([str(CLASSES), *(path for path in sys.path if path)])
     argv = [
         sys.executable,
         "-m",
@@ -119,17 +126,26 @@ def _verdicts(root: ET.Element) -> Iterator[tuple[str, str]]:
 
 
 def load_recorded(suite: Suite) -> Verdicts:
-    """What torch's harness said when it was last run in full (``make compat`` writes it)."""
+    """What torch's harness said when it was last run in full (``make compat`` writes it).
+
+    Raises:
+        FileNotFoundError: it was not run yet.
+    """
     verdicts: Verdicts = json.loads((RECORDED / f"{suite.name}.json").read_text())["verdicts"]
     return verdicts
 
 
-def record(suite: Suite, verdicts: Mapping[str, str]) -> None:
-    """Keep what torch's harness said, with the version that said it."""
+def record(suite: Suite, verdicts: Mapping[str, str], *, spawn: bool) -> None:
+    """Keep what torch's harness said, with the version that said it, and how its ranks were started."""
     import torch
 
     RECORDED.mkdir(exist_ok=True)
-    content = {"torch": torch.__version__, "tests": len(verdicts), "verdicts": dict(sorted(verdicts.items()))}
+    content = {
+        "torch": torch.__version__,
+        "ranks": "new interpreters" if spawn else "from a fork server",
+        "tests": len(verdicts),
+        "verdicts": dict(sorted(verdicts.items())),
+    }
     (RECORDED / f"{suite.name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
