@@ -72,7 +72,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if arguments.suite != "rpc":
             measure(
-                Suite("distributed", 2), arguments.select, Path(folder) / "distributed", record=arguments.record
+                Suite("distributed", 2),
+                arguments.select,
+                Path(folder) / "distributed",
+                record=arguments.record,
             )
         if arguments.suite != "distributed":
             measure(Suite("rpc", 4), RPC_SUBSET, Path(folder) / "rpc", record=False)
