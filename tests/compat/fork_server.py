@@ -24,16 +24,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
     def process(**given: Any) -> BaseProcess:
         # The server keeps the environment of its own start; a new interpreter would get the one of now.
-        return context.Process(target=_run, args=(dict(os.environ), given), name=given["name"])  # noqa: TID251
+        return context.Process(target=_run, args=(dict(os.environ), given), name=given["name"])
 
     def start(case: MultiProcessTestCase) -> None:
-        case._start_processes(process)  # noqa: SLF001
+        case._start_processes(process)
 
-    MultiProcessTestCase._spawn_processes = start  # noqa: SLF001
+    MultiProcessTestCase._spawn_processes = start
 
 
 def _run(environment: dict[str, str], given: dict[str, Any]) -> None:
     """In the rank: what torch's harness wanted to be run."""
-    os.environ.clear()  # noqa: TID251
-    os.environ.update(environment)  # noqa: TID251
+    os.environ.clear()
+    os.environ.update(environment)
     given["target"](*given["args"], **given["kwargs"])
