@@ -17,7 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_of_pa
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from .faults import Fault, fault, replace
+from .faults import SINGLE_GATHER, SINGLE_SCATTER, Fault, fault, replace
 
 FULL = "fsdp/test_fully_shard.py"
 ONE = "fsdp/test_fsdp1.py"
@@ -52,13 +52,14 @@ def _(this: Fault) -> None:
 @fault("own-gradients-only", "a rank keeps its own gradients instead of the reduced ones", suite=FULL)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
-        def changed(output: Any, given: Any, group: Any = None, **kwargs: Any) -> Any:
-            original(output, given, group=group, **kwargs)
-            output.copy_(given.view(dist.get_world_size(group), -1)[dist.get_rank(group)] * group.size())
+        def changed(output: Any, input: Any, group: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+            original(output, input, group=group, **kwargs)
+            size, rank = dist.get_world_size(group), dist.get_rank(group)
+            output.view(-1).copy_(input.view(size, -1)[rank] * size)
 
         return changed
 
-    replace("reduce_scatter_tensor", make, this, dist)
+    replace(SINGLE_SCATTER, make, this, dist)
 
 
 @fault("one-shard-stale", "gathered parameters have an old shard", suite=FULL)
@@ -66,8 +67,8 @@ def _(this: Fault) -> None:
     first: dict[int, torch.Tensor] = {}
 
     def make(original: Any) -> Any:
-        def changed(output: Any, given: Any, group: Any = None, **kwargs: Any) -> Any:
-            work = original(output, given, group=group, **kwargs)
+        def changed(output: Any, input: Any, group: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+            work = original(output, input, group=group, **kwargs)
             if work is not None:
                 work.wait()
             last = output.view(dist.get_world_size(group), -1)[-1]
@@ -76,7 +77,7 @@ def _(this: Fault) -> None:
 
         return changed
 
-    replace("all_gather_into_tensor", make, this, dist)
+    replace(SINGLE_GATHER, make, this, dist)
 
 
 @fault("replicas-not-reduced", "hybrid sharding leaves out the reduction over replicas", suite=FULL)
