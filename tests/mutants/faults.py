@@ -57,6 +57,8 @@ def fault(
     """Declare a fault; with ``both``, a second time for one rank only."""
 
     def declare(plant: Plant) -> Plant:
+        if any(name == each.name for each in FAULTS):
+            raise ValueError(f"two faults are called {name}")
         make = functools.partial(Fault, says=says, suite=suite, plant=plant, equivalent=equivalent)
         FAULTS.append(make(name=name, one_rank=one_rank))
         if both:

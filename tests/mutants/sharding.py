@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -97,14 +98,16 @@ def _(this: Fault) -> None:
     replace("init_dtype_attrs", make, this, parameter.FSDPParam)
 
 
-@fault("reduce-dtype-ignored", "gradients are reduced in the parameters' own dtype", suite=FULL)
+@fault("reduce-dtype-ignored", "gradients are reduced in float32 whatever was asked for", suite=FULL)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
         def changed(*args: Any, **kwargs: Any) -> Any:
-            names = ("reduce_dtype",)
-            kwargs.update(dict.fromkeys((n for n in names if n in kwargs), torch.float32))
-            changed_args = [torch.float32 if a is torch.bfloat16 else a for a in args]
-            return original(*changed_args, **kwargs)
+            given = signature.bind(*args, **kwargs)
+            # FSDP passes None where the computation has that dtype already.
+            given.arguments["reduce_dtype"] = torch.float32
+            return original(*given.args, **given.kwargs)
 
         return changed
 
@@ -273,7 +276,7 @@ def _(this: Fault) -> None:
     )
 
 
-@fault("no-sync-ignored", "FSDP1 reduces inside no_sync", suite=ONE)
+@fault("fsdp1-no-sync-ignored", "FSDP1 reduces inside no_sync", suite=ONE)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
         return lambda self: contextlib.nullcontext()
