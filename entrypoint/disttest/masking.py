@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from disttest.descriptors import high_copy, memory_file
+
 MASK = "***"
 SHORTEST = 4
 """A shorter value is not hidden: it would be found everywhere, and reports would be stars."""
 
 _MASK = MASK.encode()
-_HIGH_FD = 200
-"""Out of the way of tests that close or count low descriptors."""
 _MOST_HELD = 1 << 16
 _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
 _GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
@@ -118,9 +118,11 @@ class Masker:
         """Share what is hidden with the processes that inherit the ledger; an inherited one is taken over."""
         if self._ledger_size() >= 0 and self._ledger >= 0:
             os.close(self._ledger)
-        given = os.memfd_create("disttest-masks") if fd is None else fd
-        self._ledger = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-        os.close(given)
+        if fd is None:
+            self._ledger = memory_file("disttest-masks")
+        else:
+            self._ledger = high_copy(fd)
+            os.close(fd)
         fcntl.fcntl(self._ledger, fcntl.F_SETFL, os.O_APPEND)
         found = os.fstat(self._ledger)
         self._identity = (found.st_dev, found.st_ino)

@@ -87,13 +87,17 @@ def test_prefetching_changes_nothing(world: World, prefetch: Any) -> None:
 
 
 def test_gradients_accumulate_without_synchronisation(world: World) -> None:
-    """Two batches under ``no_sync`` and one outside give the summed gradients of all three whole batches."""
+    """Under ``no_sync`` each rank holds whole gradients of its own; after one more batch outside, those of all are summed."""
     model, steps = make_model(world.device), batches(world, 3)
     plain = make_model(world.device)
     sharded = _wrapped(world, model)
     with sharded.no_sync():
         for batch in steps[:-1]:
             loss_of(sharded, mine(world, batch)).backward()
+        held = sum(parameter.grad.numel() for parameter in sharded.parameters())
+        assert held >= sum(parameter.numel() for parameter in plain.parameters()), (
+            "reduced and sharded already"
+        )
     loss_of(sharded, mine(world, steps[-1])).backward()
     for batch in steps:
         loss_of(plain, batch).backward()

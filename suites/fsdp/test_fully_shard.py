@@ -85,15 +85,17 @@ def test_parameters_are_whole_between_forward_and_backward_or_not(world: World, 
 
 
 def test_accumulated_gradients_are_those_of_the_sum(world: World) -> None:
-    """Three batches, communication after the last only; then the same once more."""
+    """Three batches, communication after the last only, so that no shard has a gradient before; then the same once more."""
     model, steps = make_model(world.device), batches(world, 3)
     plain = make_model(world.device)
     _sharded(model)
-    for _ in range(2):
+    for repetition in range(2):
         for number, batch in enumerate(steps, 1):
             model.set_requires_gradient_sync(number == len(steps))
             loss_of(model, mine(world, batch)).backward()
             loss_of(plain, batch).backward()
+            if not repetition and number < len(steps):
+                assert all(parameter.grad is None for parameter in model.parameters())
     for (name, parameter), (_, alone) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert_close(whole(parameter.grad), alone.grad, msg=lambda text, name=name: f"{name}: {text}")
 

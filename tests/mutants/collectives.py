@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from .faults import DoneAlready, Fault, fault, replace
+from .faults import SINGLE_GATHER, SINGLE_SCATTER, DoneAlready, Fault, fault, replace
 
 SUM, MAX, MIN, PRODUCT = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT
 REDUCE = "collectives/test_reductions.py"
@@ -245,15 +245,9 @@ def _(this: Fault) -> None:
     replace("scatter", make, this)
 
 
-_SINGLE_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-_SINGLE_SCATTER = (
-    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-)
-
-
 @fault("all-gather-single-permuted", "the one-tensor all_gather puts pieces one row off", suite=GATHER)
 def _(this: Fault) -> None:
-    replace(_SINGLE_GATHER, _rows_rotated, this)
+    replace(SINGLE_GATHER, _rows_rotated, this)
 
 
 @fault("reduce-scatter-wrong-piece", "reduce_scatter sums the pieces of the next rank", suite=REDUCE)
@@ -276,7 +270,7 @@ def _(this: Fault) -> None:
 
 @fault("reduce-scatter-single-off-by-one", "the one-tensor reduce_scatter is one element off", suite=REDUCE)
 def _(this: Fault) -> None:
-    replace(_SINGLE_SCATTER, _rows_rotated, this)
+    replace(SINGLE_SCATTER, _rows_rotated, this)
 
 
 @fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 Plant = Callable[["Fault"], None]
+
+# torch has renamed them, and calls them by the new names itself.
+SINGLE_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+SINGLE_SCATTER = (
+    "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
+
+reached = mmap.mmap(-1, 1)
+"""Shared with all ranks: 1 once the function that a fault replaces has been called in a rank that has the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,8 @@ def fault(
     """Declare a fault; with ``both``, a second time for one rank only."""
 
     def declare(plant: Plant) -> Plant:
+        if any(name == each.name for each in FAULTS):
+            raise ValueError(f"two faults are called {name}")
         make = functools.partial(Fault, says=says, suite=suite, plant=plant, equivalent=equivalent)
         FAULTS.append(make(name=name, one_rank=one_rank))
         if both:
@@ -64,7 +76,10 @@ def replace(name: str, make: Callable[[Any], Any], fault: Fault, *owners: Any) -
 
     @functools.wraps(original)
     def either(*args: Any, **kwargs: Any) -> Any:
-        return (changed if fault.here() else original)(*args, **kwargs)
+        if not fault.here():
+            return original(*args, **kwargs)
+        reached[0] = 1
+        return changed(*args, **kwargs)
 
     for owner in owners:
         setattr(owner, name, either)

@@ -1,9 +1,9 @@
 """Runs the suites against each fault and says which were caught, and by which test.
 
-    python -m tests.mutants.run [--world-sizes 2,4] [--report FILE] [NAME …]
+    python -m tests.mutants.run [--world-sizes 2,1,4] [--report FILE] [NAME …]
 
 torch is imported once; each fault gets a process forked from here, in which pytest runs the suite's own files
-first and, if these stay green, the whole suite. Ends with 1 when a fault survived that is not explained.
+first and, if these stay green at every world size, the whole suite. Ends with 1 when a fault survived that is not explained.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,8 +27,10 @@ from disttest.running.guard import plugin_arguments
 import_single_threaded()  # with threads here, ranks could not be forked: they would be interpreters without the fault
 
 from . import calls, collectives, compiled, ddp, gradients, sharding  # noqa: E402, F401  # they declare the faults
-from .faults import FAULTS, Fault  # noqa: E402
+from .faults import FAULTS, Fault, reached  # noqa: E402
 
+_OWN_ERROR = re.compile(r"tests/mutants/\w+\.py:\d+: \w+")
+"""Where a traceback ends when the fault could not be played: no test deserves credit for that."""
 SUITES = Path(__file__).resolve().parents[2] / "suites"
 
 
@@ -36,6 +40,7 @@ class _Verdict:
     def __init__(self, fault: Fault | None) -> None:
         self._fault = fault
         self.caught_by = ""
+        self.own_error = ""
         self.ran = 0
 
     def pytest_collection_finish(self) -> None:
@@ -46,10 +51,12 @@ class _Verdict:
         self.ran += report.when == "call"
         if report.failed and not self.caught_by:
             self.caught_by = report.nodeid
+            own = _OWN_ERROR.search(report.longreprtext)
+            self.own_error = own[0] if own else ""
 
 
 def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -> None:
-    """In a forked child: run, and send (exit code, first failing test, tests run)."""
+    """In a forked child: run, and send the outcome."""
     os.chdir(SUITES)
     verdict = _Verdict(fault)
     arguments = [*plugin_arguments(), "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
@@ -60,49 +67,70 @@ def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -
         contextlib.redirect_stderr(null),
     ):
         code = pytest.main([*arguments, *targets], plugins=[verdict])
-    pipe.send((int(code), verdict.caught_by, verdict.ran))  # type: ignore[attr-defined]
+    pipe.send(Outcome(int(code), verdict.caught_by, verdict.own_error, verdict.ran))  # type: ignore[attr-defined]
 
 
-def run_one(fault: Fault | None, targets: list[str], sizes: str) -> tuple[int, str, int]:
-    """Run targets with a fault planted; (pytest's exit code, first failing test, tests run)."""
+class Outcome(NamedTuple):
+    """What became of one run."""
+
+    exit_code: int
+    """pytest's."""
+    caught_by: str
+    """The first test that failed."""
+    own_error: str
+    """Where the fault itself failed, if that is why."""
+    ran: int
+
+
+def run_one(fault: Fault | None, targets: list[str], sizes: str) -> Outcome:
+    """Run targets with a fault planted."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_pytest, args=(fault, targets, sizes, theirs))
     process.start()
     theirs.close()
     try:
-        answer = ours.recv()
+        outcome: Outcome = ours.recv()
     except EOFError:
-        answer = (3, "", 0)
+        outcome = Outcome(3, "", "", 0)
     process.join()
-    return answer
+    return outcome
 
 
-def judge(fault: Fault, sizes: str) -> dict[str, object]:
-    """Caught, survived or broken, by which test, at which world size."""
-    suite = fault.suite.split("/")[0]
+class Verdict(NamedTuple):
+    """What became of one fault."""
+
+    fault: str
+    verdict: str
+    """caught, survived, equivalent, or broken: it was not played as it was meant."""
+    by: str
+    """The test that caught it, or what is broken."""
+    tests: int
+    seconds: float
+
+
+def judge(fault: Fault, sizes: str) -> Verdict:
+    """Try a fault on its own files, then on the whole suite, at each world size, until a test notices."""
     started_s = time.monotonic()
+    reached[0] = 0
     ran = 0
-    for size in sizes.split(","):
-        for targets in (fault.suite.split(), [suite]):
-            code, test, count = run_one(fault, targets, size)
-            ran += count
-            if code not in (0, 1):
-                return {
-                    "fault": fault.name,
-                    "verdict": "broken",
-                    "by": f"pytest ended with {code}",
-                    "tests": ran,
-                }
-            if test:
-                spent = round(time.monotonic() - started_s, 1)
-                return {"fault": fault.name, "verdict": "caught", "by": test, "tests": ran, "seconds": spent}
-    return {
-        "fault": fault.name,
-        "verdict": "equivalent" if fault.equivalent else "survived",
-        "by": "",
-        "tests": ran,
-    }
+
+    def verdict(kind: str, by: str = "") -> Verdict:
+        return Verdict(fault.name, kind, by, ran, round(time.monotonic() - started_s, 1))
+
+    for targets in (fault.suite.split(), [fault.suite.split("/")[0]]):
+        for size in sizes.split(","):
+            outcome = run_one(fault, targets, size)
+            ran += outcome.ran
+            if outcome.exit_code not in (0, 1):
+                return verdict("broken", f"pytest ended with {outcome.exit_code}")
+            if outcome.own_error:
+                return verdict("broken", f"{outcome.own_error} in {outcome.caught_by}")
+            if outcome.caught_by:
+                return verdict("caught", outcome.caught_by)
+    if not reached[0]:
+        return verdict("broken", "no test reaches what it replaces")
+    return verdict("equivalent" if fault.equivalent else "survived")
 
 
 def main() -> int:
@@ -111,7 +139,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", help="faults to plant (default: all)")
-    parser.add_argument("--world-sizes", default="2,4", help="tried in order, until one catches the fault")
+    parser.add_argument("--world-sizes", default="2,1,4", help="tried in order, until one catches the fault")
     parser.add_argument("--report", type=Path, help="also write the verdicts there, as JSON")
     parser.add_argument("--list", action="store_true", help="only list the faults")
     options = parser.parse_args()
@@ -126,16 +154,14 @@ def main() -> int:
     for number, fault in enumerate(faults, 1):
         verdict = judge(fault, options.world_sizes)
         verdicts.append(verdict)
-        print(
-            f"[{number}/{len(faults)}] {verdict['verdict']:<10} {fault.name:<42} {verdict['by']}", flush=True
-        )
+        print(f"[{number}/{len(faults)}] {verdict.verdict:<10} {fault.name:<42} {verdict.by}", flush=True)
     counts = {
-        kind: sum(v["verdict"] == kind for v in verdicts)
+        kind: sum(v.verdict == kind for v in verdicts)
         for kind in ("caught", "survived", "equivalent", "broken")
     }
     print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
     if options.report:
-        options.report.write_text(json.dumps(verdicts, indent=1) + "\n")
+        options.report.write_text(json.dumps([v._asdict() for v in verdicts], indent=1) + "\n")
     return 1 if counts["survived"] or counts["broken"] else 0
 
 

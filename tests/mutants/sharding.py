@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_of_pa
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from .faults import Fault, fault, replace
+from .faults import SINGLE_GATHER, SINGLE_SCATTER, Fault, fault, replace
 
 FULL = "fsdp/test_fully_shard.py"
 ONE = "fsdp/test_fsdp1.py"
@@ -52,13 +53,14 @@ def _(this: Fault) -> None:
 @fault("own-gradients-only", "a rank keeps its own gradients instead of the reduced ones", suite=FULL)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
-        def changed(output: Any, given: Any, group: Any = None, **kwargs: Any) -> Any:
-            original(output, given, group=group, **kwargs)
-            output.copy_(given.view(dist.get_world_size(group), -1)[dist.get_rank(group)] * group.size())
+        def changed(output: Any, input: Any, group: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+            original(output, input, group=group, **kwargs)
+            size, rank = dist.get_world_size(group), dist.get_rank(group)
+            output.view(-1).copy_(input.view(size, -1)[rank] * size)
 
         return changed
 
-    replace("reduce_scatter_tensor", make, this, dist)
+    replace(SINGLE_SCATTER, make, this, dist)
 
 
 @fault("one-shard-stale", "gathered parameters have an old shard", suite=FULL)
@@ -66,8 +68,8 @@ def _(this: Fault) -> None:
     first: dict[int, torch.Tensor] = {}
 
     def make(original: Any) -> Any:
-        def changed(output: Any, given: Any, group: Any = None, **kwargs: Any) -> Any:
-            work = original(output, given, group=group, **kwargs)
+        def changed(output: Any, input: Any, group: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+            work = original(output, input, group=group, **kwargs)
             if work is not None:
                 work.wait()
             last = output.view(dist.get_world_size(group), -1)[-1]
@@ -76,7 +78,7 @@ def _(this: Fault) -> None:
 
         return changed
 
-    replace("all_gather_into_tensor", make, this, dist)
+    replace(SINGLE_GATHER, make, this, dist)
 
 
 @fault("replicas-not-reduced", "hybrid sharding leaves out the reduction over replicas", suite=FULL)
@@ -96,14 +98,16 @@ def _(this: Fault) -> None:
     replace("init_dtype_attrs", make, this, parameter.FSDPParam)
 
 
-@fault("reduce-dtype-ignored", "gradients are reduced in the parameters' own dtype", suite=FULL)
+@fault("reduce-dtype-ignored", "gradients are reduced in float32 whatever was asked for", suite=FULL)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
         def changed(*args: Any, **kwargs: Any) -> Any:
-            names = ("reduce_dtype",)
-            kwargs.update(dict.fromkeys((n for n in names if n in kwargs), torch.float32))
-            changed_args = [torch.float32 if a is torch.bfloat16 else a for a in args]
-            return original(*changed_args, **kwargs)
+            given = signature.bind(*args, **kwargs)
+            # FSDP passes None where the computation has that dtype already.
+            given.arguments["reduce_dtype"] = torch.float32
+            return original(*given.args, **given.kwargs)
 
         return changed
 
@@ -272,7 +276,7 @@ def _(this: Fault) -> None:
     )
 
 
-@fault("no-sync-ignored", "FSDP1 reduces inside no_sync", suite=ONE)
+@fault("fsdp1-no-sync-ignored", "FSDP1 reduces inside no_sync", suite=ONE)
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
         return lambda self: contextlib.nullcontext()

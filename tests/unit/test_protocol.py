@@ -12,13 +12,13 @@ from disttest.running.protocol import (
     Cancel,
     Channel,
     Leave,
-    PhaseBegan,
+    RankReady,
     TestDone,
     clean_text,
     encode,
 )
 
-MESSAGES = [Leave(), PhaseBegan(phase="call"), TestDone(leaks=("x",), retire=True), Cancel(reason="é" * 1000)]
+MESSAGES = [Leave(), RankReady(), TestDone(leaks=("x",), retire=True), Cancel(reason="é" * 1000)]
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_messages_survive_any_cut(sizes):
         (b"hello, I am a print statement", "more than any message has"),
         (struct.pack(">I", 4) + b"zzzz", "not a message"),
         (struct.pack(">I", 15) + b'{"kind":"Nope"}', "not a message"),
-        (struct.pack(">I", 21) + b'{"kind":"PhaseBegan"}', "not a message"),
+        (struct.pack(">I", 22) + b'{"kind":"RanksJoined"}', "not a message"),
         (struct.pack(">I", 2) + b"\xff\xfe", "not a message"),
     ],
 )

@@ -12,19 +12,21 @@ import pytest
 from disttest.masking import masker
 from disttest.model import Outcome
 from disttest.results.verdict import STRICT_XPASS
-from disttest.running.protocol import Channel, PhaseBegan, PhaseEnded, clean_text
+from disttest.running.protocol import Channel, PhaseEnded, clean_text
 
 DETAILS_LIMIT = 256 * 1024
+_WORTH_TELLING_S = 0.05
+"""A phase that took longer is told at once: should a later one never end, it is known what came before."""
 _REPORT_LIMIT = 4 * 1024 * 1024
 
 
 class Bridge:
     """The pytest plugin of a child process: sends phases and reports up."""
 
-    def __init__(self, channel: Channel, config: pytest.Config, *, on_call: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str], None]) -> None:
         self._channel = channel
         self._config = config
-        self._on_call = on_call
+        self._on_phase = on_phase
         self._ended_at_s = 0.0
 
     def take_over(self) -> None:
@@ -38,13 +40,12 @@ class Bridge:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self) -> None:
         """The call begins."""
-        self._on_call()
-        self._channel.send(PhaseBegan(phase="call"))
+        self._on_phase("call")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self) -> None:
         """The tear-down begins."""
-        self._channel.send(PhaseBegan(phase="teardown"))
+        self._on_phase("teardown")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -55,9 +56,11 @@ class Bridge:
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A report is ready: send it, a bad one at once, since peers may wait for this rank in vain."""
+        """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
         message = _phase_ended(report, self._config, self._ended_at_s)
-        (self._channel.send if message.outcome.is_bad else self._channel.hold)(message)
+        ends_badly = message.outcome.is_bad or message.outcome is Outcome.XFAILED
+        urgent = ends_badly or (message.duration_s > _WORTH_TELLING_S and not message.partial)
+        (self._channel.send if urgent else self._channel.hold)(message)
 
 
 def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: float) -> PhaseEnded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import os
 import socket
@@ -16,16 +15,14 @@ from typing import IO, Any
 
 import pytest
 
+from disttest.descriptors import high_copy
 from disttest.host.process import STACKS_SIGNAL
 from disttest.running.protocol import Channel
-
-_HIGH_FD = 200
-"""Descriptors of ours are kept above this, out of the way of tests that close or count low ones."""
 
 
 def out_of_the_way(channel: Channel) -> Channel:
     """The same channel on a descriptor that tests do not touch."""
-    fd = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    fd = high_copy(channel.fileno())
     channel.close()
     return Channel(socket.socket(fileno=fd))
 
@@ -42,8 +39,7 @@ _saved_fds: list[int] = []
 
 def redirect_output(config: pytest.Config, log: Path) -> None:
     """Point fds 1 and 2 (and whatever pytest captured output into) at the log, from here on."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fd = _open_log(log)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -64,6 +60,15 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     faulthandler.disable()  # or the handlers of a test that put its own would stay
     faulthandler.enable(2)
+
+
+def _open_log(log: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(log, flags, 0o644)
+    except FileNotFoundError:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(log, flags, 0o644)
 
 
 def _copies_of_output() -> list[int]:

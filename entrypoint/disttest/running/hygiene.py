@@ -1,22 +1,25 @@
 """What a test may leave behind in a living rank: noticed, named, and put back before the next test.
 
-State is read as flat facts (``environment FOO`` -> value) at three moments: before set-up, before the
+State is read as facts, by facet (``environment`` -> ``FOO`` -> value), at three moments: before set-up, before the
 call, and after tear-down. A fact that ends as it was when the call began was changed by set-up; while
 fixtures of a wider scope are still alive it is theirs and stays. Every other difference is a leak.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # in every CPython; ``signal`` wraps it in look-ups of constants
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-Facts = dict[str, Any]
+Values = Mapping[Any, Any]
+"""Of one facet: name -> value."""
+Facts = dict[str, Values]
+"""Facet -> its values; a facet of a library that is not loaded is not there."""
 _MISSING = object()
 _MOST_NAMED = 50
 _WATCHED_SIGNALS = tuple(
@@ -24,13 +27,15 @@ _WATCHED_SIGNALS = tuple(
     for number in signal.valid_signals()
     if number not in (signal.SIGKILL, signal.SIGSTOP) and number in set(signal.Signals)
 )
+_PYTEST_OWN = b"PYTEST_CURRENT_TEST"
 
 
 class Facet(NamedTuple):
-    """One kind of process-wide state."""
+    """One kind of process-wide state. Read three times for each test, so reading is to be quick."""
 
-    read: Callable[[], Facts]
-    restore: Callable[[str, Any], bool]
+    kind: str
+    read: Callable[[], Values]
+    restore: Callable[[Any, Any], bool]
     """Put one fact back (``_MISSING``: it was not there); False when that can not be done."""
 
 
@@ -44,16 +49,12 @@ class Cleanup(NamedTuple):
 
 def read_facts() -> Facts:
     """All facts of this process."""
-    facts: Facts = {}
-    for facet in _facets():
-        facts.update(facet.read())
-    return facts
+    return {facet.kind: facet.read() for facet in _facets()}
 
 
 def with_own_groups(before: Facts) -> Facts:
     """The facts with the process groups as they are now: the default group has just been made for the test."""
-    others = {name: value for name, value in before.items() if _kind(name) != "process_group"}
-    return {**others, **_process_groups()}
+    return {**before, _PROCESS_GROUP: _process_groups()}
 
 
 def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures: bool) -> Cleanup:
@@ -68,12 +69,15 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
     leaks: list[str] = []
     retire = False
     for facet in _facets():
-        for name, now, then in _changes(facet.read(), before):
-            if _kind(name) != "process_group" and _same(pristine.get(name, _MISSING), now):
+        if facet.kind not in before:  # its library was loaded meanwhile: there is nothing to go back to
+            continue
+        was_pristine, was_at_call = pristine.get(facet.kind, {}), at_call.get(facet.kind, {})
+        for name, now, then in _changes(facet.read(), before[facet.kind]):
+            if facet.kind != _PROCESS_GROUP and _same(was_pristine.get(name, _MISSING), now):
                 continue
-            if shared_fixtures and _same(at_call.get(name, _MISSING), now):
+            if shared_fixtures and _same(was_at_call.get(name, _MISSING), now):
                 continue
-            leaks.append(_describe(name, now, then))
+            leaks.append(_describe(facet.kind, name, now, then))
             retire |= not facet.restore(name, then)
     if spent := _descriptors_are_spent():
         leaks.append(spent)
@@ -97,59 +101,65 @@ def reseed(seed: int) -> None:
         (torch if has_accelerator else torch.default_generator).manual_seed(seed)
 
 
-def _changes(now: Facts, before: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    kinds = {_kind(name) for name in now}
-    names = [*now, *(name for name in before if name not in now and _kind(name) in kinds)]
-    pairs = ((name, now.get(name, _MISSING), before.get(name, _MISSING)) for name in names)
-    return [(name, here, then) for name, here, then in pairs if not _same(here, then)]
-
-
-def _kind(name: str) -> str:
-    return name.split(" ", 1)[0]
+def _changes(now: Values, before: Values) -> Iterator[tuple[Any, Any, Any]]:
+    if now == before:  # nearly always
+        return
+    for name in [*now, *(name for name in before if name not in now)]:
+        here, then = now.get(name, _MISSING), before.get(name, _MISSING)
+        if not _same(here, then):
+            yield name, here, then
 
 
 def _same(left: Any, right: Any) -> bool:
     return left is right or (type(left) is type(right) and left == right)
 
 
-def _describe(name: str, now: Any, then: Any) -> str:
-    if name.startswith(("thread ", "process_group ")):
-        return f"{name.replace('_', ' ')} ({'gone' if now is _MISSING else 'still there'})"
-    before, after = ("unset" if value is _MISSING else repr(value)[:80] for value in (then, now))
-    return f"{name}: {before} became {after}"
+def _describe(kind: str, name: Any, now: Any, then: Any) -> str:
+    what = f"{kind} {_text(name)}".strip()
+    if kind in (_THREAD, _PROCESS_GROUP):
+        return f"{what} ({'gone' if now is _MISSING else 'still there'})"
+    if kind == _SIGNAL:
+        now, then = (signal.Handlers(value) if isinstance(value, int) else value for value in (now, then))
+    before, after = ("unset" if value is _MISSING else repr(_text(value))[:80] for value in (then, now))
+    return f"{what}: {before} became {after}"
 
 
-def _facets() -> list[Facet]:
-    facets = [
-        Facet(_environment, _restore_environment),
-        Facet(_directory, _restore_directory),
-        Facet(_threads, lambda _name, _then: False),
-        Facet(_signals, _restore_signal),
-        Facet(_tracing, _restore_tracing),
-    ]
-    if "torch" in sys.modules:
-        facets += [Facet(_torch_flags, _restore_torch_flag), Facet(_process_groups, _restore_process_group)]
-    return facets
+def _text(value: Any) -> Any:
+    """A value as people write it: the environment's are bytes, signals have names."""
+    if isinstance(value, bytes):
+        return os.fsdecode(value)
+    return value.name if isinstance(value, signal.Signals) else value
 
 
-def _environment() -> Facts:
-    return {f"environment {key}": value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}  # noqa: TID251
+_THREAD = "thread"
+_SIGNAL = "signal"
+_PROCESS_GROUP = "process group"
 
 
-def _restore_environment(name: str, then: Any) -> bool:
-    key = name.split(" ", 1)[1]
+def _facets() -> tuple[Facet, ...]:
+    return _ALL if "torch" in sys.modules else _WITHOUT_TORCH
+
+
+def _environment() -> Values:
+    # As bytes, as it is kept: to decode each variable for each test would take longer than all the rest.
+    values = dict(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001, TID251
+    values.pop(_PYTEST_OWN, None)
+    return values
+
+
+def _restore_environment(name: bytes, then: Any) -> bool:
     if then is _MISSING:
-        os.environ.pop(key, None)  # noqa: TID251
+        os.environb.pop(name, None)
     else:
-        os.environ[key] = then  # noqa: TID251
+        os.environb[name] = then
     return True
 
 
-def _directory() -> Facts:
+def _directory() -> Values:
     try:
-        return {"directory": str(Path.cwd())}
+        return {"": os.getcwd()}  # noqa: PTH109  # three times for each test
     except FileNotFoundError:
-        return {"directory": "(deleted)"}
+        return {"": "(deleted)"}
 
 
 def _restore_directory(_name: str, then: Any) -> bool:
@@ -160,46 +170,46 @@ def _restore_directory(_name: str, then: Any) -> bool:
     return True
 
 
-def _threads() -> Facts:
+def _threads() -> Values:
     real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))  # noqa: SLF001
-    return {f"thread {t.name}": t.ident for t in real if t is not threading.main_thread()}
+    return {t.name: t.ident for t in real if t is not threading.main_thread()}
 
 
-def _signals() -> Facts:
-    return {f"signal {signum.name}": signal.getsignal(signum) for signum in _WATCHED_SIGNALS}
+def _signals() -> Values:
+    return {signum: _signal.getsignal(signum) for signum in _WATCHED_SIGNALS}
 
 
-def _tracing() -> Facts:
-    return {"tracing function": sys.gettrace(), "tracing profile": sys.getprofile()}
+def _tracing() -> Values:
+    return {"function": sys.gettrace(), "profile": sys.getprofile()}
 
 
 def _restore_tracing(name: str, then: Any) -> bool:
-    (sys.settrace if name.endswith("function") else sys.setprofile)(then)
+    (sys.settrace if name == "function" else sys.setprofile)(then)
     return True
 
 
-def _restore_signal(name: str, then: Any) -> bool:
+def _restore_signal(signum: signal.Signals, then: Any) -> bool:
     if then is None:  # installed from C; Python can not put it back
         return False
-    signal.signal(getattr(signal, name.split(" ", 1)[1]), then)
+    signal.signal(signum, then)
     return True
 
 
-def _torch_flags() -> Facts:
+def _torch_flags() -> Values:
     import torch
 
     return {
-        "torch default dtype": torch.get_default_dtype(),
-        "torch default device": torch.get_default_device(),
-        "torch grad mode": torch.is_grad_enabled(),
-        "torch deterministic algorithms": (
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic algorithms": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
-        "torch cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
-        "torch matmul precision": torch.get_float32_matmul_precision(),
-        "torch threads": torch.get_num_threads(),
-        "torch anomaly mode": torch.is_anomaly_enabled(),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "anomaly mode": torch.is_anomaly_enabled(),
     }
 
 
@@ -210,32 +220,30 @@ def _restore_torch_flag(name: str, then: Any) -> bool:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
 
     restorers: dict[str, Callable[[Any], object]] = {
-        "torch default dtype": torch.set_default_dtype,
-        "torch default device": torch.set_default_device,
-        "torch grad mode": torch.set_grad_enabled,
-        "torch deterministic algorithms": lambda on: torch.use_deterministic_algorithms(
-            on[0], warn_only=on[1]
-        ),
-        "torch cudnn": cudnn,
-        "torch matmul precision": torch.set_float32_matmul_precision,
-        "torch threads": torch.set_num_threads,
-        "torch anomaly mode": torch.autograd.set_detect_anomaly,
+        "default dtype": torch.set_default_dtype,
+        "default device": torch.set_default_device,
+        "grad mode": torch.set_grad_enabled,
+        "deterministic algorithms": lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+        "cudnn": cudnn,
+        "matmul precision": torch.set_float32_matmul_precision,
+        "threads": torch.set_num_threads,
+        "anomaly mode": torch.autograd.set_detect_anomaly,
     }
     restorers[name](then)
     return True
 
 
-def _process_groups() -> Facts:
+def _process_groups() -> Values:
     """Names of the living groups; the default group is named as such."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        return {"process_group (none)": True}
+        return {}
     from torch.distributed import distributed_c10d as c10d
 
     default = dist.group.WORLD
     return {
-        f"process_group {'default' if group is default else name}": id(group)
+        "default" if group is default else name: id(group)
         for group, name in c10d._world.pg_names.items()  # noqa: SLF001  # no public list of groups exists
     }
 
@@ -245,17 +253,38 @@ def _restore_process_group(name: str, then: Any) -> bool:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    if then is not _MISSING or name in ("process_group default", "process_group (none)"):
+    if then is not _MISSING or name == "default":
         return False
     for group, group_name in list(c10d._world.pg_names.items()):  # noqa: SLF001
-        if f"process_group {group_name}" == name:
+        if group_name == name:
             dist.destroy_process_group(group)
     return True
+
+
+_WITHOUT_TORCH = (
+    Facet("environment", _environment, _restore_environment),
+    Facet("directory", _directory, _restore_directory),
+    Facet(_THREAD, _threads, lambda _name, _then: False),
+    Facet(_SIGNAL, _signals, _restore_signal),
+    Facet("tracing", _tracing, _restore_tracing),
+)
+_ALL = (
+    *_WITHOUT_TORCH,
+    Facet("torch", _torch_flags, _restore_torch_flag),
+    Facet(_PROCESS_GROUP, _process_groups, _restore_process_group),
+)
 
 
 def _descriptors_are_spent() -> str:
     """Whether the next test would find no file descriptors left; they can not be told from those in use."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        lowest = os.dup(2)
+        os.close(lowest)
+    except OSError:  # none is left, or the test has closed its output
+        lowest = limit
+    if lowest <= limit // 2:  # the first that is free: no more than so many can be a leak
+        return ""
     try:
         count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only, and quickly
     except OSError:  # not even one is left to look

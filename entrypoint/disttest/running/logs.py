@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 from pathlib import Path
 
+from disttest.descriptors import memory_file
 from disttest.masking import masker
 
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _libc = ctypes.CDLL(None, use_errno=True)
 _BLOCK = 4096
-_HIGH_FD = 200
-"""Out of the way of tests that close or count low descriptors."""
 
 
 class RankLog:
@@ -74,8 +72,10 @@ class RankLog:
 
     def _kept(self) -> bytes | None:
         """What is to be kept; None if that is all of it, as it is."""
+        size = self.path.stat().st_size
+        if not size:  # as most logs are
+            return None
         with self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
             if size <= 2 * self._half:
                 data = file.read()
                 masker.learn(data)
@@ -139,9 +139,7 @@ class LogRoom:
             return path
         name = name or str(path)
         if name not in self._hidden:
-            low = os.memfd_create("disttest-log")
-            self._hidden[name] = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
-            os.close(low)
+            self._hidden[name] = memory_file("disttest-log")
         return Path(f"/proc/{os.getpid()}/fd/{self._hidden[name]}")
 
     def log(self, log: str) -> RankLog:

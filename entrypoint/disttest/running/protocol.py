@@ -30,12 +30,6 @@ class RankReady(Message):
     """Rank to world: it is up and has its tests."""
 
 
-class PhaseBegan(Message):
-    """Rank to world: a phase of the running test begins."""
-
-    phase: str
-
-
 class PhaseEnded(Message):
     """Rank to world: one pytest report (a phase, or a subtest)."""
 
@@ -168,7 +162,6 @@ AnyMessage = (
     | EvidenceAgreed
     | Dismiss
     | RankReady
-    | PhaseBegan
     | PhaseEnded
     | TestDone
     | RanksJoined
@@ -231,7 +224,7 @@ _HELD_LIMIT = 64 * 1024
 
 def clean_text(text: str) -> str:
     """The text without values that are to be hidden, lone surrogates escaped, so that it can be encoded."""
-    return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return masker.text(text).encode("utf-8", "backslashreplace").decode("utf-8") if text else text
 
 
 def encode(message: Message) -> bytes:

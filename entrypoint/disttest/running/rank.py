@@ -27,6 +27,7 @@ from disttest.running.child import (
     register_stacks,
     renew_libraries,
 )
+from disttest.running.phases import PhaseCell
 from disttest.running.protocol import Channel, Leave, NodeShare, RankReady, RunTest, TestDone, clean_text
 from disttest.testing.world import World, provide_world
 
@@ -44,6 +45,8 @@ class RankSpec(Frozen):
     stacks: Path
     questions: Path
     """Named pipe: whoever writes a path into it gets this rank's collectives there."""
+    phases: Path
+    """The board on which this rank writes its phase."""
     scratch: Path
     """Base of this rank's ``tmp_path`` directories."""
     log: Path
@@ -59,6 +62,11 @@ class RankSpec(Frozen):
     kind: Kind = Kind.RANKS
     share: NodeShare | None = None
     """None: the whole world is on this machine."""
+
+    @property
+    def place(self) -> int:
+        """Its place among the processes that its world has started."""
+        return self.local_rank if self.kind is Kind.RANKS else 0
 
     @property
     def local_rank(self) -> int:
@@ -117,20 +125,25 @@ class _Session:
         self.channel = channel
         self.config = config
         self.order: RunTest | None = None
+        self._phase = PhaseCell(spec.phases, spec.place)
         self.pristine = hygiene.read_facts()
         self.facts_before: hygiene.Facts = {}
         self.facts_at_call: hygiene.Facts = {}
 
-    def note_call(self) -> None:
-        """The call of the running test begins."""
-        self.facts_at_call = hygiene.read_facts()
+    def note_phase(self, phase: str) -> None:
+        """A phase of the running test begins."""
+        self._phase.write(phase)
+        if phase == "call":
+            self.facts_at_call = hygiene.read_facts()
 
     def scratch(self) -> Path:
         """The directory that the ranks of the running test share; the test is skipped where there is none."""
         share = self.spec.share
         if share is not None and not share.shared_dir:
             pytest.skip("needs a directory that all nodes share: name one with --shared-dir")
-        return Path(self.running().scratch)
+        scratch = Path(self.running().scratch)
+        scratch.mkdir(parents=True, exist_ok=True)
+        return scratch
 
     def running(self) -> RunTest:
         """The order of the running test."""
@@ -185,7 +198,7 @@ def serve(
     os.environ.update(spec.environment())  # noqa: TID251
     state = _Session(spec, channel, session.config)
     provide_world(state.world, state.scratch)
-    Bridge(channel, session.config, on_call=state.note_call).take_over()
+    Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
     while (message := next_order(channel)) is not None:

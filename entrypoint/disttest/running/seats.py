@@ -30,7 +30,6 @@ from disttest.running.native import NATIVE_HEADING, native_stacks
 from disttest.running.protocol import (
     AnyMessage,
     Channel,
-    PhaseBegan,
     PhaseEnded,
     RankReady,
     RanksJoined,
@@ -67,6 +66,8 @@ class Seat:
     evidence: EvidenceSource
     log: Path
     """Where it writes until its first test names another file."""
+    phase: Callable[[], str] = lambda: "call"
+    """In which phase of the test it is; hosted ranks know but one."""
     ready: bool = False
     gone: bool = False
 
@@ -164,6 +165,7 @@ class Supervisor:
         for progress, testimony in zip(living, told, strict=True):
             if progress.is_over:
                 continue
+            progress.phase = self.seat(progress.rank).phase()
             progress.stacks = shorten_stacks(testimony.stacks)
             progress.collectives = testimony.collectives
             progress.killed = True
@@ -196,6 +198,7 @@ class Supervisor:
             return
         progress.death = seat.child.poll()
         progress.died_at_s = time.monotonic() if at_s is None else at_s
+        progress.phase = seat.phase()
         progress.ready = seat.ready
         if not seat.ready:
             progress.start_log = RankLog(seat.log, limit=self._log_limit).tail(_START_LOG_KEPT)
@@ -253,8 +256,6 @@ class Supervisor:
             return
         progress = self.attempt.of(seat.rank)
         match message:
-            case PhaseBegan(phase=phase):
-                progress.phase = phase
             case PhaseEnded():
                 self.attempt.take_report(seat.rank, _within(message, self.attempt.started_s))
             case RanksJoined():
@@ -268,6 +269,7 @@ class Supervisor:
         self.ignore(seat.channel)
         if self.attempt is not None:
             progress = self.attempt.of(seat.rank)
+            progress.phase = seat.phase()
             progress.lost = progress.lost or why
             progress.died_at_s = time.monotonic()
             self.attempt.note_failure(progress.died_at_s)

@@ -28,11 +28,12 @@ from disttest.host.process import (
     kill_descendants,
 )
 from disttest.masking import masker
-from disttest.model import MAIN_RANK, Kind, TestCase, TestResult
+from disttest.model import MAIN_RANK, Kind, TestCase, TestResult, WorldShape
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.running.attempt import Attempt, MainAttempt, Progress
 from disttest.running.evidence import EvidenceSource
+from disttest.running.phases import PhaseBoard
 from disttest.running.protocol import (
     Cancel,
     Channel,
@@ -74,6 +75,7 @@ class World:
             grace_s=order.grace_s,
             native=order.native_stacks,
         )
+        self._phases = PhaseBoard(self._shape.size)
         self._reason = ""
         self._is_good = False
         """Whether the last test was judged, and left the world fit for another one."""
@@ -119,27 +121,24 @@ class World:
 
     def _own_ranks(self) -> range:
         """The ranks that this process starts."""
-        shape = self._order.tests[0].world
-        assert shape is not None
-        return range(shape.size if self._kind is Kind.RANKS else 1)
+        return range(self._shape.size if self._kind is Kind.RANKS else 1)
 
     def _master_port(self, listener: socket.socket | None) -> int:
         return listener.getsockname()[1] if listener is not None and _has_store() else 0
 
     def _start_one(self, rank: int, listener: socket.socket | None) -> Seat:
         order = self._order
-        shape = order.tests[0].world
-        assert shape is not None
         scratch = Path(order.scratch_dir)
         spec = RankSpec(
             rank=rank,
-            shape=shape,
+            shape=self._shape,
             world_id=order.world_id,
             world_pid=os.getpid(),
             master_port=self._master_port(listener),
             devices=order.devices,
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
+            phases=self._phases.path,
             scratch=scratch / f"rank{rank}",
             log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             seed=order.seed,
@@ -164,6 +163,7 @@ class World:
             child=child,
             evidence=EvidenceSource(child, spec.stacks, spec.questions),
             log=spec.log,
+            phase=lambda: self._phases.read(spec.place),
         )
 
     def _host_store(self, listener: socket.socket | None) -> None:
@@ -216,8 +216,6 @@ class World:
         relative = f"logs/{test.slug}/attempt-{number}"
         folder = Path(self._order.results_dir) / relative
         folder.mkdir(parents=True, exist_ok=True)
-        scratch = self._scratch(generation)
-        scratch.mkdir(parents=True, exist_ok=True)
         ranks = [
             Progress(rank=seat.rank, pid=seat.child.pid, log=f"{relative}/{self._log_name(seat.rank)}")
             for seat in self._ranks.seats
@@ -227,6 +225,7 @@ class World:
         )
         self._began.append((test.nodeid, attempt.started_s))
         self._controller.send(TestBegan(nodeid=test.nodeid))
+        self._phases.reset()
         self._ranks.begin(attempt)
         for seat, progress in zip(self._ranks.seats, ranks, strict=True):
             if seat.gone:
@@ -237,7 +236,7 @@ class World:
                     next_nodeid=following,
                     log=str(self._ranks.logs.open(progress.log)),
                     folder=relative,
-                    scratch=str(scratch),
+                    scratch=str(self._scratch(generation)),
                     generation=generation,
                     limit_s=test.timeout_s,
                 )
@@ -282,6 +281,12 @@ class World:
         if attempt.failed_s is not None or attempt.cancelled:
             return False  # a main process outlives the failures of its ranks
         return all(progress.done is not None and not progress.done.retire for progress in attempt.ranks)
+
+    @property
+    def _shape(self) -> WorldShape:
+        shape = self._order.tests[0].world
+        assert shape is not None
+        return shape
 
     @property
     def _kind(self) -> Kind:

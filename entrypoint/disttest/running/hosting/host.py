@@ -73,9 +73,7 @@ class ForkHost:
 
         team = self._team = Team(self._spec)
         for rank in range(size):
-            self._fork(
-                team, rank, lambda rank, channel, mine: run_once(rank, channel, mine, body, self._skips)
-            )
+            self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, body, self._skips))
         return team.ranks
 
     def join(self, rule: ExitRule) -> None:

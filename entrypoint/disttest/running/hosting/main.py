@@ -16,6 +16,7 @@ from disttest.running.bridge import Bridge
 from disttest.running.child import redirect_output
 from disttest.running.hosting.host import ForkHost
 from disttest.running.hosting.torch_bases import host_torch_bases, torch_skips
+from disttest.running.phases import PhaseCell
 from disttest.running.protocol import Channel, RankReady, RunTest, TestDone
 from disttest.running.rank import RankSpec, next_order, own_tmp_path, settle_in, tear_down_rest
 from disttest.testing.hosting import provide_host
@@ -32,7 +33,8 @@ def serve_main(
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
     provide_host(host)
     host_torch_bases(host)
-    Bridge(channel, session.config, on_call=lambda: None).take_over()
+    phase = PhaseCell(spec.phases, spec.place)
+    Bridge(channel, session.config, on_phase=phase.write).take_over()
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
     while (order := next_order(channel)) is not None:

@@ -13,7 +13,7 @@ import pytest
 from disttest.running import flight, hygiene
 from disttest.running.child import redirect_output, register_stacks, renew_libraries
 from disttest.running.hosting.account import Account, ChannelPipe, run_to_exit_code
-from disttest.running.protocol import Channel, PhaseBegan, RunTest, TestDone
+from disttest.running.protocol import Channel, RunTest, TestDone
 from disttest.running.rank import next_order
 from disttest.testing.hosting import Body, provide_host
 
@@ -52,9 +52,8 @@ def account_for(channel: Channel) -> Account:
     return _account
 
 
-def run_once(rank: int, channel: Channel, mine: Account, body: Body, skips: dict[int, str]) -> int:
+def run_once(rank: int, mine: Account, body: Body, skips: dict[int, str]) -> int:
     """Run the body of one test and return the exit code that torch's harness would see."""
-    channel.send(PhaseBegan(phase="call"))
     pipe = ChannelPipe(mine)
     code = run_to_exit_code(lambda: body(rank, pipe), mine)
     mine.report_end(code, skips)

@@ -1,0 +1,68 @@
+"""In which phase of the test each rank is: a byte for each, in memory that a world shares with its ranks.
+
+A message for each phase would wake the world up three times in every rank's test, for something that only matters when
+a rank dies or hangs; and then a rank could not tell it any more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from disttest.descriptors import memory_file
+
+PHASES = ("setup", "call", "teardown")
+
+
+class PhaseBoard:
+    """The bytes of all ranks of a world; in anonymous memory, which no full disk can spoil."""
+
+    def __init__(self, size: int) -> None:
+        """Make the board, every rank at the first phase.
+
+        Args:
+            size: how many ranks write to it.
+        """
+        self._fd = memory_file("disttest-phases")
+        os.write(self._fd, bytes(size))
+        self._memory = mmap.mmap(self._fd, size)
+
+    @property
+    def path(self) -> Path:
+        """Where ranks find it while this process lives, forked ones and new interpreters."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+
+    def reset(self) -> None:
+        """All ranks are at the first phase: a test begins."""
+        self._memory[:] = bytes(len(self._memory))
+
+    def read(self, place: int) -> str:
+        """The phase of a rank; whatever a broken one wrote there is read as some phase."""
+        return PHASES[min(self._memory[place], len(PHASES) - 1)]
+
+
+class PhaseCell:
+    """A rank's own byte."""
+
+    def __init__(self, board: Path, place: int) -> None:
+        """Open it.
+
+        Raises:
+            OSError: the world is gone.
+        """
+        fd = os.open(board, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+        self._place = place
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        """A copy of this process must not write for it."""
+        self._memory = bytearray(len(self._memory))
+
+    def write(self, phase: str) -> None:
+        """Say in which phase this rank is."""
+        self._memory[self._place] = PHASES.index(phase)

@@ -1,0 +1,49 @@
+"""The bytes in which ranks say where they are."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from disttest.running.phases import PHASES, PhaseBoard, PhaseCell
+
+
+def test_each_rank_has_its_own_place_and_a_test_begins_with_setup():
+    board = PhaseBoard(3)
+    cells = [PhaseCell(board.path, place) for place in range(3)]
+    for cell, phase in zip(cells, PHASES, strict=True):
+        cell.write(phase)
+    assert PHASES == tuple(board.read(place) for place in range(3))
+
+    board.reset()
+
+    assert {"setup"} == {board.read(place) for place in range(3)}
+
+
+@pytest.mark.parametrize("byte", [3, 255])
+def test_nonsense_is_read_as_some_phase(byte):
+    board = PhaseBoard(1)
+    with board.path.open("r+b") as file:
+        file.write(bytes([byte]))
+    assert board.read(0) in PHASES
+
+
+def test_a_fork_of_a_rank_does_not_write_for_it(monkeypatch):
+    after_fork = []
+    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after_fork.append(after_in_child))
+    board = PhaseBoard(1)
+    cell = PhaseCell(board.path, 0)
+    cell.write("call")
+
+    after_fork[0]()
+    cell.write("teardown")
+
+    assert "call" == board.read(0)
+
+
+def test_a_world_that_is_gone_is_an_error():
+    board = PhaseBoard(1)
+    path = board.path.with_name("999999")
+    with pytest.raises(OSError, match="999999"):
+        PhaseCell(path, 0)
