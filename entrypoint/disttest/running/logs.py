@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from disttest.descriptors import memory_file
@@ -128,6 +129,46 @@ class LogRoom:
         self._results = results
         self._limit = limit
         self._hidden: dict[str, int] = {}
+        self._ahead: tuple[str, ...] = ()
+        """Made for a test that has not begun."""
+
+    def prepare(self, logs: Sequence[str]) -> None:
+        """Make the files of the test that comes next, while the ranks are busy with this one.
+
+        To make a file takes longer on many file systems than a small test does, and the ranks would wait for it.
+        """
+        self._ahead = tuple(logs)
+        with contextlib.suppress(OSError):  # who opens them will say what is wrong
+            self._make(logs)
+
+    def claim(self, logs: Sequence[str]) -> None:
+        """The test that these belong to begins now.
+
+        Raises:
+            OSError: they can not be made.
+        """
+        if self._ahead != tuple(logs):
+            self._make(logs)
+        self._ahead = ()
+
+    def withdraw(self) -> None:
+        """Take back what was made for a test that does not begin here after all."""
+        ahead, self._ahead = self._ahead, ()
+        for path in (self._results / log for log in ahead):
+            with contextlib.suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()
+        for folder in {(self._results / log).parent for log in ahead}:
+            with contextlib.suppress(OSError):  # there is something else in it
+                folder.rmdir()
+                folder.parent.rmdir()
+
+    def _make(self, logs: Sequence[str]) -> None:
+        for log in logs:
+            path = self._results / log
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not masker.active:
+                path.touch(mode=0o644)
 
     def open(self, log: str) -> Path:
         """The path that a rank is to write to; ``log`` is relative to the results directory."""

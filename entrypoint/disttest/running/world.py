@@ -193,8 +193,12 @@ class World:
             if not self._may_run(index) or self._reason or self._abandoned:
                 return
             following = order.tests[index + 1].nodeid if index + 1 < len(order.tests) else None
-            attempt = self._begin(test, order.attempts[index], index, following)
+            attempt = self._begin(test, index, following)
+            if following:
+                self._ranks.logs.prepare(self._logs_of(index + 1))
             self._ranks.watch(attempt)
+            if not self._is_healthy(attempt):  # whoever goes on in this place may begin as soon as it is told
+                self._ranks.logs.withdraw()
             self._is_good = self._conclude(attempt)
             self._ranks.wait(0)
             if not self._is_good or any(seat.gone for seat in self._ranks.seats):
@@ -212,14 +216,21 @@ class World:
         """The directory that the ranks of a test share."""
         return Path(self._order.scratch_dir) / f"shared-{generation}"
 
-    def _begin(self, test: TestCase, number: int, generation: int, following: str | None) -> Attempt:
-        relative = f"logs/{test.slug}/attempt-{number}"
-        folder = Path(self._order.results_dir) / relative
-        folder.mkdir(parents=True, exist_ok=True)
+    def _folder_of(self, index: int) -> str:
+        """Where the logs of a test come to lie, relative to the results directory."""
+        return f"logs/{self._order.tests[index].slug}/attempt-{self._order.attempts[index]}"
+
+    def _logs_of(self, index: int) -> list[str]:
+        return [f"{self._folder_of(index)}/{self._log_name(seat.rank)}" for seat in self._ranks.seats]
+
+    def _begin(self, test: TestCase, index: int, following: str | None) -> Attempt:
+        logs = self._logs_of(index)
+        self._ranks.logs.claim(logs)
         ranks = [
-            Progress(rank=seat.rank, pid=seat.child.pid, log=f"{relative}/{self._log_name(seat.rank)}")
-            for seat in self._ranks.seats
+            Progress(rank=seat.rank, pid=seat.child.pid, log=log)
+            for seat, log in zip(self._ranks.seats, logs, strict=True)
         ]
+        number = self._order.attempts[index]
         attempt = self._new_attempt(
             test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
         )
@@ -235,9 +246,9 @@ class World:
                     nodeid=test.nodeid,
                     next_nodeid=following,
                     log=str(self._ranks.logs.open(progress.log)),
-                    folder=relative,
-                    scratch=str(self._scratch(generation)),
-                    generation=generation,
+                    folder=self._folder_of(index),
+                    scratch=str(self._scratch(index)),
+                    generation=index,
                     limit_s=test.timeout_s,
                 )
             )
@@ -331,6 +342,7 @@ class World:
     # --- ending
 
     def _close(self) -> None:
+        self._ranks.logs.withdraw()
         attempt = self._ranks.attempt
         broken = attempt is None or not self._is_healthy(attempt)
         notes = self._dismiss(BROKEN_LEAVE_LIMIT_S if broken else LEAVE_LIMIT_S)
