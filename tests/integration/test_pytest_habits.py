@@ -7,9 +7,12 @@ import pytest
 from disttest.model import Outcome
 
 SUITE = """
+    import logging
     import os
     import pytest
     import torch.distributed as dist
+
+    logging.getLogger("apart").propagate = False
 
     @pytest.fixture(scope="module")
     def module_value(request):
@@ -59,6 +62,9 @@ SUITE = """
     def test_capfd_and_caplog(world, capfd, caplog):
         os.write(1, b"low\\n")
         assert capfd.readouterr().out == "low\\n"
+        logging.getLogger("apart").warning("on its own")
+        logging.getLogger("usual").warning("to the root")
+        assert caplog.messages == ["on its own", "to the root"]
 
     @pytest.mark.world_size(2)
     def test_capsys(world, capsys):

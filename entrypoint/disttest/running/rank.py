@@ -27,6 +27,7 @@ from disttest.running.child import (
     register_stacks,
     renew_libraries,
 )
+from disttest.running.log_capture import hasten_log_capture
 from disttest.running.phases import PhaseCell
 from disttest.running.protocol import Channel, Leave, NodeShare, RankReady, RunTest, TestDone, clean_text
 from disttest.testing.world import World, provide_world
@@ -200,6 +201,7 @@ def serve(
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     own_tmp_path(session.config, spec.scratch)
+    hasten_log_capture()
     channel.send(RankReady())
     while (message := next_order(channel)) is not None:
         _run(state, message, session, items)

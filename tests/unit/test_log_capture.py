@@ -1,0 +1,54 @@
+"""The quick capture of log records does what pytest's own does."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from _pytest.logging import LogCaptureHandler, catching_logs
+
+from disttest.running.log_capture import hasten_log_capture
+
+
+@pytest.fixture(params=["pytest's own", "ours"])
+def capture(request, monkeypatch):
+    for name in ("__enter__", "__exit__"):  # put back at the end, whatever is set meanwhile
+        monkeypatch.setattr(catching_logs, name, getattr(catching_logs, name))
+    if request.param == "ours":
+        own = catching_logs.__enter__
+        hasten_log_capture()
+        assert own is not catching_logs.__enter__
+    return catching_logs
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    logger = logging.getLogger("disttest-apart")
+    monkeypatch.setattr(logger, "propagate", False)
+    return logger
+
+
+def test_records_of_all_loggers_are_caught_once_and_no_handler_stays(capture, apart):
+    before = [list(logger.handlers) for logger in (logging.root, apart)]
+
+    with capture(LogCaptureHandler()) as handler, capture(handler):
+        apart.warning("on its own")
+        logging.getLogger("disttest-usual").warning("to the root")
+
+    assert ["on its own", "to the root"] == [record.getMessage() for record in handler.records]
+    assert before == [list(logger.handlers) for logger in (logging.root, apart)]
+
+
+def test_the_level_holds_inside_only(capture):
+    before = logging.root.level
+
+    with capture(LogCaptureHandler(), level=logging.DEBUG) as handler:
+        logging.getLogger("disttest-usual").debug("seen")
+
+    assert (["seen"], before) == ([record.getMessage() for record in handler.records], logging.root.level)
+
+
+def test_a_test_that_takes_handlers_off_does_no_harm(capture, apart):
+    with capture(LogCaptureHandler()):
+        apart.handlers.clear()
+    assert [] == apart.handlers
