@@ -38,6 +38,7 @@ from disttest.cluster.wire import (
 )
 from disttest.errors import DisttestError, ProtocolError
 from disttest.host.process import Child, adopt_orphans, kill_descendants, signal_name
+from disttest.host.signals import NotedSignals
 from disttest.running.protocol import Message
 
 ALIVE_S = 5.0
@@ -94,11 +95,14 @@ class Agent:
     def run(self) -> None:
         """Take the job, do it, leave nothing."""
         adopt_orphans()
-        with _signals() as wakeup, tempfile.TemporaryDirectory(prefix="disttest-node-") as folder:
+        with (
+            contextlib.closing(NotedSignals(_CANCELLING)) as signals,
+            tempfile.TemporaryDirectory(prefix="disttest-node-") as folder,
+        ):
             try:
-                job = self._take_job(wakeup)
+                job = self._take_job(signals)
                 if job is not None:
-                    self._supervise(self._start(job, Path(folder)), wakeup)
+                    self._supervise(self._start(job, Path(folder)), signals)
             except DisttestError as error:
                 self._say(Refused(host=self._place.host, message=str(error)))
             left = kill_descendants()
@@ -109,11 +113,11 @@ class Agent:
 
     # --- beginning
 
-    def _take_job(self, wakeup: int) -> JobSpec | None:
+    def _take_job(self, signals: NotedSignals) -> JobSpec | None:
         deadline = time.monotonic() + JOB_LIMIT_S
         while not self._reason and time.monotonic() < deadline:
-            self._wait([0, wakeup])
-            self._note_signal(wakeup)
+            self._wait([0, signals.fileno()])
+            self._note_signal(signals)
             for line in self._receive():
                 order = decode_order(line)
                 if isinstance(order, TakeJob):
@@ -146,10 +150,10 @@ class Agent:
 
     # --- supervising
 
-    def _supervise(self, work: Work, wakeup: int) -> None:
+    def _supervise(self, work: Work, signals: NotedSignals) -> None:
         while work.child.poll() is None:
-            self._wait([0, wakeup, work.child.fileno(), *work.descriptors()])
-            self._note_signal(wakeup)
+            self._wait([0, signals.fileno(), work.child.fileno(), *work.descriptors()])
+            self._note_signal(signals)
             for line in self._receive():
                 if not self._is_ending(line):
                     work.obey(line)
@@ -237,24 +241,9 @@ class Agent:
                 selector.register(1, selectors.EVENT_WRITE)
             selector.select(_TICK_S)
 
-    def _note_signal(self, wakeup: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            for number in os.read(wakeup, 64):
-                self._reason = self._reason or f"{ENGINE_ENDED} ({signal_name(number)})"
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # first, so that no signal is caught and not told
-    for signum in _CANCELLING:
-        signal.signal(signum, lambda *_: None)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(reader)
-        os.close(writer)
+    def _note_signal(self, signals: NotedSignals) -> None:
+        if (number := signals.first()) is not None:
+            self._reason = self._reason or f"{ENGINE_ENDED} ({signal_name(number)})"
 
 
 def own_output() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-from disttest.host.devices.machine import Gpu, Machine
-from disttest.model import Frozen, Slot
+from disttest.host.devices.machine import Gpu
+from disttest.model import Frozen
 
 SHM = Path("/dev/shm")  # noqa: S108 - the very folder to look into
 
@@ -174,19 +174,6 @@ def _describe_process(process: psutil.Process) -> str:
     return f"pid {process.pid}: {command}"
 
 
-def find_gpu_leftovers(before: Machine, after: Machine, slots: Iterable[Slot]) -> dict[str, str]:
-    """Slot name -> what holds its GPU now that did not before; for slots whose world is gone. Pure."""
-    then = {gpu.uuid: gpu for gpu in before.gpus}
-    now = {gpu.uuid: gpu for gpu in after.gpus}
-    found = {}
-    for slot in slots:
-        if slot.uuid in now:
-            left = gpu_leftover(then.get(slot.uuid, Gpu(index=slot.index)), now[slot.uuid])
-            if left:
-                found[slot.name] = left
-    return found
-
-
 def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) -> str:
     """What holds a GPU now that did not before, or what is wrong with it; empty when nothing. Pure.
 
@@ -210,28 +197,6 @@ def gpu_leftover(then: Gpu, now: Gpu, *, ours: Collection[int] | None = None) ->
     if not now.processes and grown > _MEANINGFUL_GPU_MEMORY:
         return f"{now.label} has {grown >> 20} MiB more in use than before, by a process that can not be seen"
     return ""
-
-
-def wait_until_released(
-    before: Machine,
-    slots: Sequence[Slot],
-    inspect: Callable[[], Machine],
-    *,
-    timeout_s: float,
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> dict[str, str]:
-    """Wait until killed ranks have let go of their GPUs; slot name -> what holds it, for those that did not.
-
-    A rank is gone for the kernel before the driver has freed its memory: until then its GPU is not to be
-    handed on. What is returned belongs into quarantine.
-    """
-    deadline_s = clock() + timeout_s
-    held = find_gpu_leftovers(before, inspect(), slots)
-    while held and clock() < deadline_s:
-        sleep(0.2)
-        held = find_gpu_leftovers(before, inspect(), slots)
-    return held
 
 
 def sees_host_pids(proc: Path = Path("/proc")) -> bool:

@@ -7,6 +7,7 @@ take the reports away.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import select
@@ -28,6 +29,7 @@ from disttest.host.process import (
     signal_name,
     spawn_child,
 )
+from disttest.host.signals import NotedSignals
 from disttest.masking import masker
 from disttest.model import Cause, Frozen, Hardware, Invocation
 from disttest.planning.options import OPTIONS, RunOptions
@@ -107,7 +109,7 @@ def run_guarded(
         shard: which one; without a plan it means nothing.
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
-    wakeup = hold_signals()
+    signals = hold_signals()
     journal = Journal(results / FILE_NAME)
     journal.append(
         RunStarted(
@@ -129,7 +131,7 @@ def run_guarded(
     try:
         child = _start(argv, watch)
         load_reporters()  # while the child imports torch
-        ending = _Guard(child, wakeup, watch).stand(options)
+        ending = _Guard(child, signals, watch).stand(options)
         kill_descendants()
     finally:
         watch.close()
@@ -147,40 +149,30 @@ def _start(argv: Sequence[str], watch: Watch) -> Child:
     return spawn_child(argv, new_session=True, pass_fds=fds, **watch.streams())
 
 
-def hold_signals() -> int:
-    """From here to the end of this process the signals that cancel a run are only noted; returns their pipe.
+@functools.cache
+def hold_signals() -> NotedSignals:
+    """From here to the end of this process the signals that cancel a run are only noted.
 
-    They arrive as bytes, so that one loop waits for everything. They are held until the process ends, because
-    one that comes before the first event or between the reports would leave half of something behind.
+    One that comes before the first event or between the reports would leave half of something behind.
     """
-    if not _wakeup:
-        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # first: a signal that is caught is told, too
-        for signum in _CANCELLING:
-            signal.signal(signum, lambda *_: None)
-        _wakeup.append(reader)
-    return _wakeup[0]
+    return NotedSignals(_CANCELLING)
 
 
 def cancelled_late() -> int | None:
     """The number of a signal that came after the run had ended, while its reports were written."""
-    return _received(hold_signals())
-
-
-_wakeup: list[int] = []
-"""The pipe of signals of this process, once it is made."""
+    return hold_signals().first()
 
 
 class _Guard:
     """Waits for the child, for signals, and for what the child prints."""
 
-    def __init__(self, child: Child, wakeup: int, watch: Watch) -> None:
+    def __init__(self, child: Child, signals: NotedSignals, watch: Watch) -> None:
         self._child = child
-        self._wakeup = wakeup
+        self._signals = signals
         self._watch = watch
         self._poller = select.poll()
         self._poller.register(child, select.POLLIN)
-        self._poller.register(wakeup, select.POLLIN)
+        self._poller.register(signals, select.POLLIN)
         watch.child_started(self._poller)
 
     def stand(self, options: RunOptions) -> Ending:
@@ -193,7 +185,7 @@ class _Guard:
             if time.monotonic() >= limit_s:
                 return Ending(exit=self._end(), overdue=True)
             self._pause(limit_s)
-            if (signum := _received(self._wakeup)) is not None:
+            if (signum := self._signals.first()) is not None:
                 return Ending(exit=self._end(), signal=signum)
 
     def _pause(self, limit_s: float) -> None:
@@ -206,18 +198,10 @@ class _Guard:
         while self._child.poll() is None and time.monotonic() < limit_s:
             self._watch.look(self._poller)
             self._pause(limit_s)
-            _received(self._wakeup)  # asked again: it ends already
+            self._signals.first()  # asked again: it ends already
         if self._child.poll() is None:
             end_all([self._child], term_grace_s=0.2)
         return self._child.poll() or Exit(signal=signal.SIGKILL)
-
-
-def _received(wakeup: int) -> int | None:
-    try:
-        numbers = os.read(wakeup, 64)
-    except BlockingIOError:
-        return None
-    return next((number for number in numbers if number in _CANCELLING), None)
 
 
 def _close_journal(journal: Journal, ending: Ending, watch: Watch, sweep: Sweep) -> None:
