@@ -15,24 +15,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import psutil
-
 from disttest.host.process import (
     Child,
     SignalLine,
     adopt_orphans,
-    age_of,
     children_of,
     end_all,
     kill_descendants,
 )
 from disttest.masking import masker
-from disttest.model import MAIN_RANK, Kind, TestCase, TestResult, WorldShape
-from disttest.results.hosted import judge_hosted
-from disttest.results.verdict import judge
+from disttest.model import Kind, TestCase, WorldShape
 from disttest.running.attempt import Attempt, MainAttempt, Progress
 from disttest.running.evidence import EvidenceSource
+from disttest.running.judging import judge_attempt, speaking_reports
 from disttest.running.phases import PhaseBoard
 from disttest.running.protocol import (
     Cancel,
@@ -46,14 +41,13 @@ from disttest.running.protocol import (
 )
 from disttest.running.rank import RankSpec
 from disttest.running.seats import TERM_GRACE_S, Seat, Supervisor
+from disttest.running.strays import name_strays
 
 LEAVE_LIMIT_S = 5.0
 """How long the ranks of a healthy world may take to tear down and end."""
 BROKEN_LEAVE_LIMIT_S = 1.0
 START_LIMIT_S = 120.0
 _TICK_S = 0.2
-_MOST_NAMED = 10
-_KERNEL_TICK_S = 0.01
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
@@ -262,30 +256,9 @@ class World:
 
     def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
         """Send the verdict up, with the pytest reports that stand for it when it is the first."""
-        result = self._judge(attempt)
-        reports = _speaking_reports(attempt, result) if in_full else ()
+        result = judge_attempt(attempt, world_id=self._order.world_id, rule=self._order.verdict)
+        reports = speaking_reports(attempt, result) if in_full else ()
         self._controller.send(TestJudged(result=result, reports=reports))
-
-    def _judge(self, attempt: Attempt) -> TestResult:
-        circumstances: dict[str, Any] = {
-            "attempt": attempt.number,
-            "started_at_s": attempt.started_at_s,
-            "duration_s": time.monotonic() - attempt.started_s,
-            "world_id": self._order.world_id,
-            "cancelled": attempt.cancelled,
-        }
-        records = [progress.record(attempt.started_s) for progress in attempt.ranks]
-        if self._kind is Kind.RANKS:
-            return judge(attempt.test, records, **circumstances)
-        joined = attempt.ranks[0].joined
-        return judge_hosted(
-            attempt.test,
-            msgspec.structs.replace(records[0], rank=MAIN_RANK),
-            [record for each in joined for record in each.records],
-            rule=self._order.verdict,
-            torch_outcome=joined[-1].torch_outcome if joined else None,
-            **circumstances,
-        )
 
     def _is_healthy(self, attempt: Attempt) -> bool:
         """A world that saw any failure is not used again; nor one that could not be cleaned."""
@@ -348,7 +321,7 @@ class World:
         notes = self._dismiss(BROKEN_LEAVE_LIMIT_S if broken else LEAVE_LIMIT_S)
         self._judge_late_deaths()
         left = children_of() - {seat.child.pid for seat in self._ranks.seats}
-        leftovers = self._name_leftovers(left)
+        leftovers = name_strays(left, self._began)
         survivors = kill_descendants(spare=())
         if masker.active:  # they name files and functions as they are
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
@@ -357,18 +330,6 @@ class World:
             self._controller.send(
                 WorldClosed(reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors)
             )
-
-    def _name_leftovers(self, pids: set[int]) -> tuple[tuple[str, str], ...]:
-        """Each process that ranks have left, with the test during which it was started."""
-        named = []
-        for pid in sorted(pids)[:_MOST_NAMED]:
-            try:
-                started_s = time.monotonic() - age_of(pid)
-                command = _describe_process(pid)
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
-            named.append(_accuse(self._began, started_s, f"left a process, which was killed: {command}"))
-        return tuple(named)
 
     def _dismiss(self, limit_s: float) -> list[str]:
         """Let the living ranks leave by themselves, then end the rest."""
@@ -413,36 +374,11 @@ class World:
             self._report(attempt)
 
 
-def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple[str, str]:
-    """The test that ran at a time which the kernel counts in hundredths; where two may be meant, both are named."""
-    earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
-    tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
-    return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")
-
-
 def _ended_badly(child: Child) -> bool:
     ended = child.poll()
     return ended is not None and ended.code != 0
 
 
-def _speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
-    """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
-    ranks = attempt.ranks
-    if attempt.test.kind is not Kind.RANKS:
-        return tuple(report.report for report in ranks[0].reports if report.report)
-    speaker = next(
-        (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
-    )
-    if result.culprit is not None:
-        speaker = ranks[result.culprit]
-    return tuple(report.report for report in speaker.reports if report.report)
-
-
 def _has_store() -> bool:
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available()
-
-
-def _describe_process(pid: int) -> str:
-    process = psutil.Process(pid)
-    return f"{pid} ({' '.join(process.cmdline())[:60] or process.name()})"

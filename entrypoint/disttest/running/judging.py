@@ -1,0 +1,55 @@
+"""From an attempt that is over to the result of its test, and to the pytest reports that stand for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from disttest.model import MAIN_RANK, Kind, TestResult, VerdictRule
+from disttest.results.hosted import judge_hosted
+from disttest.results.verdict import judge
+from disttest.running.attempt import Attempt
+
+
+def judge_attempt(attempt: Attempt, *, world_id: str, rule: VerdictRule) -> TestResult:
+    """What the test came to, from what its ranks have said and done; it ends now.
+
+    Args:
+        attempt: over, or given up.
+        world_id: the world that ran it.
+        rule: how ranks are judged that a main process has started.
+    """
+    circumstances: dict[str, Any] = {
+        "attempt": attempt.number,
+        "started_at_s": attempt.started_at_s,
+        "duration_s": time.monotonic() - attempt.started_s,
+        "world_id": world_id,
+        "cancelled": attempt.cancelled,
+    }
+    records = [progress.record(attempt.started_s) for progress in attempt.ranks]
+    if attempt.test.kind is Kind.RANKS:
+        return judge(attempt.test, records, **circumstances)
+    joined = attempt.ranks[0].joined
+    return judge_hosted(
+        attempt.test,
+        msgspec.structs.replace(records[0], rank=MAIN_RANK),
+        [record for each in joined for record in each.records],
+        rule=rule,
+        torch_outcome=joined[-1].torch_outcome if joined else None,
+        **circumstances,
+    )
+
+
+def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
+    """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
+    ranks = attempt.ranks
+    if attempt.test.kind is not Kind.RANKS:
+        return tuple(report.report for report in ranks[0].reports if report.report)
+    speaker = next(
+        (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]
+    )
+    if result.culprit is not None:
+        speaker = ranks[result.culprit]
+    return tuple(report.report for report in speaker.reports if report.report)

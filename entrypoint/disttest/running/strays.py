@@ -1,0 +1,43 @@
+"""Processes that ranks have left behind, each with the test that started it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import psutil
+
+from disttest.host.process import age_of
+
+_MOST_NAMED = 10
+_KERNEL_TICK_S = 0.01
+
+
+def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tuple[tuple[str, str], ...]:
+    """Node id of the test and what it left, for the first few of the processes.
+
+    Args:
+        pids: those that live on; one that is gone meanwhile is left out.
+        began: each test of the world with its start on the monotonic clock, in their order.
+    """
+    named = []
+    for pid in sorted(pids)[:_MOST_NAMED]:
+        try:
+            started_s = time.monotonic() - age_of(pid)
+            command = _describe(pid)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+        named.append(_accuse(began, started_s, f"left a process, which was killed: {command}"))
+    return tuple(named)
+
+
+def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple[str, str]:
+    """The test that ran at a time which the kernel counts in hundredths; where two may be meant, both are named."""
+    earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
+    tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
+    return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")
+
+
+def _describe(pid: int) -> str:
+    process = psutil.Process(pid)
+    return f"{pid} ({' '.join(process.cmdline())[:60] or process.name()})"
