@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -148,10 +149,15 @@ def main() -> int:
     cells = [cell for cell in all_cells() if cell.fault in chosen]
     before = describe_machine()
     samples: list[Sample] = []
-    for _ in range(arguments.rounds):
+    for number in range(1, arguments.rounds + 1):
+        began_s = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             run_matrix(cells, Path(folder), arguments.slots)
             samples += read_samples(cells, Path(folder))
+        spent_s = time.monotonic() - began_s
+        print(
+            f"round {number} of {arguments.rounds}: {len(cells)} faults in {spent_s:.0f} s", file=sys.stderr
+        )
     print(
         f"{arguments.rounds} rounds, {arguments.slots} slots; before: {before}; after: {describe_machine()}\n"
     )
