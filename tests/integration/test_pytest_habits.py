@@ -161,6 +161,8 @@ def test_maxfail_stops_the_run_and_says_so(suite):
     assert 1 == stopped.exit_code
     assert "stopping after 1 failures" in stopped.output
     assert any("stopping after 1 failures" in t.final.message for t in stopped.run.tests)
+    folders = {path.name for path in (stopped.results / "logs").iterdir()}
+    assert folders <= {test.test.slug for test in stopped.run.tests if test.final.ranks}
 
 
 def test_collect_only_lists_and_runs_nothing(suite):

@@ -21,7 +21,7 @@ _REPORT_LIMIT = 4 * 1024 * 1024
 
 
 class Bridge:
-    """The pytest plugin of a child process: sends phases and reports up."""
+    """The pytest plugin of a child process: notes phases, sends reports up."""
 
     def __init__(self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str], None]) -> None:
         self._channel = channel
