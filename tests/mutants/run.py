@@ -29,8 +29,8 @@ import_single_threaded()  # with threads here, ranks could not be forked: they w
 from . import calls, collectives, compiled, ddp, gradients, sharding  # noqa: E402, F401  # they declare the faults
 from .faults import FAULTS, Fault, reached  # noqa: E402
 
-_OWN_ERROR = re.compile(r"tests/mutants/\w+\.py:\d+: \w+")
-"""Where a traceback ends when the fault could not be played: no test deserves credit for that."""
+_FRAME = re.compile(r"^(\S+\.py:\d+): \w+", re.MULTILINE)
+"""A frame of a traceback; where the last one is the fault's, it could not be played, and no test deserves credit."""
 SUITES = Path(__file__).resolve().parents[2] / "suites"
 
 
@@ -51,8 +51,8 @@ class _Verdict:
         self.ran += report.when == "call"
         if report.failed and not self.caught_by:
             self.caught_by = report.nodeid
-            own = _OWN_ERROR.search(report.longreprtext)
-            self.own_error = own[0] if own else ""
+            raised_in = ["", *_FRAME.findall(report.longreprtext)][-1]
+            self.own_error = raised_in if "tests/mutants/" in raised_in else ""
 
 
 def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -> None:

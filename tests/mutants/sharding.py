@@ -153,9 +153,8 @@ def _(this: Fault) -> None:
 def _(this: Fault) -> None:
     def make(original: Any) -> Any:
         def changed(self: Any) -> None:
-            self._reshard_after_forward = False
-            self.post_forward_mesh_info = None
-            original(self)
+            if self._training_state is not group_of_parameters.TrainingState.FORWARD:
+                original(self)
 
         return changed
 
