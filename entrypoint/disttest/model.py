@@ -75,6 +75,11 @@ class Outcome(StrEnum):
         """Whether it makes the run red."""
         return self in (Outcome.FAILED, Outcome.ERROR)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing that a rank does after it can change what it came to; its peers may wait for it in vain."""
+        return self.is_bad or self is Outcome.XFAILED
+
 
 class Cause(StrEnum):
     """Whom a bad outcome accuses."""

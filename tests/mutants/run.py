@@ -34,7 +34,7 @@ _FRAME = re.compile(r"^(\S+\.py:\d+): \w+", re.MULTILINE)
 SUITES = Path(__file__).resolve().parents[2] / "suites"
 
 
-class _Verdict:
+class _Planter:
     """The plugin that plants the fault once everything is collected, and notes the first test that notices."""
 
     def __init__(self, fault: Fault | None) -> None:
@@ -58,7 +58,7 @@ class _Verdict:
 def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -> None:
     """In a forked child: run, and send the outcome."""
     os.chdir(SUITES)
-    verdict = _Verdict(fault)
+    planter = _Planter(fault)
     arguments = [*plugin_arguments(), "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     arguments += ["--disttest-world-sizes", sizes, "--disttest-timeout", "15", "--disttest-device", "cpu"]
     with (
@@ -66,8 +66,8 @@ def _pytest(fault: Fault | None, targets: list[str], sizes: str, pipe: object) -
         contextlib.redirect_stdout(null),
         contextlib.redirect_stderr(null),
     ):
-        code = pytest.main([*arguments, *targets], plugins=[verdict])
-    pipe.send(Outcome(int(code), verdict.caught_by, verdict.own_error, verdict.ran))  # type: ignore[attr-defined]
+        code = pytest.main([*arguments, *targets], plugins=[planter])
+    pipe.send(Outcome(int(code), planter.caught_by, planter.own_error, planter.ran))  # type: ignore[attr-defined]
 
 
 class Outcome(NamedTuple):

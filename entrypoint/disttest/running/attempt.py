@@ -88,19 +88,19 @@ class Progress:
     def record(self, started_at_s: float) -> RankRecord:
         """This rank's part of the attempt; times are on the monotonic clock."""
         report = self.verdict_report
-        reported = self.done is not None or (self.killed and report is not None and _is_final(report))
+        reported = self.done is not None or (self.killed and report is not None and report.outcome.is_final)
         message = report.message if report else ""
         failed_at_s = report.ended_at_s if report and report.outcome.is_bad else None
         if self.died:
             message, failed_at_s = self._obituary(), self.died_at_s
-        elif self.killed and not (report and _is_final(report)):
+        elif self.killed and not (report and report.outcome.is_final):
             message = "was ended by disttest"
         return RankRecord(
             rank=self.rank,
             end=self._end(),
             outcome=report.outcome if report and reported else None,
             phase=report.phase
-            if report and (_is_final(report) or self.done) and not self.died
+            if report and (report.outcome.is_final or self.done) and not self.died
             else self.phase,
             message=message,
             details=report.details if report else self.start_log,
@@ -133,11 +133,6 @@ class Progress:
             why = f": {self.last_words}" if self.last_words else ""
             return f"was killed by {signal_name(self.death.signal)} {when}{why}"
         return f"left with exit code {self.death.code} {when}"
-
-
-def _is_final(report: PhaseEnded) -> bool:
-    """Whether what follows it (tear-down, the formatting of other reports) can not change what the rank came to."""
-    return report.outcome.is_bad or report.outcome is Outcome.XFAILED
 
 
 @dataclass(kw_only=True)
@@ -178,7 +173,7 @@ class Attempt:
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
         self.of(rank).take_report(report)
-        if not report.partial and (report.outcome.is_bad or report.outcome is Outcome.XFAILED):
+        if not report.partial and report.outcome.is_final:
             self.note_failure(report.ended_at_s)
 
     def note_death(self, progress: Progress) -> None:

@@ -58,8 +58,8 @@ class Bridge:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
         message = _phase_ended(report, self._config, self._ended_at_s)
-        ends_badly = message.outcome.is_bad or message.outcome is Outcome.XFAILED
-        urgent = ends_badly or (message.duration_s > _WORTH_TELLING_S and not message.partial)
+        took_long = message.duration_s > _WORTH_TELLING_S and not message.partial
+        urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
 
 

@@ -191,9 +191,11 @@ class World:
             if following:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
             self._ranks.watch(attempt)
-            if not self._is_healthy(attempt):  # whoever goes on in this place may begin as soon as it is told
+            self._is_good = self._is_healthy(attempt)
+            if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
-            self._is_good = self._conclude(attempt)
+            self._ranks.close_logs(attempt)
+            self._report(attempt, in_full=True)
             self._ranks.wait(0)
             if not self._is_good or any(seat.gone for seat in self._ranks.seats):
                 return
@@ -232,6 +234,7 @@ class World:
         self._controller.send(TestBegan(nodeid=test.nodeid))
         self._phases.reset()
         self._ranks.begin(attempt)
+        folder, scratch = self._folder_of(index), str(self._scratch(index))
         for seat, progress in zip(self._ranks.seats, ranks, strict=True):
             if seat.gone:
                 continue
@@ -240,19 +243,13 @@ class World:
                     nodeid=test.nodeid,
                     next_nodeid=following,
                     log=str(self._ranks.logs.open(progress.log)),
-                    folder=self._folder_of(index),
-                    scratch=str(self._scratch(index)),
+                    folder=folder,
+                    scratch=scratch,
                     generation=index,
                     limit_s=test.timeout_s,
                 )
             )
         return attempt
-
-    def _conclude(self, attempt: Attempt) -> bool:
-        """Judge and report; whether the world may run another test."""
-        self._ranks.close_logs(attempt)
-        self._report(attempt, in_full=True)
-        return self._is_healthy(attempt)
 
     def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
         """Send the verdict up, with the pytest reports that stand for it when it is the first."""
