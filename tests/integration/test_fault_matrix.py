@@ -114,7 +114,10 @@ def test_the_reports_are_whole(ended):
 def test_what_was_left_in_shared_memory_is_named_and_gone(ended):
     """(That nothing of it is left is checked by the fixture `nothing_left`.)"""
     said = [*ended.run.notes, *(note for test in ended.run.tests for note in test.final.notes)]
-    tests = ("", *(f"{test.test.nodeid}: " for test in ended.run.tests))  # named first where only one can have left it
+    tests = (
+        "",
+        *(f"{test.test.nodeid}: " for test in ended.run.tests),
+    )  # named first where only one can have left it
     notes = [note for note in said if note.startswith(tuple(f"{test}shared memory psm_" for test in tests))]
 
     assert notes
