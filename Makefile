@@ -4,25 +4,35 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-SUITES := smoke collectives ddp threaded rpc dist_autograd fsdp
+# A suite is a package below suites/, as `disttest list` has it.
+SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration devices cluster docker browser compat-sample
+KINDS    := unit contract integration plugins devices cluster cuda docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: test action lock lint format catalogue compat mutants faults soak docs clean $(SUITES) $(KINDS)
+.PHONY: gpu test setup action lock lint format catalogue compat mutants faults soak docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
-test: lint catalogue $(filter-out $(LEFT_OUT),$(KINDS))
+WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
 
-$(KINDS): $(READY)
+test: lint catalogue $(WANTED)
+
+# What kinds of tests need of the machine: installed by root, else named with the one command that does it.
+setup:
+	tools/setup $(WANTED)
+
+setup-%:
+	@tools/setup $*
+
+$(KINDS): %: setup-% $(READY)
 	$(BIN)/python -m pytest --durations=8 tests/$(@:-sample=)
 
 # torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
 compat: $(READY)
-	$(BIN)/python -m pytest tests/compat --full
+	$(BIN)/python -m pytest tests/compat tests/cuda/test_torch_suite.py --full
 
 browser: tests/browser/node_modules/.ready
 
@@ -41,7 +51,12 @@ lock: $(READY)
 	PATH=$(abspath $(BIN)):$$PATH requirements/lock
 
 catalogue: $(READY)
-	$(BIN)/python scripts/catalogue.py
+	$(BIN)/python tools/catalogue.py
+
+# On a machine with GPUs and a torch for them: what no emulation shows, into docs/hardware/MODEL.md.
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(READY)
+	PYTHONPATH=entrypoint $(GPU_PYTHON) tools/hardware.py
 
 # Plants faults in torch, one at a time, and fails when the suites do not notice one (half an hour on two cores).
 mutants: $(READY)
@@ -51,13 +66,19 @@ mutants: $(READY)
 faults: $(READY)
 	$(BIN)/python -m pytest tests/integration/test_fault_matrix.py --full
 
-# Ten minutes of the matrix mixed with 2,000 good tests, then a hundred runs cancelled at random moments.
+# Ten minutes of the matrix mixed with 2,000 good tests, a hundred runs cancelled at random moments, a hundred pairs of runs
+# (ten rounds each) beside a process that makes shared memory of its own, 500 moments at which one to three levels are
+# killed, and 10,000 forged journals, messages and option values each.
 soak: $(READY)
 	$(BIN)/python bench/soak.py
 	$(BIN)/python -m pytest tests/integration/test_cancel.py --trials 100
+	$(BIN)/python -m pytest tests/integration/test_beside_others.py --trials 100
+	$(BIN)/python -m pytest tests/integration/test_kills.py --trials 125
+	$(BIN)/python -m pytest tests/unit/test_fuzz.py --hypothesis-profile soak
 
 docs: $(READY)
-	$(BIN)/python scripts/suites_doc.py
+	$(BIN)/python tools/suites_doc.py
+	$(BIN)/python tools/verdicts_doc.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

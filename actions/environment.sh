@@ -3,7 +3,8 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-folder="${RUNNER_TEMP:-/tmp}/disttest-launch"
+# Never a name in /tmp: whoever of the machine's users makes it first would choose what runs.
+folder="${RUNNER_TEMP:?is not set; this is for steps of a GitHub workflow}/disttest-launch"
 if [[ ! -e $folder/ready ]]; then
     "$DISTTEST_PYTHON" -m venv --clear "$folder"
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \

@@ -15,7 +15,7 @@ refuse() {
 
 mode=launch
 if [[ -n ${DISTTEST_INPUT_LAUNCHER:-} && -z $installed ]]; then
-    refuse 'input launcher: the engine is reached from the runner itself, but disttest is not installed here: install it with what the tests import'
+    refuse 'input launcher: the scheduler is reached from the runner itself, but disttest is not installed here: install it with what the tests import'
 fi
 case ${DISTTEST_INPUT_IN_PLACE:-auto} in
     never) ;;

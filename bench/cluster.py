@@ -1,10 +1,10 @@
-"""What a run on a pool of up to 1,000 nodes comes to: makespan, what the engine is asked, sizes. Simulated, on paper.
+"""What a run on a pool of up to 1,000 nodes comes to: makespan, what the scheduler is asked, sizes. Simulated, on paper.
 
     python bench/cluster.py
     python bench/cluster.py --nodes 10 100 --tests-per-node 200 --jobs 16 1024
 
-The division into jobs is the real one (`disttest.cluster.division`), and so are the bytes of the journal, of the jobs and
-of the reports. The engine is a model: jobs start in the order of submission, none overtakes another, on GPUs that are
+The division into jobs is the real one (`disttest.cluster.client.division`), and so are the bytes of the journal, of the jobs and
+of the reports. The scheduler is a model: jobs start in the order of submission, none overtakes another, on GPUs that are
 free; they cost what `Costs` says, to be set from one's own measurements. Durations of tests are log-normal; the planner
 is told others that are off by about 20 %. Of 40 tests one spans two nodes. The lower bound is all GPU-seconds of work
 over all GPUs.
@@ -26,10 +26,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from disttest.cluster.division import Division, divide, jobs_at_once
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.launcher import Capacity
-from disttest.cluster.slurm import FIRST_POLL_S, LONGEST_POLL_S
+from disttest.cluster.client.division import Division, divide, jobs_at_once
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import Capacity
+from disttest.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_S
 from disttest.model import Hardware, Isolation, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.planning.gangs import build_gangs
 from disttest.planning.split import expected_makespan_s
@@ -44,7 +44,7 @@ SPANNING_EACH = 40
 MEDIAN_S, SPREAD, ERROR = 5.0, 1.0, 0.2
 """Of a test's duration: its median, and the standard deviations of its logarithm and of the planner's error."""
 CLIENT_ASKS = 3
-"""Of the engine, once for each run: its version, its nodes, what dead clients have left."""
+"""Of the scheduler, once for each run: its version, its nodes, what dead clients have left."""
 
 
 class Costs(NamedTuple):
@@ -98,7 +98,7 @@ def takes_s(job: JobSpec, truth: Timings) -> float:
     return sum(gang.expected_s for gang in build_gangs(job.tests, truth, slots=1))
 
 
-class Engine:
+class Scheduler:
     """First come, first served, on the GPUs of equal nodes; counts what it is asked, and when."""
 
     def __init__(self, nodes: int, costs: Costs) -> None:
@@ -142,9 +142,9 @@ class Engine:
 
     def _polled(self, since_s: float) -> Iterator[tuple[float, float]]:
         """When a job that waited wanted to know of itself, ever less often, and how fresh an answer had to be."""
-        pause_s, at_s = FIRST_POLL_S, since_s + FIRST_POLL_S
+        pause_s, at_s = SLURM_FIRST_POLL_S, since_s + SLURM_FIRST_POLL_S
         while at_s < self.now_s:
-            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+            pause_s = min(SLURM_LONGEST_POLL_S, pause_s * 1.5)
             yield at_s, pause_s / 2
             at_s += pause_s
 
@@ -219,12 +219,12 @@ def one_pool(nodes: int, per_node: int, asked: int) -> tuple[str, ...]:
         targets=("tests",),
         limit_s=0.0,
     )
-    capacity = Capacity(nodes=nodes, gpus_per_node=GPUS, cpus_per_node=64, engine="model")
+    capacity = Capacity(nodes=nodes, gpus_per_node=GPUS, cpus_per_node=64, scheduler="model")
     at_once = jobs_at_once(asked, capacity)
     division = Division(jobs=at_once)
     jobs = divide(tests, known.belief, capacity=capacity, division=division, template=template)
-    engine = Engine(nodes, Costs())
-    engine.run(jobs, [takes_s(job, known.truth) for job in jobs], at_once)
+    scheduler = Scheduler(nodes, Costs())
+    scheduler.run(jobs, [takes_s(job, known.truth) for job in jobs], at_once)
     gpu_s = sum(known.truth.expect(test) * test.world.size for test in tests if test.world)
     written = sizes(tests)
     return (
@@ -232,12 +232,12 @@ def one_pool(nodes: int, per_node: int, asked: int) -> tuple[str, ...]:
         str(len(tests)),
         str(asked or "default"),
         str(len(jobs)),
-        f"{engine.now_s:.0f}",
-        f"{engine.now_s * nodes * GPUS / gpu_s:.2f}",
-        str(engine.most_at_once),
-        f"{len(engine.asked)}",
-        f"{len(engine.asked) / engine.now_s:.2f}",
-        str(engine.busiest_per_s),
+        f"{scheduler.now_s:.0f}",
+        f"{scheduler.now_s * nodes * GPUS / gpu_s:.2f}",
+        str(scheduler.most_at_once),
+        f"{len(scheduler.asked)}",
+        f"{len(scheduler.asked) / scheduler.now_s:.2f}",
+        str(scheduler.busiest_per_s),
         f"{max(len(msgspec.json.encode(job)) for job in jobs) / 1e6:.2f}",
         *(f"{written[name]:.1f}" for name in (FILE_NAME, "results.json", "junit.xml", "report.html")),
     )
@@ -267,7 +267,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 10, 100, 1000])
     parser.add_argument("--tests-per-node", type=int, default=40)
     parser.add_argument(
-        "--jobs", type=int, nargs="+", default=[16, 0, 1024], help="with the engine at once; 0: the default"
+        "--jobs",
+        type=int,
+        nargs="+",
+        default=[16, 0, 1024],
+        help="with the scheduler at once; 0: the default",
     )
     parser.add_argument("--markdown", action="store_true", help="as a table for the docs")
     arguments = parser.parse_args()

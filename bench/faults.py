@@ -1,12 +1,12 @@
 """From a fault of a rank to the verdict of its test, and how far a hang overruns its deadline.
 
-    python bench/faults.py [--rounds 3] [--slots 2] [--faults sigkill,hang,…] [--markdown]
+    python bench/faults.py [--rounds 3] [--slots 2] [--faults sigkill,hang,…] [--markdown] [--hostile]
 
-Runs the whole fault matrix (tests/rogues/matrix.py) through the command. Each rank writes down the moment of its
+Runs the whole fault matrix (tests/fixtures/faulty_suites/matrix.py) through the command. Each rank writes down the moment of its
 deed; the journal has the moment of the verdict. A verdict includes the grace that the other ranks get (0.3 s by
 default) and the evidence that is taken from them. With two slots one world runs at a time; more show a machine
 under load. Prints one row for each fault, then the promises; fails if a verdict or a culprit is wrong, and asserts
-no time.
+no time. With ``--hostile`` the hostile trials (tests/support/hostile) run too, each in a folder of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE / "entrypoint"), str(HERE / "tests" / "support")]
 
 from fault_matrix import FAULTS, HANG_LIMIT_S, Cell, all_cells
+from hostile import Trial, all_trials
+from lab import Lab
 
 from disttest.model import Outcome, TestResult
 from disttest.results.events import TestFinished
@@ -49,8 +51,8 @@ class Sample(NamedTuple):
 
 def run_matrix(cells: list[Cell], folder: Path, slots: int) -> None:
     """One run of the command over these cells; its results lie in ``folder/results``."""
-    for name in ("matrix", "misdeeds"):
-        shutil.copy(HERE / "tests" / "rogues" / f"{name}.py", folder)
+    for name in ("matrix", "faults"):
+        shutil.copy(HERE / "tests" / "fixtures" / "faulty_suites" / f"{name}.py", folder)
     (folder / "times").mkdir()
     path = os.pathsep.join([str(HERE / "entrypoint"), str(HERE / "tests" / "support")])
     subprocess.run(
@@ -91,6 +93,16 @@ def _seconds(cell: Cell, at_s: float, result: TestResult, folder: Path) -> float
 def p99(values: list[float]) -> float:
     """The 99th percentile: the worst of fewer than a hundred."""
     return max(values) if len(values) < 100 else statistics.quantiles(values, n=100)[98]
+
+
+def try_hostile(trial: Trial) -> str:
+    """Why a trial's claim does not hold; empty if it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            trial.run(Lab(Path(folder)))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the others are tried
+            return f"{trial.id}: {trial.claim} Not so: {error!r}"
+    return ""
 
 
 def render(rows: list[tuple[str, ...]], *, markdown: bool) -> str:
@@ -144,6 +156,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--faults", default="", help="names with commas between them (default: all)")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--hostile", action="store_true", help="the hostile trials too")
     arguments = parser.parse_args()
     chosen = arguments.faults.split(",") if arguments.faults else list(FAULTS)
     cells = [cell for cell in all_cells() if cell.fault in chosen]
@@ -165,6 +178,11 @@ def main() -> int:
     print(render(list(promise_rows(samples)), markdown=arguments.markdown))
     wrong = [sample.wrong for sample in samples if sample.wrong]
     print(f"\nright verdict and culprit: {len(samples) - len(wrong)} of {len(samples)}", *wrong, sep="\n")
+    if arguments.hostile:
+        trials = all_trials()
+        untrue = [why for why in map(try_hostile, trials) if why]
+        print(f"hostile trials that held: {len(trials) - len(untrue)} of {len(trials)}", *untrue, sep="\n")
+        wrong += untrue
     return bool(wrong)
 
 

@@ -49,7 +49,7 @@ def make_pages(folder: Path) -> dict[str, Path]:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(peer), "--no-deps"]
     subprocess.run([*pip, "pytest-html==4.1.1", "pytest-metadata==3.1.1"], check=True)
     paths = [str(Path(__file__).parents[1] / "entrypoint"), str(peer)]
-    ours = [sys.executable, "-c", "from disttest.cli import main; main()", "run", "test_many.py"]
+    ours = [sys.executable, "-c", "from disttest.cli.main import main; main()", "run", "test_many.py"]
     theirs = [
         sys.executable,
         "-m",

@@ -104,7 +104,7 @@ def write_shard(folder: Path, shard: int, tests: int, log_bytes: int) -> None:
 
 def merge_here(folder: Path, *, reports: bool) -> None:
     from disttest.reports import write_reports
-    from disttest.results.merge import merge
+    from disttest.results.merging import merge
 
     into = folder / f"merged-{reports}"
     into.mkdir()

@@ -28,7 +28,8 @@ sys.path[:0] = [str(HERE / "entrypoint"), str(HERE / "tests" / "support")]
 
 from fault_matrix import all_cells
 
-from disttest.host.process import adopt_orphans, children_of
+from disttest.host.descendants import children_of
+from disttest.host.process import adopt_orphans
 from disttest.model import Outcome
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
@@ -56,8 +57,8 @@ def start(folder: Path, good: int, seconds: float) -> subprocess.Popen[bytes]:
     """The command over the full matrix; good tests fill the time."""
     cells = sum(1 for _ in all_cells())
     each = -(-good // cells)
-    for name in ("matrix", "misdeeds"):
-        shutil.copy(HERE / "tests" / "rogues" / f"{name}.py", folder)
+    for name in ("matrix", "faults"):
+        shutil.copy(HERE / "tests" / "fixtures" / "faulty_suites" / f"{name}.py", folder)
     environ = {
         "PYTHONPATH": os.pathsep.join([str(HERE / "entrypoint"), str(HERE / "tests" / "support")]),
         "FAULT_CELLS": "full",

@@ -2,6 +2,7 @@
 
     python bench/torch_suite.py [--suite distributed|rpc] [--select EXPRESSION] [--slots N] [--record]
     python bench/torch_suite.py --suite distributed --slots 4      # two worlds of two ranks side by side
+    python bench/torch_suite.py --builds [--select EXPRESSION]     # ours only: torch's CPU build, its CUDA build
 
 Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
 test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness.
@@ -19,11 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
+from cuda_environment import cuda_environment
+
 from disttest.reports.costs import cost_lines
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 from tests.compat import harness
-from tests.compat.harness import Suite
+from tests.compat.harness import Interpreter, Suite
 
 RPC_SUBSET = "TensorPipeDistAutogradTest and (graph or context or backward_simple or nested)"
 
@@ -49,6 +52,25 @@ def measure(suite: Suite, select: str, folder: Path, *, record: bool) -> None:
         print(f"    {line}")
 
 
+def measure_builds(select: str, folder: Path) -> None:
+    """Run ours on the CPU build of torch and on its CUDA build without a GPU, twice in turns; print the quotient.
+
+    The same 285 tests over gloo, the same work: what differs is what the CUDA build costs the forked ranks.
+    """
+    cuda = cuda_environment()
+    interpreters = {"CPU build": None, "CUDA build": Interpreter(str(cuda.python), cuda.environ(0))}
+    took: dict[str, list[float]] = {name: [] for name in interpreters}
+    for turn in range(2):
+        for name, interpreter in interpreters.items():
+            began_s = time.monotonic()
+            ours = harness.run_ours(
+                Suite("distributed", 2), folder / f"{turn} {name}", select=select, interpreter=interpreter
+            )
+            took[name].append(time.monotonic() - began_s)
+            print(f"  {name:12} {took[name][-1]:8.1f} s  {count(ours)}, load {os.getloadavg()[0]:.1f}")
+    print(f"  the CUDA build takes {min(took['CUDA build']) / min(took['CPU build']):.2f} times as long")
+
+
 def count(verdicts: harness.Verdicts) -> str:
     """How many of each."""
     kinds = sorted(set(verdicts.values()))
@@ -60,6 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--select", default="", help="only these of the 285 tests, as pytest's -k has it")
     parser.add_argument("--suite", choices=["distributed", "rpc"], help="only this one (default: both)")
+    parser.add_argument(
+        "--builds", action="store_true", help="compare the builds of torch, not the harnesses"
+    )
     parser.add_argument("--slots", default="", help="slots of ours (default: those of the machine)")
     parser.add_argument(
         "--record", action="store_true", help="keep torch's verdicts on the 285 tests for tests/compat"
@@ -70,6 +95,9 @@ def main() -> None:
     if arguments.slots:
         harness.SLOTS = arguments.slots
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.builds:
+            measure_builds(arguments.select, Path(folder))
+            return
         if arguments.suite != "rpc":
             measure(
                 Suite("distributed", 2),

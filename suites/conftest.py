@@ -1,10 +1,10 @@
-"""Decides what a backend can not do, by the table in ``features.py``, before any process starts."""
+"""Decides what a backend cannot do, by the table in ``features.py``, before any process starts."""
 
 from __future__ import annotations
 
 import pytest
 
-from disttest.running.collect import shape_of
+from disttest.runtime.controller.expand import shape_of
 
 from .features import lacks
 

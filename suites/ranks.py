@@ -1,7 +1,7 @@
 """How the ranks of a test speak about what they saw.
 
 They exchange it through the rendezvous store and not through the collectives under test, so that a broken
-collective can not vouch for itself.
+collective cannot vouch for itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def store() -> dist.Store:
 
 def fresh_name(name: str) -> str:
     """A key that no test before has used. Every rank must call it, the same number of times."""
-    return f"{name}/{next(_rounds)}"
+    return f"disttest/{name}/{next(_rounds)}"
 
 
 def exchange(world: World, value: Any) -> list[Any]:

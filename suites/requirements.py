@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 Missing = Callable[[], str]
-"""Why the suite can not run here; empty when it can."""
+"""Why the suite cannot run here; empty when it can."""
 
 UNAVAILABLE = "suite_unavailable"
-"""Mark of the one test that stands for a suite which can not run."""
+"""Mark of the one test that stands for a suite which cannot run."""
 
 
 class Unavailable(pytest.Item):
@@ -30,7 +30,7 @@ class Unavailable(pytest.Item):
 
 
 class _ModuleOfSuite(pytest.File):
-    """A file of a suite that can not run; the first one yields the test that says why."""
+    """A file of a suite that cannot run; the first one yields the test that says why."""
 
     reason = ""
 
@@ -52,7 +52,7 @@ def unless_available(missing: Missing) -> Callable[..., pytest.File | None]:
         reason = missing()
         if not reason:
             return None
-        mark = f"{UNAVAILABLE}: stands for all tests of a suite that can not run here"
+        mark = f"{UNAVAILABLE}: stands for all tests of a suite that cannot run here"
         parent.config.addinivalue_line("markers", mark)
         module: _ModuleOfSuite = _ModuleOfSuite.from_parent(parent, path=module_path)
         if id(parent.session) not in said:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("soak", max_examples=10_000, deadline=None)
+"""``make soak`` loads it: pytest --hypothesis-profile soak."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,14 +16,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="tests/compat: run torch's suites under torch's own harness too (an hour)",
+        help="tests/compat, tests/cuda: run torch's suites under torch's own harness too (an hour)",
     )
     parser.addoption(
         "--spawn",
         action="store_true",
         help="tests/compat --full: a new interpreter for each rank of torch's harness (hours)",
     )
-    parser.addoption("--trials", type=int, default=10, help="tests/integration/test_cancel.py: how many")
+    parser.addoption("--trials", type=int, help="how many, of tests with chance in them (default: a few)")
     parser.addoption("--seed", type=int, default=1, help="… and from which seed")
 
 

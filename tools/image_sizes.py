@@ -1,7 +1,7 @@
 """Prints what takes the space in the image: of a lock file's wheels, as they are downloaded, and of a built image.
 
-    python scripts/image_sizes.py cuda            sizes of the wheels that requirements/cuda.lock names
-    python scripts/image_sizes.py --image NAME    layers of an image that the engine has
+    python tools/image_sizes.py cuda            sizes of the wheels that requirements/cuda.lock names
+    python tools/image_sizes.py --image NAME    layers of an image that the engine has
 
 The first asks the package index for the length of each wheel and downloads none.
 """

@@ -1,5 +1,5 @@
 """``python -m disttest`` is the ``disttest`` command."""
 
-from disttest.cli import main
+from disttest.cli.main import main
 
 main()

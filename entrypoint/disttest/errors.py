@@ -2,12 +2,13 @@
 
 DisttestError
 ├── ReportError          3   a report could not be written
-├── UsageError           4   the request can not be understood or makes no sense
+├── UsageError           4   the request cannot be understood or makes no sense
 ├── NotEnoughDevices     6   fewer GPUs than were asked for
 ├── InfrastructureError  7   the machine is broken, not a test
-│   ├── ProtocolError    7   a child process spoke nonsense
-│   └── JournalError     7   the journal can not be written
-└── EngineError          8   the container engine refused
+│   ├── ProtocolError    7   a child process sent a malformed message
+│   └── JournalError     7   the journal cannot be written
+├── EngineError          8   the container engine refused
+└── SchedulerError       9   the scheduler of a cluster refused
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ExitCode(IntEnum):
     NOT_ENOUGH_DEVICES = 6
     INFRASTRUCTURE = 7
     ENGINE = 8
+    SCHEDULER = 9
     DEADLINE = 124
 
 
@@ -39,7 +41,7 @@ class DisttestError(Exception):
 
 
 class UsageError(DisttestError):
-    """The request can not be carried out as it stands."""
+    """The request cannot be carried out as it stands."""
 
     exit_code = ExitCode.USAGE
 
@@ -61,13 +63,19 @@ class ProtocolError(InfrastructureError):
 
 
 class JournalError(InfrastructureError):
-    """The journal can not be written any more: results would be lost."""
+    """The journal cannot be written any more: results would be lost."""
 
 
 class EngineError(DisttestError):
     """The container engine is missing or refused."""
 
     exit_code = ExitCode.ENGINE
+
+
+class SchedulerError(DisttestError):
+    """The scheduler of a cluster is missing or refused."""
+
+    exit_code = ExitCode.SCHEDULER
 
 
 class ReportError(DisttestError):

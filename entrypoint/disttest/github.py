@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 MAX_MESSAGE = 4096
 """Characters of an annotation's message that GitHub keeps (actions/toolkit#734)."""
@@ -19,7 +19,21 @@ MAX_ANNOTATIONS = 10
 MAX_SUMMARY_BYTES = 1024 * 1024
 """A longer step summary is dropped as a whole."""
 
-_COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
+_WITHOUT_WIDTH = (
+    "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffd\ufffe\uffff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_NOTHING = f"[{_WITHOUT_WIDTH}]*"
+_COMMAND = re.compile(rf"((?:^|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])[\s{_WITHOUT_WIDTH}]*):{_NOTHING}:")
+_OLD_COMMAND = re.compile(rf"#{_NOTHING}#{_NOTHING}\[")
+
+
+class SupportsWrite(Protocol):
+    """A text file."""
+
+    def write(self, text: str, /) -> object:
+        """Write."""
 
 
 def escape_data(text: str) -> str:
@@ -67,30 +81,27 @@ def end_group() -> str:
     return command("endgroup")
 
 
-def has_commands(text: str) -> bool:
-    """Whether GitHub might take a line of this for a command; the older form of commands counts too."""
-    return _COMMAND.search(text) is not None
+def harmless(text: str) -> str:
+    """The text with nothing in it that the runner could take for a command, of the newer form or of the older one.
 
-
-@contextmanager
-def commands_stopped(write: Callable[[str], object]) -> Iterator[None]:
-    """While this is open, what is written is text to GitHub, even where it looks like a command.
-
-    ``write`` gets one line, with its newline. The token can not be guessed by what is written in between.
+    The runner ends lines at lone carriage returns, too, trims any white space, and compares as a human language does,
+    where characters without a width do not count. So what makes a command is changed, visibly, and not only hidden
+    behind ``stop-commands``, which an output beside this one would break: the runner reads both, and has one token.
     """
-    token = secrets.token_hex(16)
-    write(f"::stop-commands::{token}\n")
-    try:
-        yield
-    finally:
-        write(f"::{token}::\n")
+    return _OLD_COMMAND.sub("## [", _COMMAND.sub(r"\1: :", text))
+
+
+def send(file: SupportsWrite, commands: str) -> None:
+    """Write commands of ours (lines, without the last newline) into a log that defuses everything else."""
+    send_commands: Callable[[str], object] = getattr(file, "write_trusted", file.write)
+    send_commands(f"{commands}\n")
 
 
 def write_output(path: Path, name: str, value: str) -> None:
     """Append an output of the step to the file that ``GITHUB_OUTPUT`` names.
 
     Raises:
-        ValueError: the name can not be that of an output.
+        ValueError: the name cannot be that of an output.
     """
     if not name or not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"not the name of an output: {name!r}")

@@ -7,11 +7,15 @@ line and on no disk.
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import html
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 from disttest.descriptors import high_copy, memory_file
 
@@ -22,6 +26,9 @@ SHORTEST = 4
 _MASK = MASK.encode()
 _MOST_HELD = 1 << 16
 _LEARNED = re.compile(rb"^[ \t]*::add-mask::([^\r\n]+)", re.MULTILINE)
+_PERCENT = re.compile(r"%[0-9A-F]{2}")
+_SPECIAL = re.compile(r"""[\s!"$&'(),;<>?*\[\\\]^`{|}]""")
+_SPECIAL_IN_QUOTES = re.compile(r'[$`"\\]')
 _GITHUB_ESCAPES = ((b"%0D", b"\r"), (b"%0A", b"\n"), (b"%25", b"%"))
 
 
@@ -232,27 +239,52 @@ def _unescaped(data: bytes) -> bytes:
 
 
 def _forms(value: str) -> Iterator[bytes]:
-    """The value as it is, and as programs quote it: JSON, Python, pytest's ids, URL, HTML, base64 (inside of other text, too)."""
-    import base64
-    import html
-    import json
-    from urllib.parse import quote, quote_plus
+    """The value as it is, and as programs quote it: JSON and Python (inside of each other, too), shells, URLs, HTML, base64.
 
+    A value of letters and digits alone has few forms; each costs a search.
+    """
     raw = value.encode("utf-8", "surrogatepass")
-    texts = (
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
-        repr(value)[1:-1],
-        ascii(value)[1:-1],
-        value.encode("unicode_escape").decode(),
-        html.escape(value),
-        html.escape(value, quote=False),
-    )
-    yield raw
-    yield from (text.encode("utf-8", "surrogatepass") for text in texts)
-    yield from (quoted(raw).encode() for quoted in (quote, quote_plus))
-    yield quote(raw, safe="").encode()
+    shells = {value, *_in_shells(value)}
+    literals = {repr(raw)[2:-1], *_literals(value)}
+    inside = {form for text in literals for form in (json.dumps(text)[1:-1], *_plain_literals(text))}
+    inside |= {json.dumps(text)[1:-1] for text in inside}
+    markup = {form for text in (*shells, *literals) for form in _in_markup(text)}
+    yield from (text.encode("utf-8", "surrogatepass") for text in shells | literals | inside | markup)
+    for quoted in (quote(raw), quote_plus(raw), quote(raw, safe="")):
+        yield quoted.encode()
+        yield _PERCENT.sub(lambda match: match[0].lower(), quoted).encode()
     for shift in range(3) if len(raw) >= 2 * SHORTEST else ():
         # Only the characters that do not depend on what stands before and behind.
-        encoded = base64.b64encode(b"\0" * shift + raw)
-        yield encoded[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            yield encode(b"\0" * shift + raw)[-(-shift * 8 // 6) : (shift + len(raw)) * 8 // 6]
+
+
+def _literals(text: str) -> Iterator[str]:
+    """As JSON, Python and pytest's ids write it between quotes."""
+    yield json.dumps(text)[1:-1]
+    yield from _plain_literals(text)
+    # Beside both kinds of quotes Python escapes the single ones.
+    yield repr(f"{text}'\"")[1:-4]
+    yield ascii(text)[1:-1]
+    yield text.encode("unicode_escape").decode()
+
+
+def _plain_literals(text: str) -> Iterator[str]:
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+
+
+def _in_shells(text: str) -> Iterator[str]:
+    """As Python's shlex, ``set -x``, ``printf %q`` and ``declare -p`` write it."""
+    yield text.replace("'", "'\"'\"'")
+    yield text.replace("'", "'\\''")
+    yield _SPECIAL.sub(r"\\\g<0>", text)
+    yield _SPECIAL_IN_QUOTES.sub(r"\\\g<0>", text)
+
+
+def _in_markup(text: str) -> Iterator[str]:
+    plain = html.escape(text, quote=False)
+    yield plain
+    yield plain.replace('"', "&quot;")
+    yield html.escape(text)
+    yield plain.replace('"', "&#34;").replace("'", "&#39;")

@@ -8,9 +8,21 @@ otherwise are durations in seconds.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import dataclass_transform
+from typing import Annotated, dataclass_transform
 
 import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding can raise where the data come from somebody else."""
+
+Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+"""Seconds since the epoch, up to the year 5138. What is outside is no time, and calculating with it means nothing."""
+Seconds = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+"""A duration, or a time by the clock of a rank, which its test may have set."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+"""A number of things of which a run cannot have a million."""
+Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
+"""An exit code; a larger one would become another one on the way to the shell."""
 
 SCHEMA_VERSION = 1
 """Version of the journal and of ``results.json``; raised when an old reader would misread the new."""
@@ -34,7 +46,7 @@ class Isolation(StrEnum):
 
 
 class Kind(StrEnum):
-    """How a test with a world meets its ranks."""
+    """How a test meets its ranks."""
 
     RANKS = "ranks"
     """Every rank runs the test itself."""
@@ -42,6 +54,8 @@ class Kind(StrEnum):
     """A main process runs the test and starts the ranks: torch's ``MultiProcessTestCase`` and its kind."""
     THREADS = "threads"
     """A main process runs the test and its ranks are threads of it, or simulated: ``MultiThreadedTestCase``."""
+    PROCESS = "process"
+    """There are no ranks: an ordinary test, contained in a process that is watched over."""
 
 
 class VerdictRule(StrEnum):
@@ -91,11 +105,11 @@ class Cause(StrEnum):
 class WorldShape(Frozen):
     """What kind of world a test runs in."""
 
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     backend: str
     device: str = "cpu"
     """Device type of the ranks: ``cpu`` or ``cuda``."""
-    nodes: int = 1
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     """Machines that the ranks are spread over, the same number on each."""
 
     @property
@@ -106,6 +120,10 @@ class WorldShape(Frozen):
     def __str__(self) -> str:
         spread = f"@{self.nodes}nodes" if self.nodes > 1 else ""
         return f"{self.size}x{self.backend}{spread}"
+
+
+ALONE = WorldShape(size=1, backend="none")
+"""What a contained test runs in, which is no world: one process, without a group."""
 
 
 class TestCase(Frozen):
@@ -124,12 +142,16 @@ class TestCase(Frozen):
     """Counted from 1."""
     suite: str
     world: WorldShape | None = None
-    """None for an ordinary test, which runs in the controller."""
+    """None for an ordinary test, which runs in the controller unless it is contained."""
     kind: Kind = Kind.RANKS
     isolation: Isolation = Isolation.FRESH
     timeout_s: float = 300.0
     exclusive: bool = False
     """Nothing else may run meanwhile."""
+    ranks_may_differ: bool = False
+    """Marked so: ranks may skip what others run, or expect a failure where others do not."""
+    collected_as: str = ""
+    """The node id to select it by, where its own cannot: a hook asked for its world when all was collected."""
 
 
 class RankEnd(StrEnum):
@@ -144,7 +166,7 @@ class RankEnd(StrEnum):
     KILLED = "killed"
     """We ended it: another rank had failed, or the deadline had passed."""
     LOST = "lost"
-    """It closed its control channel, or spoke nonsense."""
+    """It closed its control channel, or sent a malformed message."""
 
 
 MAIN_RANK = -1
@@ -167,7 +189,7 @@ class Collective(Frozen):
     """Dtypes and shapes of the inputs: ``Float[4, 3]``."""
     outputs: str = ""
     done: bool = False
-    at_s: float = 0.0
+    at_s: Seconds = 0.0
     where: str = ""
     """``file:line`` of the call in the user's code."""
     p2p: bool = False
@@ -181,7 +203,7 @@ class Collective(Frozen):
 class RankRecord(Frozen):
     """What one rank did in one attempt of a test."""
 
-    rank: int
+    rank: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
     """:data:`MAIN_RANK` for the main process of a test that starts its ranks by itself."""
     end: RankEnd
     outcome: Outcome | None = None
@@ -196,7 +218,7 @@ class RankRecord(Frozen):
     """Python stacks of all its threads, where they were taken."""
     collectives: tuple[Collective, ...] = ()
     """The last collectives it had called in this test, where they were asked for."""
-    failed_after_s: float | None = None
+    failed_after_s: Seconds | None = None
     """Seconds from the start of the test to this rank's failure or death."""
     exit_code: int | None = None
     signal: int | None = None
@@ -205,12 +227,26 @@ class RankRecord(Frozen):
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""
+    xfail: bool = False
+    """Its test was marked as an expected failure when the rank began with its last phase; true if it began with none."""
+    subtests_skipped: int = 0
+    """Subtests of a test that passed which were skipped, or failed as expected."""
     leaks: tuple[str, ...] = ()
     """What the test left behind in this rank, by name."""
-    durations_s: dict[str, float] = {}
+    durations_s: dict[str, Seconds] = {}
     """Phase -> seconds."""
     node: str = ""
     """The machine that it ran on, where a world spans several."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it reported a failure; its process may have died after that."""
+        return self.outcome is not None and self.outcome.is_bad
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its process ended, or its channel broke, without our doing."""
+        return self.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
 
 
 class TestResult(Frozen):
@@ -221,9 +257,9 @@ class TestResult(Frozen):
     nodeid: str
     outcome: Outcome
     cause: Cause | None = None
-    attempt: int = 1
-    started_at_s: float = 0.0
-    duration_s: float = 0.0
+    attempt: Count = 1
+    started_at_s: Moment = 0.0
+    duration_s: Seconds = 0.0
     phase: str = "call"
     """The phase that decided."""
     message: str = ""
@@ -244,11 +280,16 @@ class TestResult(Frozen):
         """Red here, where torch's own harness would have said passed or skipped."""
         return self.outcome.is_bad and self.torch_outcome is not None and not self.torch_outcome.is_bad
 
+    @property
+    def is_vacuous(self) -> bool:
+        """Skipped here, since no rank would run, which is where torch's own harness says passed."""
+        return self.outcome is Outcome.SKIPPED and self.torch_outcome is Outcome.PASSED
+
 
 class Hardware(Frozen):
     """The machine as far as a report needs it."""
 
-    cpus: int
+    cpus: Count
     gpus: tuple[str, ...] = ()
     """Model names by index."""
     python: str = ""
@@ -271,28 +312,36 @@ class Invocation(Frozen):
 
     cwd: str = ""
     """The directory it was started in."""
+    workspace: str = ""
+    """Root of the repository, where the environment says it (``GITHUB_WORKSPACE``)."""
     bundled: bool = False
     """Its tests are suites that come with disttest."""
     options: dict[str, str] = {}
     """Option -> value, as they were given by flags and variables; secret ones are left out."""
     pytest_args: tuple[str, ...] = ()
     """Arguments for pytest, without the tests and without ours."""
+    environment: dict[str, str] = {}
+    """Those variables that decide how classes of torch's kind run, where they were set."""
 
 
 class ShardSpan(Frozen):
     """What one shard brought into a merged result."""
 
-    shard: int | None
+    shard: Count | None
     """Its number in the plan; None when it was not run from a plan."""
     run_id: str
     directory: str
     """Its results directory, relative to the merged one."""
     hardware: Hardware
-    slots: int
-    started_at_s: float
-    ended_at_s: float
-    exit_code: int
+    slots: Count
+    started_at_s: Moment
+    ended_at_s: Moment
+    exit_code: Code
     reason: str = ""
+    label: str = ""
+    """What the names of its worlds and slots begin with, before a slash."""
+    cpu_slots: Count = 0
+    """Slots of the CPU beside the GPUs that ``slots`` counts, where its worlds computed on both."""
 
 
 class Slot(Frozen):

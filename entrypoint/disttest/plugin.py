@@ -6,36 +6,58 @@ It is a door: each hook is a few lines that call into the packages below.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
-import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from _pytest.unittest import UnitTestCase
 
 from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
-from disttest.host.process import die_with_parent, leave
-from disttest.host.threads import allow_threads, import_single_threaded
-from disttest.model import WorldShape
-from disttest.planning.options import OPTIONS
-from disttest.running import collect
-from disttest.running.controller import Controller, DeadlinePassed
-from disttest.running.preload import load_torch, load_what_tests_use
-from disttest.running.protocol import Channel
-from disttest.running.pytest_reports import RERUN, masked_report
-from disttest.running.quiet import quieten
-from disttest.running.relay import mask_terminal
-from disttest.running.session import RunSession
-from disttest.running.starters import InterpreterOrder, live
+from disttest.host.compute_threads import allow_threads, import_single_threaded
+from disttest.host.process import die_with_parent
+from disttest.model import Kind
+from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
+from disttest.options.values import spell_out
+from disttest.results.relay import hide_in_own_files, mask_terminal
+from disttest.runtime.controller import collect, early_skips
+from disttest.runtime.controller.contain import is_ordinary
+from disttest.runtime.controller.controller import Controller, DeadlinePassed
+from disttest.runtime.controller.expand import expand, expand_late, shape_of, tell_apart
+from disttest.runtime.controller.leaving_imports import report_of, staying
+from disttest.runtime.controller.other_plugins import (
+    NO_WORLDS_IN_WORKERS,
+    need_no_failure_server,
+    overrule_xdist,
+)
+from disttest.runtime.controller.parents import serve_collected
+from disttest.runtime.controller.preload import load_torch, load_what_tests_use
+from disttest.runtime.controller.pytest_reports import RERUN, masked_report
+from disttest.runtime.controller.quiet import quieten
+from disttest.runtime.controller.session import RunSession, inherit_results
+from disttest.runtime.controller.starters import ParentOrder, be_a_rank
+from disttest.runtime.controller.terminal_end import write_end
+from disttest.runtime.controller.wanted_worlds import MARKS
+from disttest.runtime.hosting.recognise import HOSTING
+from disttest.runtime.hosting.scripts import find_siblings
+from disttest.runtime.messages.leaving import LeaveNote
+from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
+from disttest.runtime.rank.other_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
 _RUN = pytest.StashKey[RunSession]()
+_LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
+
+
+def _note(config: pytest.Config, doing: str) -> None:
+    """Have the guard know what this process is doing."""
+    if (note := config.stash.get(_LEAVING, None)) is not None:
+        note.doing(doing)
 
 
 # --- options and configuration
@@ -44,12 +66,13 @@ _once_all_is_imported: list[Callable[[], None]] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """One flag for each row of the table, ``--disttest-`` in front, since plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
-    for option in (option for option in OPTIONS if not option.secret):
+    for option in (option for option in RUN_OPTIONS if not option.secret):
         group.addoption(
             f"--disttest-{option.name}",
             dest=f"disttest_{option.field}",
-            metavar=option.metavar,
-            help=f"{option.help} [{option.variable}]",
+            metavar=option.form,
+            nargs="?" if option.is_switch else None,
+            help=f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
     internal = "(internal) given by the disttest command"
     group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
@@ -59,9 +82,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
     )
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
-    group.addoption("--disttest-host", dest="disttest_host", help=internal)
+    group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption(
-        "--disttest-node-share", dest="disttest_node_share", help="(internal) be a node of a world"
+        "--disttest-node-partition", dest="disttest_node_partition", help="(internal) be a node of a world"
     )
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
@@ -72,6 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FD",
         help="(internal) the values that are hidden, for the processes of a run",
     )
+    for name in ("leaving", "claim", "journal"):
+        group.addoption(f"--disttest-{name}", type=int, metavar="FD", help=internal)
     group.addoption(
         "--disttest-guarded",
         dest="disttest_guarded",
@@ -83,38 +108,61 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> None:
     """Before any conftest can import numpy or torch, or do worse."""
+    if (
+        spelled := spell_out(args, PLUGIN_SWITCHES)
+    ) != args:  # or ``--disttest-host FILE`` would lose its file
+        args[:] = spelled
+        early_config.known_args_namespace = parser.parse_known_args(args, copy.copy(early_config.option))
+    stay_off_cuda()
     known = early_config.known_args_namespace
+    early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
+        inherit_results(early_config)
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(gc.enable)
     _once_all_is_imported.append(import_single_threaded())
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Before pytest-xdist looks at what it was asked: under the command, slots do its work."""
+    if config.getoption("disttest_guarded") or config.getoption("disttest_rank"):
+        overrule_xdist(config)
+    need_no_failure_server(config)
+    if config.getoption("disttest_rank"):
+        write_nothing(config)
+    return (yield)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
-    for mark in collect.MARKS:
+    for mark in MARKS:
         config.addinivalue_line("markers", mark)
     run = config.stash[_RUN] = RunSession(config)
-    collect.remember_gpus(config, run.host.gpus)
     config.pluginmanager.register(run, "disttest-run")
     columns = config.getoption("disttest_view")
     if columns and run.runs_tests and not config.option.collectonly:
         quieten(config, columns, lambda: run.recorder is not None)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """One line: where ranks run, and how many worlds fit side by side."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Where ranks run, and how many worlds fit side by side; what was asked and is not done."""
     run = config.stash[_RUN]
     sizes = run.options.world_sizes or run.host.default_sizes()
     backends = run.options.backend or (run.host.default_backend(),)
-    return (
-        f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
-        f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
-    )
+    return [
+        (
+            f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
+            f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
+        ),
+        *(f"disttest: {message}" for message in run.said),
+    ]
 
 
 # --- collection
@@ -128,29 +176,42 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if str(collection_path) in order.modules else True
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each world."""
-    run = metafunc.config.stash[_RUN]
-    collect.parametrize_worlds(metafunc, run.options, run.host)
-
-
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """One test for each world, for unittest methods too."""
-    report: Any = yield
-    if isinstance(collector, UnitTestCase) and report.passed:
-        run = collector.config.stash[_RUN]
+    """One test for each world."""
+    verb = "importing" if isinstance(collector, pytest.File) else "collecting"
+    _note(collector.config, f"{verb} {collector.nodeid}")
+    run = collector.config.stash[_RUN]
+    asked = collector.config.stash[HOSTING] or bool(collector.config.getoption("disttest_guarded"))
+    if isinstance(collector, pytest.Module) and collector.config.stash[HOSTING]:
+        find_siblings(collector.path)
+    try:
+        with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
+            report: Any = yield
+    except SystemExit as leaving:
+        if not asked:  # who does not ask gets what pytest makes of it
+            raise
+        return report_of(collector, leaving)  # type: ignore[return-value]
+    if report.passed:
         try:
-            report.result = list(collect.expand_methods(report.result, run.options, run.host))
-        except pytest.Collector.CollectError as error:
+            report.result = list(expand(report.result, run.worlds_of))
+        except UsageError as error:
             return pytest.CollectReport(collector.nodeid, "failed", str(error), [])  # type: ignore[return-value]
     return report  # type: ignore[no-any-return]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of this shard of the plan."""
-    config.stash[_RUN].keep_planned(items)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """When all hooks have had their say: worlds for the marks that they have added; the tests of this shard of the plan."""
+    yield
+    run = config.stash[_RUN]
+    try:
+        expand_late(items, run.worlds_of)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
+    if config.getoption("disttest_guarded") or any(map(collect.needs_ranks, items)):
+        tell_apart(items)
+    run.keep_planned(items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -163,8 +224,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = config.stash[_RUN]
     elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
+        early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
         if not elsewhere:
-            collect.check_backends(session.items, run.options)
+            early_skips.check_backends(session.items, run.options)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     while _once_all_is_imported:
@@ -191,6 +253,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
+    if hasattr(item.config, "workerinput") and shape_of(item) is not None:
+        pytest.fail(NO_WORLDS_IN_WORKERS, pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
     with _journal_is_written():
@@ -199,12 +268,14 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
+    if isinstance(run.rank_order, ParentOrder):
+        serve_collected(session, run.rank_order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
     if run.rank_order is not None:
-        _be_a_rank(session, run.rank_order, run.errors)
-    if share := session.config.getoption("disttest_node_share"):
-        from disttest.cluster.share import serve_share
+        be_a_rank(session, run.rank_order, run.errors)
+    if order := session.config.getoption("disttest_node_partition"):
+        from disttest.cluster.node.partition import serve_partition
 
-        serve_share(session, run, Path(share))
+        serve_partition(session, run, Path(order))
         return True
     if (
         not run.runs_tests
@@ -213,61 +284,63 @@ def _run_tests(session: pytest.Session) -> bool | None:
         or run.workplace is None
         or run.devices is None
     ):
+        _be_an_ordinary_process()
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
         return None  # pytest's own loop says what it always says
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
-    worlds = [(item, test) for item, test in run.pairs if test.world is not None]
-    controller = Controller(
+    control = functools.partial(
+        Controller,
         session,
         run.options,
         run.devices,
         run.host,
         run.recorder,
         run.workplace,
+        hazards=run.find_hazards(),
         deadline_s=run.deadline_s,
         timings=run.timings(),
         failed_first=session.config.getoption("disttest_failed_first"),
     )
     try:
-        controller.run(worlds)
+        _note(session.config, "running the worlds")
+        control().run([pair for pair in run.pairs if pair[1].world is not None])
+        _note(session.config, "running ordinary tests in processes of their own")
+        control(letter="p").run([pair for pair in run.pairs if pair[1].kind is Kind.PROCESS])
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    allow_threads(run.devices.machine.cpus)
-    ordinary = [item for item, test in run.pairs if test.world is None]
-    _run_ordinary(session, ordinary)
+    _be_an_ordinary_process()
+    _run_ordinary(session, [item for item, test in run.pairs if is_ordinary(test)])
     return True
 
 
 @contextlib.contextmanager
 def _journal_is_written() -> Iterator[None]:
-    """Results that can not be kept are no results: the run ends, with one clear line."""
+    """Results that cannot be kept are no results: the run ends, with one clear line."""
     try:
         yield
     except JournalError as error:
         pytest.exit(f"disttest: {error}", returncode=error.exit_code)
 
 
+def _be_an_ordinary_process() -> None:
+    """What kept this process fit to be forked is over: what runs in it from here on runs as without the plugin."""
+    allow_threads()
+    use_cuda_freely()
+
+
 def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
+        _note(item.config, f"running {item.nodeid}")
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
-
-
-def _be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: list[tuple[str, str]]) -> None:
-    if errors:
-        for nodeid, message in errors:
-            os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
-        leave(ExitCode.INTERRUPTED)
-    items = {item.nodeid: item for item in session.items}
-    live(order.spec, Channel(socket.socket(fileno=order.channel_fd)), session, items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -280,7 +353,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave quickly: the interpreter's last collections need not walk all of torch (a third of a second)."""
+    """Hide values in what pytest has written, and leave quickly."""
+    hide_in_own_files(config)
+    # The interpreter's last collections need not walk all of torch: a third of a second.
     if config.getoption("disttest_guarded"):
         gc.freeze()
 
@@ -289,31 +364,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest) -> World:
+def world() -> World:
     """The world that this test runs in, its process group initialised: rank, size, device, backend, group."""
-    return _or_fail(current_world, request.config)
+    return _or_fail(current_world)
 
 
 @pytest.fixture
-def world_tmp_path(request: pytest.FixtureRequest) -> Path:
+def world_tmp_path() -> Path:
     """A directory that all ranks of the test share (``tmp_path`` is each rank's own)."""
-    return _or_fail(current_scratch, request.config)
+    return _or_fail(current_scratch)
 
 
-@pytest.fixture(name=collect.SHAPE_FIXTURE)
-def _shape(request: pytest.FixtureRequest) -> WorldShape:
-    """Carries the shape of the world through the test's parameters."""
-    shape: WorldShape = request.param
-    return shape
-
-
-def _or_fail(provide: Callable[[], T], config: pytest.Config) -> T:
+def _or_fail(provide: Callable[[], T]) -> T:
     try:
         return provide()
     except LookupError as error:
-        under_xdist = hasattr(config, "workerinput")
-        hint = "; pytest-xdist can not run worlds: leave -n out, disttest runs them side by side itself"
-        pytest.fail(f"{error}{hint if under_xdist else ''}", pytrace=False)
+        pytest.fail(str(error), pytrace=False)
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
@@ -329,14 +395,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     run = config.stash.get(_RUN, None)
     if run is None or run.recorder is None:
         return
-    flaky = run.recorder.flaky
-    if flaky:
-        terminalreporter.section("flaky tests")
-        for line in flaky.values():
-            terminalreporter.line(line)
-    green = run.recorder.false_greens
-    if green:
-        terminalreporter.section("false greens avoided")
-        terminalreporter.line(f"torch's own rules would have passed {len(green)} of the failed tests:")
-        for nodeid in green:
-            terminalreporter.line(f"  {nodeid}")
+    write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)

@@ -57,6 +57,16 @@ def mine(members: Members, data: Tensor) -> Tensor:
     return data[members.index].clone()
 
 
+def assert_completed(world: World, work: dist.Work) -> None:
+    """The handle, waited for already, says that it is completed.
+
+    On a GPU ``wait`` holds up the stream and not the host, so the host waits for the device first.
+    """
+    if world.device.type != "cpu":
+        torch.accelerator.synchronize()
+    assert work.is_completed()
+
+
 _FOLDS = {
     ReduceOp.SUM: lambda a, b: a | b if a.dtype == torch.bool else a + b,
     ReduceOp.PRODUCT: lambda a, b: a & b if a.dtype == torch.bool else a * b,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from disttest.testing.world import World
 
 from ..ranks import exchange, fresh_name, meet, raised_by, store, subgroup
-from .data import Members
+from .data import Members, assert_completed
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
@@ -45,7 +45,7 @@ def test_async_barrier(world: World) -> None:
     """The handle of an asynchronous barrier completes when all have come."""
     work = dist.barrier(async_op=True)
     work.wait()
-    assert work.is_completed()
+    assert_completed(world, work)
 
 
 @pytest.mark.world_size(min=2)

@@ -1,4 +1,4 @@
-"""Object collectives: whatever can be pickled arrives equal, and what can not is an error."""
+"""Object collectives: whatever can be pickled arrives equal, and what cannot is an error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_gather_object(members: Members, debug_level: str) -> None:
 
 @pytest.mark.covers("CD-173")
 def test_unpicklable_object(world: World) -> None:
-    """An object that can not be pickled is an error on the rank that has it, before anything travels."""
+    """An object that cannot be pickled is an error on the rank that has it, before anything travels."""
 
     class Local:
         pass

@@ -9,7 +9,16 @@ import torch.distributed as dist
 from disttest.testing.world import World
 
 from ..ranks import assert_same_everywhere
-from .data import Members, ReduceOp, contributions, exactly, mine, reduce_scatter_single, reduced
+from .data import (
+    Members,
+    ReduceOp,
+    assert_completed,
+    contributions,
+    exactly,
+    mine,
+    reduce_scatter_single,
+    reduced,
+)
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
@@ -126,7 +135,7 @@ def test_all_reduce_async(members: Members) -> None:
     work = dist.all_reduce(tensor, group=members.group, async_op=True)
     work.wait()
     exactly(tensor, reduced(data, ReduceOp.SUM))
-    assert work.is_completed()
+    assert_completed(members.world, work)
 
 
 @pytest.mark.covers("CD-086", "CD-088")

@@ -85,17 +85,17 @@ def test_missing_key_times_out(world: World, shared: dist.Store) -> None:
 
 def test_compare_set(world: World, shared: dist.Store) -> None:
     """The first rank to write wins; a write that expects the present value replaces it, any other does not."""
-    first = shared.compare_set("seat", "", str(world.rank))
+    first = shared.compare_set("slot", "", str(world.rank))
     meet(world)
     winners = exchange(world, first)
     assert len(set(winners)) == 1
     assert int(winners[0]) in range(world.size)
-    assert shared.compare_set("seat", "nobody", "x") == winners[0]
+    assert shared.compare_set("slot", "nobody", "x") == winners[0]
     meet(world)
     if world.is_first:
-        assert shared.compare_set("seat", winners[0].decode(), "taken over") == b"taken over"
+        assert shared.compare_set("slot", winners[0].decode(), "taken over") == b"taken over"
     meet(world)
-    assert shared.get("seat") == b"taken over"
+    assert shared.get("slot") == b"taken over"
 
 
 def test_delete(world: World, shared: dist.Store, request: pytest.FixtureRequest) -> None:

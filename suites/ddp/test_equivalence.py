@@ -162,7 +162,7 @@ def test_checkpoint_written_by_one_rank(world: World, world_tmp_path) -> None:
 
 @pytest.mark.covers("CD-183")
 def test_nothing_to_train_is_an_error(world: World) -> None:
-    """A module without a parameter that requires gradients can not be wrapped."""
+    """A module without a parameter that requires gradients cannot be wrapped."""
     frozen = linear().requires_grad_(False)
     with pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
         wrap(world, frozen)

@@ -92,14 +92,13 @@ def test_fp16_hook_really_narrows(world: World) -> None:
     assert together.module.weight.grad.item() == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.needs("quantisation_hooks")
 @pytest.mark.covers("CD-197")
 @pytest.mark.parametrize(
     "hook", [quantization_hooks.quantization_pertensor_hook, quantization_hooks.quantization_perchannel_hook]
 )
 def test_quantising_hooks(world: World, hook: object) -> None:
-    """Quantised gradients are the sum over ranks within a byte's precision (these hooks do not divide)."""
-    if world.device.type == "cpu":
-        pytest.skip("the quantisation hooks move what they gather to a CUDA device")
+    """Quantised gradients are the mean over ranks within a byte's precision."""
     model = nn.Linear(8, 8, bias=False)
     alone, together = twin(world, model), wrap(world, model)
     together.register_comm_hook(None, hook)
@@ -107,7 +106,7 @@ def test_quantising_hooks(world: World, hook: object) -> None:
         alone(batch.float()).square().mean().backward()
         together(share(world, batch.float())).square().mean().backward()
         exact = alone.weight.grad
-        torch.testing.assert_close(together.module.weight.grad, exact * world.size, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(together.module.weight.grad, exact, rtol=0.01, atol=0.01)
         descend(alone, together)
 
 
@@ -277,7 +276,7 @@ def test_no_hook_is_logged_as_none(world: World) -> None:
 
 @pytest.mark.covers("CD-248")
 def test_hook_that_is_not_callable(world: World) -> None:
-    """Registering something that can not be called is a TypeError, and is logged."""
+    """Registering something that cannot be called is a TypeError, and is logged."""
     together = wrap(world, linear())
     with pytest.raises(TypeError, match="must be callable"):
         together.register_comm_hook({}, {})

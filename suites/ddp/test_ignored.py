@@ -12,20 +12,15 @@ from disttest.testing.world import World
 
 from ..ranks import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, WIDTH, Apply, linear
-from .training import assert_gradients_equal, batches, descend, gradients, share, twin, wrap
+from .training import assert_gradients_equal, batches, descend, gradients, ignoring, share, twin, wrap
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
-
-
-def _ignore(model: nn.Module, *names: str) -> nn.Module:
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(names))
-    return model
 
 
 @pytest.mark.covers("CD-263")
 def test_data_parallel_params(world: World) -> None:
     """The helper that lists DDP's parameters leaves out what is ignored."""
-    model = _ignore(nn.Sequential(linear(bias=True), linear()), "0.bias")
+    model = ignoring(world, nn.Sequential(linear(bias=True), linear()), "0.bias")
     for module in (model, wrap(world, model)):
         listed = list(DistributedDataParallel._get_data_parallel_params(module))
         assert [id(p) for p in listed] == [id(model[0].weight), id(model[1].weight)]
@@ -41,7 +36,7 @@ def test_ignored_layer_stays_local(world: World, search: bool, static: bool) -> 
     own.register_buffer("mark", torch.full((width,), float(world.rank), dtype=DOUBLE))
     model = nn.ModuleDict({"shared": linear(), "own": own})
     apply = Apply(lambda layers, x: layers["own"](layers["shared"](x)) + layers["own"].mark, model)
-    _ignore(apply, "layer.own.weight", "layer.own.mark")
+    ignoring(world, apply, "layer.own.weight", "layer.own.mark")
     together = wrap(world, apply, find_unused_parameters=search, static_graph=static)
     alone = twin(world, apply)
     for batch in batches(world, 3):
@@ -64,7 +59,7 @@ def test_ignored_parameter_is_not_broadcast(world: World) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += world.rank
-    together = wrap(world, _ignore(model, "1.weight"))
+    together = wrap(world, ignoring(world, model, "1.weight"))
     assert_same_everywhere(world, together.module[0].weight)
     assert_different_everywhere(world, together.module[1].weight)
 
@@ -82,7 +77,7 @@ def info_level(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.covers("CD-268")
 def test_index_to_name(world: World, info_level: None) -> None:
     """The map from index to name leaves out what is ignored; a list of the wrong length is an error."""
-    together = wrap(world, _ignore(nn.Sequential(linear(bias=True), linear()), "0.bias"))
+    together = wrap(world, ignoring(world, nn.Sequential(linear(bias=True), linear()), "0.bias"))
     expected, _ = together._build_params_for_reducer()
     assert together._build_debug_param_to_name_mapping(expected) == {0: "0.weight", 1: "1.weight"}
     with pytest.raises(ValueError, match="Expected param to name mapping"):
@@ -105,7 +100,7 @@ def test_index_to_name_without_frozen(world: World, info_level: None) -> None:
 def test_ignored_parameter_may_stay_unused(world: World) -> None:
     """An ignored parameter that takes no part is no unfinished reduction."""
     model = Apply(lambda layers, x: layers[0](x), nn.ModuleList([linear(), linear()]))
-    together = wrap(world, _ignore(model, "layer.1.weight"))
+    together = wrap(world, ignoring(world, model, "layer.1.weight"))
     alone = twin(world, model.layer[0])
     for batch in batches(world, 3):
         together(share(world, batch)).mean().backward()

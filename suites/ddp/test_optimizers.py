@@ -14,7 +14,16 @@ from disttest.testing.world import World
 
 from ..ranks import assert_different_everywhere, assert_same_everywhere, exchange, subgroup
 from .models import DOUBLE, linear
-from .training import assert_parameters_equal, batches, parameters, require_option, share, twin, wrap
+from .training import (
+    assert_parameters_equal,
+    batches,
+    ignoring,
+    parameters,
+    require_option,
+    share,
+    twin,
+    wrap,
+)
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
@@ -59,8 +68,7 @@ def test_optimizer_in_backward(world: World, name: str, before: bool, view: bool
 @pytest.mark.needs("accelerator_events")
 def test_optimizer_in_backward_of_an_ignored_parameter(world: World) -> None:
     """An ignored parameter is stepped by its rank's own gradient, the others by the mean."""
-    model = _stack()
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    model = ignoring(world, _stack(), "1.weight")
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.03})
     together = wrap(world, model)
     for batch in batches(world, 3):

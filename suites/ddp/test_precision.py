@@ -10,7 +10,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from disttest.testing.world import World
 
 from ..ranks import assert_same_everywhere
-from .training import assert_gradients_equal, descend, gradients, parameters, twin, wrap
+from .training import assert_gradients_equal, descend, gradients, ignoring, parameters, twin, wrap
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]
 
@@ -69,9 +69,7 @@ def test_ignored_parameters_stay_wide(world: World) -> None:
     """DDP's own mixed precision keeps no narrow copy of what DDP ignores."""
     model = _model()
     model.register_buffer("table", torch.ones(2))
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-        model, ["0.weight", "table"]
-    )
+    ignoring(world, model, "0.weight", "table")
     narrow = _MixedPrecision(
         param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16
     )

@@ -40,7 +40,7 @@ def test_conversion_hands_on_the_group(world: World) -> None:
 
 @pytest.mark.covers("CD-207")
 def test_cpu_is_refused(world: World) -> None:
-    """On the CPU a converted model can not be wrapped, and the error says why."""
+    """On the CPU a converted model cannot be wrapped, and the error says why."""
     if world.device.type != "cpu":
         pytest.skip("this device supports it")
     with pytest.raises(ValueError, match="SyncBatchNorm layers only work with GPU modules"):

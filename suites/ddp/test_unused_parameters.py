@@ -20,6 +20,7 @@ from .training import (
     batches,
     descend,
     gradients,
+    ignoring,
     parameters,
     require_option,
     share,
@@ -257,9 +258,7 @@ def test_error_names_nested_parameters(world: World, debug_level: str, ignore: b
     """The error lists each unused parameter by full name and index; used and ignored ones are not in it."""
     model = _Nested()
     if ignore:
-        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            model, ["table.weight"]
-        )
+        ignoring(world, model, "table.weight")
     names = [name for name, _ in model.named_parameters() if not (ignore and name == "table.weight")]
     unused = [name for name in names if "unused" in name or name == "table.weight"]
     together = wrap(world, model)

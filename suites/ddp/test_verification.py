@@ -27,7 +27,7 @@ def _compute_buckets(tensors: list[torch.Tensor], limits: list[int], logger: obj
 @pytest.mark.covers("CD-270", "CD-271")
 @pytest.mark.parametrize("logged", [False, True], ids=["without-logger", "with-logger"])
 def test_sparse_tensors_have_no_bucket(world: World, logged: bool) -> None:
-    """Sparse tensors can not be assigned to buckets: an error, in the log data too when there is a logger."""
+    """Sparse tensors cannot be assigned to buckets: an error, in the log data too when there is a logger."""
     sparse = [torch.ones(50).to_sparse(), torch.ones(25, dtype=DOUBLE).to_sparse()] * 3
     together = wrap(world, linear())
     with pytest.raises(RuntimeError, match="No support for sparse tensors"):
@@ -161,7 +161,7 @@ def test_bucket_capacity(megabytes: int | None, each: list[int] | None, capacity
 @pytest.mark.world_size(1)
 @pytest.mark.covers("CD-401")
 def test_bucket_capacity_is_frozen() -> None:
-    """The configuration can not be changed, and a list does not go with the Python reducer."""
+    """The configuration cannot be changed, and a list does not go with the Python reducer."""
     kind = _bucket_config()
     with pytest.raises(AttributeError):
         kind.create(bucket_cap_mb=1, bucket_cap_mb_list=None, use_python_reducer=False).bucket_bytes_cap = 1

@@ -24,6 +24,17 @@ def wrap(world: World, module: nn.Module, **options: Any) -> DistributedDataPara
     return DistributedDataParallel(module.to(world.device), device_ids=devices, **options)
 
 
+def ignoring(world: World, module: nn.Module, *names: str) -> nn.Module:
+    """The module on this rank's device, these parameters and buffers marked as not DDP's.
+
+    It is moved first: on its way to another device a module gets new buffers, without the marks, and parameters
+    that no longer feed the hooks they had.
+    """
+    module.to(world.device)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))
+    return module
+
+
 def twin(world: World, module: nn.Module) -> nn.Module:
     """A copy for one process alone, on the same device."""
     return copy.deepcopy(module).to(world.device)

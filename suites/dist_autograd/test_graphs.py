@@ -146,7 +146,7 @@ def test_gradient_of_what_the_other_side_returned(agents: World, context: int, c
 
 @both  # covers: AG-04 AG-65
 def test_context_ends_with_its_block(agents: World, make: Maker) -> None:
-    """After the block its context can not be retrieved, and the thread has no current one."""
+    """After the block its context cannot be retrieved, and the thread has no current one."""
     with dist_autograd.context() as identity:
         result = sync((agents.rank + 1) % agents.size, remote.add, make(), make())
         dist_autograd.backward(identity, [total(result)])

@@ -10,7 +10,7 @@ from ..private import has, private
 
 
 def missing() -> str:
-    """Why torch can not compile here; empty when it can."""
+    """Why torch cannot compile here; empty when it can."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -19,7 +19,7 @@ def missing() -> str:
 
 
 def missing_compiler() -> str:
-    """Why Inductor can not make code for the CPU here; empty when it can."""
+    """Why Inductor cannot make code for the CPU here; empty when it can."""
     found = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     return "" if found else "Inductor needs a C++ compiler, and there is none (g++, clang++)"
 

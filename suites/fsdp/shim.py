@@ -8,7 +8,7 @@ from ..private import find, has
 
 
 def missing() -> str:
-    """Why torch can not shard here; empty when it can."""
+    """Why torch cannot shard here; empty when it can."""
     import torch.distributed as dist
 
     if not dist.is_available():

@@ -71,9 +71,9 @@ def adam(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.02)
 
 
-def sgd(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+def sgd(parameters: Iterable[Any], **options: Any) -> torch.optim.Optimizer:
     """Shows a gradient that is scaled wrongly."""
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **options)
 
 
 OptimizerMaker = Callable[[Iterable[Any]], torch.optim.Optimizer]

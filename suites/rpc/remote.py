@@ -18,7 +18,7 @@ gates: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 
 
 class Unusual(Exception):
-    """An exception that can not be made from its text alone."""
+    """An exception that cannot be made from its text alone."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{reason} ({code})")
@@ -116,7 +116,7 @@ def fail_further(rank: int, text: str) -> None:
 
 
 def not_picklable() -> Any:
-    """A result that can not travel."""
+    """A result that cannot travel."""
     return threading.Lock()
 
 

@@ -33,7 +33,7 @@ def add_referred(rref: rpc.RRef[Tensor], right: Tensor) -> Tensor:
 
 @cache
 def script(function: Any) -> Any:
-    """Scripted form of a function of this module; skips the test where torch can not script."""
+    """Scripted form of a function of this module; skips the test where torch cannot script."""
     if reason := missing_torchscript():
         pytest.skip(reason)
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ RETRIED = ["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT", "RREF_USER_DELETE", "CLEANU
 
 
 def missing() -> str:
-    """Why torch can not do RPC here; empty when it can."""
+    """Why torch cannot do RPC here; empty when it can."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -26,7 +26,7 @@ def missing() -> str:
 
 
 def missing_torchscript() -> str:
-    """Why functions can not be scripted here; empty when they can."""
+    """Why functions cannot be scripted here; empty when they can."""
     enabled = find("torch.jit._state._enabled.enabled")
     return "" if enabled is True else "TorchScript is not available (no torch.jit, or PYTORCH_JIT=0)"
 

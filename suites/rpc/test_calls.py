@@ -219,7 +219,7 @@ def test_all_ranks_gather_each_others_values(agents: World) -> None:
 def test_collectives_work_beside_calls(agents: World) -> None:
     """An all-reduce while a call is under way gives the sum, and the call its answer."""
     future = rpc.rpc_async(worker((agents.rank + 1) % agents.size), remote.same, args=(agents.rank,))
-    total = torch.tensor([float(agents.rank)])
+    total = torch.tensor([float(agents.rank)], device=agents.device)
     dist.all_reduce(total)
     assert future.wait() == agents.rank
     assert total.item() == sum(range(agents.size))

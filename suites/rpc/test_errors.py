@@ -69,7 +69,7 @@ def test_error_of_a_scripted_function(agents: World, call: Any) -> None:
 
 
 def test_result_that_can_not_travel_is_an_error(agents: World) -> None:
-    """A result that can not be pickled raises at the caller, and the next call works."""
+    """A result that cannot be pickled raises at the caller, and the next call works."""
     there = worker((agents.rank + 1) % agents.size)
     with pytest.raises((RuntimeError, TypeError), match="pickle"):
         sync(there, remote.not_picklable)

@@ -19,7 +19,7 @@ from disttest.reports import write_reports
 from disttest.reports.html import render_html
 
 HERE = Path(__file__).parent
-ROGUES = HERE.parent / "rogues" / "test_verdicts.py"
+FAULTY_SUITE = HERE.parent / "fixtures" / "faulty_suites" / "test_verdicts.py"
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
     "--headless",
@@ -74,7 +74,7 @@ def real_run(folder: Path, *arguments: str) -> Path:
         name: text for name, text in os.environ.items() if not name.startswith(("DISTTEST_", "PYTEST_"))
     }
     ended = subprocess.run(
-        [sys.executable, "-c", "from disttest.cli import main; main()", "run", *arguments],
+        [sys.executable, "-c", "from disttest.cli.main import main; main()", "run", *arguments],
         cwd=folder,
         env=environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
@@ -100,8 +100,8 @@ def green(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def red(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Crashes, hangs, skips, odd output: one test for each way to fail."""
     folder = tmp_path_factory.mktemp("red")
-    shutil.copy(ROGUES, folder)
-    return real_run(folder, ROGUES.name, "--timeout", "3") / "report.html"
+    shutil.copy(FAULTY_SUITE, folder)
+    return real_run(folder, FAULTY_SUITE.name, "--timeout", "3") / "report.html"
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flaky tests, a broken GPU, a file that is not collected: what a machine without GPUs can not give."""
+    """Flaky tests, a broken GPU, a file that is not collected: what a machine without GPUs cannot give."""
     folder = tmp_path_factory.mktemp("mixed")
     write_reports(mixed_run(folder), folder)
     return folder / "report.html"

@@ -63,7 +63,7 @@ class TestFindings:
         [
             ("test_segfault", "rank 1 of 2 was killed by SIGSEGV"),
             ("test_sigkill", "rank 1 of 2 was killed by SIGKILL"),
-            ("test_exit_0", "rank 1 of 2 left with exit code 0"),
+            ("test_exit_0", "rank 1 of 2 exited with code 0"),
             ("test_fails_while_peer_waits", "ValueError: boom on rank 1"),
             ("test_one_rank_finishes_other_hangs", "rank 0 had finished"),
         ],

@@ -1,4 +1,4 @@
-"""One suite for every launcher: what a caller may rely on, whatever the engine is."""
+"""One suite for every launcher: what a caller may rely on, whatever the scheduler is."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fake_scheduler import FakeScheduler
 from slurm_cluster import SlurmCluster
 
-from disttest.cluster.fake import FakeLauncher
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.launcher import Changed, Ended, EngineState, Launcher, Output, Run
-from disttest.cluster.local import LocalLauncher
-from disttest.cluster.slurm import SlurmLauncher
-from disttest.cluster.slurm_submission import SlurmOptions
-from disttest.cluster.wire import (
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import Changed, JobEnded, JobRun, JobState, Launcher, Output
+from disttest.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
     FinishJob,
     FromNode,
     LineReader,
     NodeDone,
+    NodeNote,
     NodeReady,
     OpenWorld,
     TakeJob,
-    Told,
     ToNode,
     Versions,
     encode_order,
 )
-from disttest.running.protocol import Message
+from disttest.cluster.schedulers.local import LocalLauncher
+from disttest.cluster.schedulers.slurm import SlurmLauncher
+from disttest.cluster.schedulers.slurm_submission import SlurmOptions
+from disttest.runtime.messages.protocol import Message
 
 STUB = str(Path(__file__).parents[1] / "support" / "workers" / "node_stub.py")
 LIMIT_S = 30.0
@@ -63,7 +63,7 @@ def fake_answer(mode: str) -> Callable[[int, ToNode], list[Message]]:
                 return [ready, *([NodeDone()] if mode == "exit" else [])]
             case FinishJob() | CancelJob():
                 return [NodeDone()]
-        return [Told(message=encode_order(order).decode())]
+        return [NodeNote(message=encode_order(order).decode())]
 
     return answer
 
@@ -72,14 +72,14 @@ def fake_answer(mode: str) -> Callable[[int, ToNode], list[Message]]:
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     if request.param == "slurm":
         cluster: SlurmCluster = request.getfixturevalue("cluster")
-        monkeypatch.setattr("disttest.cluster.pipes.subprocess.Popen", _on_login(cluster, "Popen"))
-        monkeypatch.setattr("disttest.cluster.slurm.subprocess.run", _on_login(cluster, "run"))
+        monkeypatch.setattr("disttest.host.process.subprocess.Popen", _on_login(cluster, "Popen"))
+        monkeypatch.setattr("disttest.cluster.schedulers.slurm.subprocess.run", _on_login(cluster, "run"))
         environ = {**os.environ, **cluster.environment()}
 
     def made(mode: str, *values: str, **options: object) -> Launcher:
         command = (sys.executable, STUB, mode, *values)
         if request.param == "fake":
-            return FakeLauncher(fake_answer(mode))
+            return FakeScheduler(fake_answer(mode))
         if request.param == "local":
             return LocalLauncher(os.environ, nodes=2, command=command)
         return SlurmLauncher(environ, SlurmOptions(**options), command=command)
@@ -102,10 +102,10 @@ def _on_login(cluster: SlurmCluster, what: str) -> Callable[..., object]:
 class Heard:
     """What a run has said, message by message."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: JobRun) -> None:
         self.run = run
         self.messages: list[tuple[int, FromNode]] = []
-        self.ends: list[Ended] = []
+        self.ends: list[JobEnded] = []
         self.descriptions: list[Changed] = []
 
     def until_end(self, react: Callable[[Heard], None] = lambda _: None) -> Heard:
@@ -115,7 +115,7 @@ class Heard:
             match event:
                 case Output(line=line):
                     self.messages += reader.feed(line)
-                case Ended():
+                case JobEnded():
                     self.ends.append(event)
                 case Changed():
                     self.descriptions.append(event)
@@ -130,7 +130,7 @@ def test_capacity(make: Make) -> None:
     capacity = make("echo").capacity()
     assert capacity.nodes == 2
     assert capacity.cpus_per_node >= 1
-    assert capacity.engine
+    assert capacity.scheduler
 
 
 def test_every_node_hears_every_order_and_long_answers_arrive_whole(make: Make) -> None:
@@ -146,7 +146,7 @@ def test_every_node_hears_every_order_and_long_answers_arrive_whole(make: Make) 
     heard = Heard(launched).until_end()
     assert sorted(heard.of(NodeDone)) == [0, 1]
     for node in (0, 1):
-        told = [m.message.strip() for at, m in heard.messages if at == node and isinstance(m, Told)]
+        told = [m.message.strip() for at, m in heard.messages if at == node and isinstance(m, NodeNote)]
         assert told == [encode_order(order).decode().strip() for order in [CloseWorld(world=7), *orders]]
     reasons = {m.reason for _, m in heard.messages if isinstance(m, NodeDone)}
     assert reasons <= {long, ""}
@@ -157,16 +157,16 @@ def test_the_end_is_the_last_event_and_comes_once(make: Make) -> None:
     launched = make("exit", "0").start(job())
     launched.send(encode_order(TakeJob(job=job())))
     events = list(launched.events())
-    assert [isinstance(event, Ended) for event in events].count(True) == 1
-    assert isinstance(events[-1], Ended)
-    assert events[-1].end.state is EngineState.COMPLETED
+    assert [isinstance(event, JobEnded) for event in events].count(True) == 1
+    assert isinstance(events[-1], JobEnded)
+    assert events[-1].end.state is JobState.COMPLETED
 
 
-def test_a_description_has_the_name_and_the_engine(make: Make) -> None:
+def test_a_description_has_the_name_and_the_scheduler(make: Make) -> None:
     launcher = make("exit", "0")
     launched = launcher.start(job(3))
     seen = launched.describe()
-    assert (seen.engine, seen.name) == (launcher.name, job(3).name)
+    assert (seen.scheduler, seen.name) == (launcher.name, job(3).name)
     launched.send(encode_order(TakeJob(job=job(3))))
     assert len(Heard(launched).until_end().ends) == 1
 
@@ -181,7 +181,7 @@ def test_cancel_ends_it_and_says_why(make: Make) -> None:
             launched.cancel("again")  # the first reason counts
 
     heard = Heard(launched).until_end(cancel_when_ready)
-    assert heard.ends[0].end.state is EngineState.CANCELLED
+    assert heard.ends[0].end.state is JobState.CANCELLED
     assert "enough" in heard.ends[0].end.reason
 
 
@@ -203,7 +203,7 @@ def test_an_exit_code_is_stored_and_decides_nothing(make: Make) -> None:
     launched = make("exit", "3").start(job())
     launched.send(encode_order(TakeJob(job=job())))
     (end,) = Heard(launched).until_end().ends
-    assert end.end.state is EngineState.COMPLETED
+    assert end.end.state is JobState.COMPLETED
     assert end.end.exit_code == 3
 
 
@@ -214,16 +214,16 @@ def test_an_exit_code_is_stored_and_decides_nothing(make: Make) -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "state", "words"),
     [
-        ({"nodes": 1, "gpus": 9}, {}, EngineState.REJECTED, "configuration is not available"),
-        ({"nodes": 5}, {}, EngineState.REJECTED, "PartitionNodeLimit|node count|configuration|Node count"),
-        ({"nodes": 1}, {"partition": "nope"}, EngineState.REJECTED, "nvalid partition"),
-        ({"nodes": 1}, {"extra": ("--hold",)}, EngineState.HELD, "JobHeldUser"),
-        ({"nodes": 1}, {"extra": ("--time=999",)}, EngineState.REJECTED, "PartitionTimeLimit|[Tt]ime limit"),
+        ({"nodes": 1, "gpus": 9}, {}, JobState.REJECTED, "configuration is not available"),
+        ({"nodes": 5}, {}, JobState.REJECTED, "PartitionNodeLimit|node count|configuration|Node count"),
+        ({"nodes": 1}, {"partition": "nope"}, JobState.REJECTED, "nvalid partition"),
+        ({"nodes": 1}, {"extra": ("--hold",)}, JobState.HELD, "JobHeldUser"),
+        ({"nodes": 1}, {"extra": ("--time=999",)}, JobState.REJECTED, "PartitionTimeLimit|[Tt]ime limit"),
     ],
     ids=["too many GPUs", "too many nodes", "no such partition", "held", "too long"],
 )
 def test_a_job_that_can_not_run_is_refused_with_slurms_words(
-    make: Make, shape: dict[str, int], options: dict[str, object], state: EngineState, words: str
+    make: Make, shape: dict[str, int], options: dict[str, object], state: JobState, words: str
 ) -> None:
     launched = make("echo", **options).start(job(**shape))
     launched.send(encode_order(TakeJob(job=job())))
@@ -249,7 +249,7 @@ def test_forty_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(make: Make
         launched.send(encode_order(TakeJob(job=spec)))
         heard = Heard(launched).until_end()
         ready = {node: m for node, m in heard.messages if isinstance(m, NodeReady)}
-        until = {node: float(m.message) for node, m in heard.messages if isinstance(m, Told)}
+        until = {node: float(m.message) for node, m in heard.messages if isinstance(m, NodeNote)}
         assert len(ready) == len(until) == nodes, heard.ends
         assert all(len(each.gpus) == gpus for each in ready.values()), ready
         with lock:

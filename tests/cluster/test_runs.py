@@ -392,7 +392,7 @@ class TestRefused:
     def test_a_partition_that_does_not_exist(self, lab: ClusterLab) -> None:
         lab.write(test_waits=WAITS)
         run = lab.on_slurm("test_waits.py", *SPAN, "--partition", "nope").wait()
-        assert run.exit_code == 8
+        assert run.exit_code == 9
         assert "Partition nope not found" in run.output
 
     def test_a_controller_that_does_not_answer(self, lab: ClusterLab) -> None:
@@ -402,15 +402,15 @@ class TestRefused:
             run = lab.on_slurm("test_waits.py", *SPAN).wait()
         finally:
             lab.cluster.start_controller()
-        assert run.exit_code == 8, run.output
+        assert run.exit_code == 9, run.output
         assert "Slurm says: " in run.output
         assert "Unable to contact slurm controller" in run.output
 
     def test_slurm_is_not_installed(self, lab: ClusterLab) -> None:
         lab.write(test_waits=WAITS)
         run = lab.on_slurm("test_waits.py", PATH="/nonexistent").wait()
-        assert run.exit_code == 8
-        assert "srun can not be run here" in run.output
+        assert run.exit_code == 9
+        assert "srun cannot be run here" in run.output
 
     def test_other_sources_on_a_node(self, lab: ClusterLab) -> None:
         """The second node has another helper beside the tests: the same ids, another digest."""
@@ -450,7 +450,7 @@ class TestRefused:
         assert f"disttest 9.9.9 on node n2, {disttest.__version__} on the client" in run.output
 
     def test_ranks_without_gpus(self, lab: ClusterLab) -> None:
-        """The engine grants one GPU to each node, and the tests have two ranks for each."""
+        """The scheduler grants one GPU to each node, and the tests have two ranks for each."""
         lab.write(test_waits=WAITS)
         arguments = (
             "test_waits.py",

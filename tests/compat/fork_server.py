@@ -8,6 +8,7 @@ and judged, and how, stays torch's own code; ``pytest tests/compat --full --spaw
 from __future__ import annotations
 
 import os
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start ranks from the server from now on; it imports the file that is to be collected."""
     context = torch.multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([Path(config.args[0]).stem])
+    with pytest.MonkeyPatch.context() as patch:
+        # Importing the suite asks whether there are GPUs; a server that asked CUDA itself could fork no user of it.
+        patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        forkserver.ensure_running()
 
     def process(**given: Any) -> BaseProcess:
         # The server keeps the environment of its own start; a new interpreter would get the one of now.

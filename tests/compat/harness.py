@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from results_files import check_results_below
 
-from disttest.running.guard import plugin_arguments
+from disttest.runtime.guard.guard import plugin_arguments
 
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes"
@@ -31,14 +31,30 @@ class Suite(NamedTuple):
 
     file: str
     ranks: int
+    backend: str = "gloo"
 
     @property
     def name(self) -> str:
-        return f"{self.file}-gloo-{self.ranks}"
+        return f"{self.file}-{self.backend}-{self.ranks}"
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"BACKEND": "gloo", "WORLD_SIZE": str(self.ranks)}
+        return {"BACKEND": self.backend, "WORLD_SIZE": str(self.ranks)}
+
+
+class Interpreter(NamedTuple):
+    """An interpreter with torch, and the environment of its processes."""
+
+    python: str
+    environ: Mapping[str, str]
+
+
+def this_interpreter() -> Interpreter:
+    """The interpreter of the tests themselves."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
+    return Interpreter(
+        sys.executable, {**clean, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    )
 
 
 SUITES = (
@@ -48,6 +64,8 @@ SUITES = (
     Suite("rpc", 4),
     Suite("rpc_faulty", 4),
 )
+OVER_NCCL = Suite("distributed", 2, "nccl")
+"""On two emulated GPUs, in the environment of tests/cuda."""
 
 
 class Difference(NamedTuple):
@@ -61,7 +79,13 @@ class Difference(NamedTuple):
 
 
 def run_torchs(
-    suite: Suite, folder: Path, *, select: str = "", spawn: bool = True, limit_s: float = 7200
+    suite: Suite,
+    folder: Path,
+    *,
+    select: str = "",
+    spawn: bool = True,
+    limit_s: float = 7200,
+    interpreter: Interpreter | None = None,
 ) -> Verdicts:
     """Run under torch's own harness: plain pytest, without the plugin.
 
@@ -69,25 +93,33 @@ def run_torchs(
     minutes in place of hours: see fork_server.py).
     """
     arguments = ["-p", "no:disttest"] + ([] if spawn else ["-p", "tests.compat.fork_server"])
-    return _run(suite, folder, arguments, select, limit_s)
+    return _run(suite, folder, arguments, select, limit_s, interpreter or this_interpreter())
 
 
-def run_ours(suite: Suite, folder: Path, *, select: str = "", limit_s: float = 3600) -> Verdicts:
+def run_ours(
+    suite: Suite,
+    folder: Path,
+    *,
+    select: str = "",
+    limit_s: float = 3600,
+    interpreter: Interpreter | None = None,
+) -> Verdicts:
     """Run under the plugin; nothing else differs."""
-    arguments = [*plugin_arguments(), f"--disttest-results={folder / 'results'}"]
+    arguments = [*plugin_arguments(), "--disttest-host", f"--disttest-results={folder / 'results'}"]
     arguments += [f"--disttest-slots={SLOTS}"] if SLOTS else []
-    verdicts = _run(suite, folder, arguments, select, limit_s)
+    verdicts = _run(suite, folder, arguments, select, limit_s, interpreter or this_interpreter())
     check_results_below(folder)
     return verdicts
 
 
-def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s: float) -> Verdicts:
+def _run(
+    suite: Suite, folder: Path, arguments: list[str], select: str, limit_s: float, interpreter: Interpreter
+) -> Verdicts:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "verdicts.xml"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
-    paths = os.pathsep.join([str(CLASSES), *(path for path in sys.path if path)])
+    paths = os.pathsep.join([str(CLASSES), str(HERE.parents[1]), interpreter.environ["PYTHONPATH"]])
     argv = [
-        sys.executable,
+        interpreter.python,
         "-m",
         "pytest",
         "-q",
@@ -100,7 +132,7 @@ def _run(suite: Suite, folder: Path, arguments: list[str], select: str, limit_s:
     argv += [*arguments, f"--junitxml={report}", str(CLASSES / f"{suite.file}.py")]
     subprocess.run(
         [*argv, *(["-k", select] if select else [])],
-        env=clean | suite.environment | {"PYTHONPATH": paths},
+        env={**interpreter.environ, **suite.environment, "PYTHONPATH": paths},
         stdout=(folder / "output.txt").open("w"),
         stderr=subprocess.STDOUT,
         timeout=limit_s,
@@ -135,13 +167,15 @@ def load_recorded(suite: Suite) -> Verdicts:
     return verdicts
 
 
-def record(suite: Suite, verdicts: Mapping[str, str], *, spawn: bool) -> None:
+def record(
+    suite: Suite, verdicts: Mapping[str, str], *, spawn: bool, interpreter: Interpreter | None = None
+) -> None:
     """Keep what torch's harness said, with the version that said it, and how its ranks were started."""
-    import torch
-
+    python = (interpreter or this_interpreter()).python
+    version = [python, "-c", "from torch.version import __version__; print(__version__)"]
     RECORDED.mkdir(exist_ok=True)
     content = {
-        "torch": torch.__version__,
+        "torch": subprocess.run(version, capture_output=True, text=True, check=True).stdout.strip(),
         "ranks": "new interpreters" if spawn else "from a fork server",
         "tests": len(verdicts),
         "verdicts": dict(sorted(verdicts.items())),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat import harness
-from tests.compat.harness import SUITES, Suite
+from tests.compat.harness import OVER_NCCL, SUITES, Suite
 
 LIVE = {
     "distributed": "test_all_reduce_sum_complex or test_barrier_group",
@@ -59,7 +59,7 @@ def test_a_sample_live_under_both(suite, tmp_path) -> None:
 
 
 def test_every_difference_is_one_of_a_suite_and_has_a_reason() -> None:
-    names = {suite.name for suite in SUITES}
+    names = {suite.name for suite in (*SUITES, OVER_NCCL)}
     for difference in harness.load_differences():
         assert difference.suite in names
         assert len(difference.reason) > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,14 +16,15 @@ import pytest
 import yaml
 from action_files import ROOT, expected
 
-from disttest.cli import command
-from disttest.launch.commands import launch
-from disttest.launch.inputs import INPUTS, Input, Kind
-from disttest.planning.options import OPTIONS
+from disttest.cli.launch import launch
+from disttest.cli.main import command
+from disttest.options.action_inputs import INPUTS, Input, InputKind
+from disttest.options.registry import RUN_OPTIONS
+from disttest.planning.targets import suite_names
 from disttest.reports.outputs import OUTPUTS
 
 HERE = Path(__file__).parent
-ACTIONS = sorted([ROOT / "action.yml", *ROOT.glob("*/action.yml")])
+ACTIONS = sorted([ROOT / "action.yml", *ROOT.glob("actions/*/action.yml")])
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 EXAMPLES = sorted((ROOT / "examples").glob("*/.github/workflows/*.yml"))
 FILES = [*ACTIONS, *WORKFLOWS, *EXAMPLES]
@@ -64,23 +66,23 @@ def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
 
 def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
-    assert {option.name for option in OPTIONS} <= names
+    assert {option.name for option in RUN_OPTIONS} <= names
     # What a log shows is not a choice.
     flags = flags_of(command.commands["run"])
-    assert flags <= {one.option for one in INPUTS["run"]} | {"--help", "--progress"}
+    assert flags <= {f"--{one.name}" for one in INPUTS["run"]} | {"--help", "--progress"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_input_is_a_flag_of_its_command(name: str) -> None:
     inner, outer = flags_of(command.commands[name]), flags_of(launch)
     for one in INPUTS[name]:
-        known = {Kind.LAUNCH: outer, Kind.SWITCH: outer, Kind.LINES: outer}.get(one.kind, inner)
-        if one.kind not in (Kind.TARGETS, Kind.PYTEST, Kind.STEP):
-            assert one.option in known, one.name
+        assert one.own is None or one.own.flag in inner, one.name
+        assert one.launch is None or one.launch.flag in outer, one.name
+        assert (one.kind is InputKind.OPTION) == bool(one.own or one.launch), one.name
 
 
 def test_every_flag_of_launch_is_an_input_or_known_to_be_none() -> None:
-    inputs = {one.option for one in INPUTS["run"]}
+    inputs = {f"--{one.name}" for one in INPUTS["run"]}
     # The workspace is GitHub's, the step changes to its directory itself; nobody wants a dry run in a workflow.
     assert flags_of(launch) - inputs == {"--workspace", "--workdir", "--dry-run"}
 
@@ -144,7 +146,7 @@ def test_workflows_ask_for_little_and_end_in_time(path: Path) -> None:
 def test_workflows_only_use_inputs_and_outputs_that_exist(path: Path) -> None:
     for job in jobs(path).values():
         for step in job.get("steps", []):
-            match = re.fullmatch(rf"(?:{OWN}(/\w+)?@\S+|\./)", step.get("uses", ""))
+            match = re.fullmatch(rf"(?:{OWN}(/[\w/]+)?@\S+|\./)", step.get("uses", ""))
             if match:
                 folder = (match[1] or "").lstrip("/")
                 declared = yaml.safe_load((ROOT / folder / "action.yml").read_text())
@@ -165,12 +167,14 @@ def test_artifacts_are_named_by_shard_and_attempt() -> None:
 def test_the_docker_action_names_this_version() -> None:
     import disttest
 
-    image = yaml.safe_load((ROOT / "docker" / "action.yml").read_text())["runs"]["image"]
+    image = yaml.safe_load((ROOT / "actions" / "docker" / "action.yml").read_text())["runs"]["image"]
     assert image == f"docker://ghcr.io/{OWN}:{disttest.__version__}-cuda"
 
 
 def test_outputs_of_the_docker_action_are_those_of_the_other() -> None:
-    assert set(yaml.safe_load((ROOT / "docker" / "action.yml").read_text())["outputs"]) == set(OUTPUTS)
+    assert set(yaml.safe_load((ROOT / "actions" / "docker" / "action.yml").read_text())["outputs"]) == set(
+        OUTPUTS
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,6 +188,17 @@ def test_schema(schema: str, paths: list[Path]) -> None:
 
 def test_zizmor() -> None:
     check(tool("zizmor"), "--offline", "--no-progress", *(f"./{name_of(path)}" for path in FILES))
+
+
+def test_zizmor_at_its_strictest_on_actions() -> None:
+    """Whoever uses an action runs it with rights of his: an image without a digest needs a reason."""
+    check(
+        tool("zizmor"),
+        "--offline",
+        "--no-progress",
+        "--persona=pedantic",
+        *(f"./{name_of(path)}" for path in ACTIONS),
+    )
 
 
 def test_github_s_own_parser_and_actionlint() -> None:
@@ -207,12 +222,31 @@ def test_the_checkers_find_something(tmp_path: Path) -> None:
 
 
 def test_bash_scripts_of_the_action_parse() -> None:
-    for script in (ROOT / "action").glob("*.sh"):
+    for script in (ROOT / "actions").glob("*.sh"):
         check("bash", "-n", str(script))
 
 
+def test_programs_are_never_taken_from_a_folder_that_others_can_make(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(ROOT / "actions" / "environment.sh")],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "DISTTEST_PYTHON": "false", "GITHUB_OUTPUT": str(tmp_path / "out")},
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "RUNNER_TEMP: is not set; this is for steps of a GitHub workflow" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_input_is_a_kind_of_its_own() -> None:
-    assert Input("a-b", Kind.RUN, "").variable == "DISTTEST_INPUT_A_B"
+    assert Input(name="a-b", help="").variable == "DISTTEST_INPUT_A_B"
+
+
+def test_every_suite_has_a_rule_in_the_makefile() -> None:
+    for name in suite_names():
+        check("make", "--dry-run", name)
 
 
 def check(*words: str) -> None:

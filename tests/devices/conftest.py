@@ -75,7 +75,8 @@ class Host:
         for name, source in files.items():
             (self.folder / f"{name}.py").write_text(textwrap.dedent(source))
 
-    def start(self, *arguments, results="results", backend="gloo", **environ):
+    @property
+    def environ(self):
         probe = {"library": str(self.driver.library), "compute": "cpu", "worker": "faulty_worker"}
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_", "CUDA_"))}
         path = os.pathsep.join(part for part in (*sys.path, str(WORKERS)) if part)
@@ -85,12 +86,15 @@ class Host:
             "PYTHONPATH": path,
             "COLUMNS": "200",
         }
+        return clean | ours
+
+    def start(self, *arguments, results="results", backend="gloo", **environ):
         options = ["--lease-dir", str(self.folder / "leases"), "--results", str(self.folder / results)]
         options += ["--backend", backend] if backend else []  # the torch of these tests has no NCCL
         return subprocess.Popen(
             [sys.executable, "-m", "disttest", "run", *arguments, *options],
             cwd=self.folder,
-            env=clean | ours | environ,
+            env=self.environ | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -44,7 +44,7 @@ def test_an_exception_is_told():
     ended, _ = run("fail")
 
     assert (ended.end, ended.code) == (End.FAILED, 1)
-    assert str(ended) == "left with exit code 1: ValueError: planted"
+    assert str(ended) == "exited with code 1: ValueError: planted"
 
 
 def test_a_crash_is_told():

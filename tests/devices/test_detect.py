@@ -84,7 +84,7 @@ def test_a_gpu_whose_question_crashes_the_probe(fake, detect):
 def test_nvml_itself_hangs(fake, detect):
     started_s = time.monotonic()
 
-    machine = detect(fake(fakes.plain(2) | {"hang": "nvmlInitWithFlags"}), stall_s=0.5)
+    machine = detect(fake(fakes.plain(2) | {"hang": "nvmlInitWithFlags"}), stall_s=2.0)
 
     assert machine.gpus == ()
     assert machine.nvml_error.startswith("nvmlInit: the NVML probe gave no answer within")
@@ -99,7 +99,7 @@ def test_nvml_crashes(fake, detect):
 
 def test_nvml_hangs_at_its_end(fake, detect):
     """Everything is known by then; it is still worth a word."""
-    machine = detect(fake(fakes.plain(1) | {"hang": "nvmlShutdown"}), stall_s=0.5)
+    machine = detect(fake(fakes.plain(1) | {"hang": "nvmlShutdown"}), stall_s=2.0)
 
     assert names(machine) == ["gpu:0"]
     assert machine.nvml_error.startswith("nvmlShutdown:")

@@ -1,4 +1,4 @@
-"""The upkeep of a run's slots, on a fake driver and a clock of its own; the preflight works on the CPU."""
+"""The health of a run's slots, on a fake driver and a clock of its own; the preflight works on the CPU."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
 from disttest.host.devices.machine import CpuShare
-from disttest.host.lease import Leaser
-from disttest.host.quarantine import QuarantineNotes
+from disttest.host.leases.lease import Leaser
+from disttest.host.leases.quarantine import QuarantineNotes
+from disttest.limits import GPU_RELEASE_S
 from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
-from disttest.planning.options import resolve_options
+from disttest.options.run import resolve_options
 from disttest.planning.schedule import GangScheduler
-from disttest.running.devices import Devices
-from disttest.running.upkeep import RELEASE_LIMIT_S, Upkeep, Vacated
+from disttest.runtime.controller.device_health import DeviceHealth, Vacated
+from disttest.runtime.controller.run_devices import Devices
 
 GIB = 1 << 30
 SUSPICIOUS = "CUDA error: unspecified launch failure"
 
 
 class Run:
-    """The controller's part: gangs on the slots of a lease, and what the upkeep says."""
+    """The controller's part: gangs on the slots of a lease, and what device health says."""
 
     def __init__(self, devices):
         self.devices = devices
         self.now_s = 0.0
         self.heard, self.notes = [], []
         self.scheduler = GangScheduler(devices.slots, clock=lambda: self.now_s)
-        self.upkeep = Upkeep(
+        self.device_health = DeviceHealth(
             devices, self.scheduler, self, lambda *note: self.notes.append(note), clock=lambda: self.now_s
         )
 
@@ -46,17 +47,17 @@ class Run:
         return {start.gang.gang_id: start.slots for start in self.scheduler.due()}
 
     def leave(self, gang, slots, **facts):
-        self.upkeep.vacate(Vacated(gang_id=gang, slots=slots, last_test=gang, **facts))
+        self.device_health.vacate(Vacated(gang_id=gang, slots=slots, last_test=gang, **facts))
 
     def turn(self, *, in_use=(), until):
-        """Let the upkeep work until something holds, while hardly any of its own time passes."""
+        """Let it work until something holds, while hardly any of its own time passes."""
         deadline_s = time.monotonic() + 240.0
         while time.monotonic() < deadline_s:
-            self.upkeep.advance(in_use)
+            self.device_health.advance(in_use)
             if until():
                 return
             poller = select.poll()
-            for descriptor in self.upkeep.descriptors():
+            for descriptor in self.device_health.descriptors():
                 poller.register(descriptor, select.POLLIN)
             poller.poll(20)
             self.now_s += 0.001
@@ -71,7 +72,7 @@ class Run:
     def on_cleared(self):
         self.heard.append("cleared")
 
-    def on_accused(self, nodeids, reason):
+    def on_device_blamed(self, nodeids, reason):
         self.heard.append(("accused", tuple(nodeids), reason))
 
     def on_gave_up(self, nodeids, reason):
@@ -103,7 +104,7 @@ def run(options):
 
     yield make
     for each in made:
-        each.upkeep.close()
+        each.device_health.close()
         each.devices.release()
 
 
@@ -122,7 +123,7 @@ def test_a_gpu_that_is_free_is_handed_on(fake, run):
     run.leave("a", slots)
 
     assert run.due() == {}
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.turn(until=lambda: not run.device_health.busy)
     assert run.due() == {"b": slots}
     assert run.notes == []
 
@@ -134,18 +135,18 @@ def test_one_that_never_lets_go_is_in_quarantine_for_as_long(fake, run):
     slots = run.due()["a"]
     driver.set({"gpu.0.processes": f"4242:{GIB}", "process.4242": "python"})
     run.leave("a", slots)
-    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    run.turn(until=lambda: run.device_health._waiting and run.device_health._waiting[0].held)
     assert run.due() == {}
 
-    run.now_s += RELEASE_LIMIT_S
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.now_s += GPU_RELEASE_S
+    run.turn(until=lambda: not run.device_health.busy)
 
     label = f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
     held = f"{label} is still held by python (pid 4242)"
     assert run.notes == [(f"{held}, 10 s after its world had ended: it is in quarantine", "a")]
     assert run.due() == {}
     assert [slot.name for slot in run.devices.lease.slots] == ["gpu:1"]
-    (state,) = [state for state in run.leaser().states(share=True) if state.slot.name == "gpu:0"]
+    (state,) = [state for state in run.leaser().states(allow_busy=True) if state.slot.name == "gpu:0"]
     assert (state.obstacle, state.permanent) == (f"in quarantine: {held}", False)
     driver.set({"gpu.0.processes": None})
     assert run.free() == ["gpu:0"]
@@ -163,11 +164,11 @@ def test_a_mig_slice_is_handed_on_when_its_own_processes_are_gone(fake, run):
     driver.set({"gpu.0.mig.0.processes": f"4242:{GIB}", "process.4242": "python"})
 
     run.leave("a", slots)
-    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    run.turn(until=lambda: run.device_health._waiting and run.device_health._waiting[0].held)
     assert run.due() == {}
     driver.set({"gpu.0.mig.0.processes": None})
     run.now_s += 0.2
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.turn(until=lambda: not run.device_health.busy)
 
     assert run.due() == {"b": slots}
     assert run.notes == []
@@ -182,7 +183,7 @@ def test_a_mig_slice_is_handed_on_when_its_own_processes_are_gone(fake, run):
         ),
         (
             {"gpu.0.mig.0.memory_used": 3 * GIB},
-            "has 3072 MiB more in use than before, by a process that can not be seen",
+            "has 3072 MiB more in use than before, by a process that cannot be seen",
         ),
     ],
 )
@@ -195,14 +196,14 @@ def test_a_mig_slice_that_is_never_let_go_is_in_quarantine_and_the_others_are_no
 
     run.leave("a", starts["a"])
     run.leave("b", starts["b"])
-    run.turn(until=lambda: any(entry.held for entry in run.upkeep._waiting))
-    run.now_s += RELEASE_LIMIT_S
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.turn(until=lambda: any(entry.held for entry in run.device_health._waiting))
+    run.now_s += GPU_RELEASE_S
+    run.turn(until=lambda: not run.device_health.busy)
 
     label = f"MIG slice {SLICE} of GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)})"
     assert run.notes == [(f"{label} {why}, 10 s after its world had ended: it is in quarantine", "a")]
     assert run.due() == {"c": starts["b"]}
-    (state,) = [state for state in run.leaser().states(share=True) if state.slot.name == "gpu:0.0"]
+    (state,) = [state for state in run.leaser().states(allow_busy=True) if state.slot.name == "gpu:0.0"]
     assert state.obstacle == f"in quarantine: {label} {why}"
 
 
@@ -218,7 +219,7 @@ def test_a_mig_slice_that_is_taken_away_is_used_no_more(fake, run):
 
     gone = f"MIG slice {SLICE} of GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) has vanished from the driver's list"
     assert run.heard == [("accused", (), gone)]
-    assert run.upkeep.broken == {"gpu:0.0": gone}
+    assert run.device_health.broken == {"gpu:0.0": gone}
 
 
 def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
@@ -226,7 +227,9 @@ def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
     driver = fake(fakes.plain(1))
     run = run(driver)
     (slot,) = run.devices.machine.slots("cpu", 1)
-    run.scheduler = run.upkeep._scheduler = GangScheduler((*run.devices.slots, slot), clock=lambda: 0.0)
+    run.scheduler = run.device_health._scheduler = GangScheduler(
+        (*run.devices.slots, slot), clock=lambda: 0.0
+    )
     for name in ("a", "b"):
         shape = WorldShape(size=1, backend="gloo")
         run.scheduler.submit(Gang(gang_id=name, nodeids=(name,), shape=shape, isolation=Isolation.FRESH))
@@ -236,7 +239,7 @@ def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
     run.leave("a", (slot,))
 
     assert run.due() == {"b": (slot,)}
-    assert run.upkeep.suspects(failed("b"), (slot,)) is False
+    assert run.device_health.suspects(failed("b"), (slot,)) is False
     run.leave("b", (slot,), survivors=(77,))
     assert [each.name for each in run.devices.lease.slots] == ["gpu:0"]
     assert run.notes == [("cpu:0: used no more, since processes could not be killed: 77", "b")]
@@ -247,33 +250,33 @@ def test_an_answer_that_is_older_than_the_end_of_a_world_does_not_count(fake, ru
     run = run(driver)
     run.submit("a")
     slots = run.due()["a"]
-    run.upkeep.begin()
+    run.device_health.begin()
     poller = select.poll()
-    poller.register(run.upkeep.descriptors()[0], select.POLLIN)
+    poller.register(run.device_health.descriptors()[0], select.POLLIN)
     poller.poll()  # the answer is there: nobody holds the GPU
     time.sleep(0.2)
     driver.set({"gpu.0.processes": f"4242:{GIB}"})
 
     run.leave("a", slots)
-    run.turn(until=lambda: not run.upkeep._waiting or run.upkeep._waiting[0].held)
+    run.turn(until=lambda: not run.device_health._waiting or run.device_health._waiting[0].held)
 
-    assert run.upkeep._waiting
+    assert run.device_health._waiting
 
 
 def test_processes_of_others_do_not_count_where_gpus_are_shared(fake, run):
     driver = fake(fakes.plain(1))
-    run = run(driver, share="true")
+    run = run(driver, allow_busy_gpus="true")
     run.submit("a")
     slots = run.due()["a"]
     driver.set({"gpu.0.processes": f"7:{GIB},8:{GIB}"})
 
     run.leave("a", slots, pids=(8,))
-    run.turn(until=lambda: run.upkeep._waiting and run.upkeep._waiting[0].held)
+    run.turn(until=lambda: run.device_health._waiting and run.device_health._waiting[0].held)
     driver.set({"gpu.0.processes": f"7:{GIB}"})
     run.now_s += 0.2
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.turn(until=lambda: not run.device_health.busy)
 
-    assert run.upkeep.broken == {}
+    assert run.device_health.broken == {}
 
 
 def test_slots_of_processes_that_can_not_be_killed_are_not_used_and_not_unlocked(fake, run):
@@ -300,7 +303,7 @@ def test_the_driver_s_own_word_needs_no_proof(fake, run):
     run = run(driver)
     run.submit("a", "b", "c")
     starts = run.due()
-    assert run.upkeep.suspects(failed("a"), starts["a"])
+    assert run.device_health.suspects(failed("a"), starts["a"])
     driver.set({"gpu.0.error": 15})
 
     run.leave("a", starts["a"])
@@ -310,7 +313,7 @@ def test_the_driver_s_own_word_needs_no_proof(fake, run):
     assert run.heard == [("accused", ("a",), reason)]
     assert run.due() == {}
     run.leave("b", starts["b"])
-    run.turn(until=lambda: not run.upkeep.busy)
+    run.turn(until=lambda: not run.device_health.busy)
     assert run.due() == {"c": starts["b"]}
 
 
@@ -319,32 +322,32 @@ def test_suspicion_of_another_gpu_outlives_that(fake, run):
     run = run(driver)
     run.submit("a", "b", "c")
     starts = run.due()
-    assert run.upkeep.suspects(failed("b"), starts["b"])
+    assert run.device_health.suspects(failed("b"), starts["b"])
     driver.set({"gpu.0.error": 15})
 
     run.leave("a", starts["a"])
     run.turn(until=lambda: run.heard)
 
     assert run.heard[0][:2] == ("accused", ())
-    assert run.upkeep.is_open("b")
+    assert run.device_health.is_open("b")
 
 
 def test_nothing_starts_on_suspected_gpus_and_healthy_ones_are_used_again(fake, run):
     run = run(fake(fakes.plain(2)))
     run.submit("a", "b", "c", "d")
     starts = run.due()
-    run.upkeep.suspects(failed("a"), starts["a"])
-    assert run.upkeep.suspects(failed("b"), starts["b"])
+    run.device_health.suspects(failed("a"), starts["a"])
+    assert run.device_health.suspects(failed("b"), starts["b"])
 
     run.leave("a", starts["a"])
-    run.turn(in_use=["gpu:1"], until=lambda: not run.upkeep._waiting)
+    run.turn(in_use=["gpu:1"], until=lambda: not run.device_health._waiting)
     assert run.due() == {}
-    assert run.upkeep._proof is None, "a proof on a GPU that is in use says nothing"
+    assert run.device_health._proof is None, "a proof on a GPU that is in use says nothing"
     run.leave("b", starts["b"])
     run.turn(until=lambda: run.heard)
 
     assert run.heard == ["cleared"]
-    assert not run.upkeep.is_open("a")
+    assert not run.device_health.is_open("a")
     assert set(run.due()) == {"c", "d"}
 
 
@@ -353,19 +356,19 @@ def test_a_gpu_that_breaks_while_others_are_suspected_is_decided_on_with_them(fa
     run = run(driver)
     run.submit("a", "b", "c", "d")
     starts = run.due()
-    run.upkeep.suspects(failed("a"), starts["a"])
-    run.upkeep.suspects(failed("b"), starts["b"])
+    run.device_health.suspects(failed("a"), starts["a"])
+    run.device_health.suspects(failed("b"), starts["b"])
     driver.set({"gpu.2.error": 15})
 
     run.leave("c", starts["c"])
-    run.turn(in_use=["gpu:0", "gpu:1"], until=lambda: not run.upkeep._waiting)
+    run.turn(in_use=["gpu:0", "gpu:1"], until=lambda: not run.device_health._waiting)
     assert run.due() == {}, "the driver says that the only slot which is not suspected is broken"
     run.leave("a", starts["a"])
     run.leave("b", starts["b"])
     run.turn(until=lambda: run.heard)
 
     assert run.heard == [("accused", (), f"GPU 2 ({fakes.uuid(2)}, {fakes.bus(2)}): GPU is lost")]
-    assert not run.upkeep.is_open("a")
+    assert not run.device_health.is_open("a")
     assert [slot.name for slot in run.due()["d"]] == ["gpu:0"]
 
 
@@ -373,10 +376,10 @@ def test_a_proof_does_not_wait_for_ever(fake, run):
     run = run(fake(fakes.plain(2)))
     run.submit("a", "b")
     starts = run.due()
-    run.upkeep.suspects(failed("a"), starts["a"])
-    run.upkeep.suspects(failed("b"), starts["b"])
+    run.device_health.suspects(failed("a"), starts["a"])
+    run.device_health.suspects(failed("b"), starts["b"])
     run.leave("a", starts["a"])
-    run.turn(in_use=["gpu:1"], until=lambda: not run.upkeep._waiting)
+    run.turn(in_use=["gpu:1"], until=lambda: not run.device_health._waiting)
 
     run.now_s += 10.0
     run.turn(in_use=["gpu:1"], until=lambda: run.heard)
@@ -387,10 +390,10 @@ def test_a_proof_does_not_wait_for_ever(fake, run):
 def test_with_too_few_left_it_gives_up(fake, run):
     driver = fake(fakes.plain(2))
     run = run(driver)
-    run.upkeep.narrowest = 2
+    run.device_health.narrowest = 2
     run.submit("a", "b", size=2)
     starts = run.due()
-    run.upkeep.suspects(failed("a"), starts["a"])
+    run.device_health.suspects(failed("a"), starts["a"])
     driver.set({"count": 1})
 
     run.leave("a", starts["a"])
@@ -466,7 +469,7 @@ def test_worlds_on_the_cpu_leave_cores_to_the_ranks_on_gpus(
     devices.take("a run", say=lambda _: None)
     alone = devices.threads(WorldShape(size=1, backend="nccl", device="cuda"))
 
-    devices.seat_cpu_worlds(beside_gpus=True)
+    devices.reserve_cpu_slots(beside_gpus=True)
 
     assert [slot.name for slot in devices.cpu_slots] == [f"cpu:{n}" for n in range(beside)]
     assert devices.threads(WorldShape(size=1, backend="nccl", device="cuda")) == threads
@@ -482,7 +485,7 @@ def test_a_run_that_took_no_gpus_has_the_whole_cpu(fake, options):
     cpu = CpuShare(online=6, affinity=6)
     devices.machine = msgspec.structs.replace(devices.machine, cpu=cpu)
 
-    devices.seat_cpu_worlds(beside_gpus=False)
+    devices.reserve_cpu_slots(beside_gpus=False)
 
     assert ([slot.name for slot in devices.slots], devices.cpu_slots) == ([f"cpu:{n}" for n in range(6)], ())
 

@@ -11,14 +11,14 @@ import junitparser
 import pytest
 from click.testing import CliRunner
 
-from disttest.doctor.commands import doctor
+from disttest.cli.doctor import doctor
+from disttest.doctor.diagnosis import as_run, render_diagnosis_junit, render_finding, render_json
 from disttest.doctor.examine import Examination, examine, update_quarantine
-from disttest.doctor.report import as_run, render_diagnosis_junit, render_finding, render_json
 from disttest.host.devices import detect_machine
 from disttest.host.devices.findings import Grade
-from disttest.host.lease import Leaser, Request
+from disttest.host.leases.lease import Leaser, Request
+from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.preflight import Bounds
-from disttest.host.quarantine import QuarantineNotes
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
@@ -122,11 +122,13 @@ def test_a_torch_without_cuda_leaves_the_gpus_alone(fake, tmp_path):
 
 def test_leases_are_shown_and_what_others_hold_is_left_alone(fake, diagnose, tmp_path):
     driver = fake(fakes.plain(3))
-    leaser = Leaser(tmp_path, lambda: detect_machine(library=str(driver.library), root=tmp_path / "empty"))
+    leaser = Leaser(
+        tmp_path / "leases", lambda: detect_machine(library=str(driver.library), root=tmp_path / "empty")
+    )
     with leaser.take(Request(count=1, who="nightly ddp")):
-        QuarantineNotes(tmp_path).add(fakes.uuid(2), "matmul failed")
+        QuarantineNotes(tmp_path / "leases").add(fakes.uuid(2), "matmul failed")
         # The held one would fail: a doctor must not condemn a GPU that is in use.
-        diagnosis = diagnose(driver, faults="gpu:0=wrong_matmul", lease_dir=tmp_path)
+        diagnosis = diagnose(driver, faults="gpu:0=wrong_matmul", lease_dir=tmp_path / "leases")
 
     leases = [(f.grade, f.message) for f in diagnosis.findings if f.check == "lease"]
     assert leases == [
@@ -139,10 +141,10 @@ def test_leases_are_shown_and_what_others_hold_is_left_alone(fake, diagnose, tmp
 
 
 def test_quarantine_follows_the_diagnosis(fake, diagnose, tmp_path):
-    driver, notes = fake(fakes.plain(2)), QuarantineNotes(tmp_path)
+    driver, notes = fake(fakes.plain(2)), QuarantineNotes(tmp_path / "leases")
     notes.add(fakes.uuid(0), "was bad")
 
-    changed = update_quarantine(diagnose(driver, faults="gpu:1=wrong@copy"), tmp_path)
+    changed = update_quarantine(diagnose(driver, faults="gpu:1=wrong@copy"), tmp_path / "leases")
 
     assert changed == (
         f"gpu:0 ({fakes.uuid(0)}) passed: its quarantine is lifted",
@@ -178,14 +180,14 @@ def test_the_command_says_what_is_broken_and_leaves_with_7(fake):
 def test_a_report_that_can_not_be_written(tmp_path):
     out = CliRunner().invoke(doctor, ["--json", str(tmp_path / "no" / "x.json")])
 
-    assert "x.json can not be written: No such file or directory" in str(out.exception)
+    assert "x.json cannot be written: No such file or directory" in str(out.exception)
 
 
 def test_help_does_not_import_torch():
     import subprocess
     import sys
 
-    program = "import sys, disttest.doctor.commands; print('torch' in sys.modules)"
+    program = "import sys, disttest.cli.doctor; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"

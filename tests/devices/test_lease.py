@@ -11,7 +11,7 @@ import fake_driver as fakes
 import pytest
 
 from disttest.errors import NotEnoughDevices, UsageError
-from disttest.host.lease import Leaser, Request
+from disttest.host.leases.lease import Leaser, Request
 
 GIB = 1 << 30
 
@@ -139,7 +139,7 @@ def test_foreign_processes_keep_a_gpu_until_they_are_gone(fake, leaser):
 def test_share_takes_a_busy_gpu(fake, leaser):
     driver = fake(fakes.plain(1) | {"gpu.0.processes": f"4242:{GIB}"})
 
-    assert names(leaser(driver).take(Request(count=1, share=True))) == ["gpu:0"]
+    assert names(leaser(driver).take(Request(count=1, allow_busy=True))) == ["gpu:0"]
 
 
 def test_a_desktop_does_not_make_a_gpu_busy(fake, leaser):
@@ -152,7 +152,7 @@ def test_memory_of_unseen_processes_makes_it_busy(fake, leaser):
     driver = fake(fakes.plain(1) | {"gpu.0.memory_used": 3 * GIB})
 
     with pytest.raises(
-        NotEnoughDevices, match="3072 MiB are used by a process that can not be seen from here"
+        NotEnoughDevices, match="3072 MiB are used by a process that cannot be seen from here"
     ):
         leaser(driver).take(Request(count=1, timeout_s=1.0))
 
@@ -173,7 +173,7 @@ def test_mig_slices_that_others_use_are_not_taken(fake, leaser):
     (busy,) = [state for state in leaser(driver).states() if state.obstacle]
     assert (busy.slot.name, busy.obstacle) == ("gpu:0.1", "used by python (pid 4242)")
     assert busy.label.startswith("MIG slice MIG-00000001-")
-    with leaser(driver).take(Request(count=5, share=True)) as lease:
+    with leaser(driver).take(Request(count=5, allow_busy=True)) as lease:
         assert "gpu:0.1" in names(lease)
 
 
@@ -201,30 +201,30 @@ def test_quarantine_keeps_everyone_off_until_it_is_lifted(fake, leaser):
 
 def test_quarantine_for_a_stuck_process_ends_with_it(fake, leaser):
     driver = fake(fakes.plain(1) | {"gpu.0.processes": f"4242:{GIB}"})
-    lease = leaser(driver).take(Request(count=1, share=True))
+    lease = leaser(driver).take(Request(count=1, allow_busy=True))
     lease.quarantine(lease.slots[0], "pid 4242 does not let go", pid=4242)
 
     with pytest.raises(NotEnoughDevices, match=r"no lease within 1 s.*pid 4242 does not let go"):
-        leaser(driver).take(Request(count=1, share=True, timeout_s=1.0))
+        leaser(driver).take(Request(count=1, allow_busy=True, timeout_s=1.0))
     driver.set({"gpu.0.processes": None})
 
     assert names(leaser(driver).take(Request(count=1))) == ["gpu:0"]
 
 
 def test_quarantine_ends_with_a_reboot(tmp_path):
-    from disttest.host.quarantine import QuarantineNotes
+    from disttest.host.leases.quarantine import QuarantineNotes
 
     QuarantineNotes(tmp_path, boot_id="one").add("GPU-1", "bad")
 
     assert set(QuarantineNotes(tmp_path, boot_id="one").active()) == {"GPU-1"}
     assert not QuarantineNotes(tmp_path, boot_id="two").active()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.quarantine"))
 
 
 def test_a_killed_holder_frees_its_gpu(fake, leaser, tmp_path):
     driver = fake(fakes.plain(1))
     program = (
-        "import sys; from pathlib import Path; from disttest.host.lockfiles import *; "
+        "import sys; from pathlib import Path; from disttest.host.leases.lockfiles import *; "
         "lock = LockDirectory(Path(sys.argv[1])).try_lock(sys.argv[2]); assert lock; "
         "print('held', flush=True); import time; time.sleep(600)"
     )
@@ -263,7 +263,7 @@ def test_a_directory_that_can_not_be_used(tmp_path):
     (tmp_path / "file").write_text("")
 
     with pytest.raises(
-        UsageError, match=r"the lease directory .*file/leases can not be used: Not a directory"
+        UsageError, match=r"the lease directory .*file/leases cannot be used: Not a directory"
     ):
         Leaser(tmp_path / "file" / "leases", lambda: None)
 

@@ -10,19 +10,21 @@ import uuid as uuids
 from pathlib import Path
 
 import fake_driver as fakes
-import psutil
 import pytest
 
-from disttest.host.leftovers import (
-    Period,
+from disttest.host.leftovers.held_gpus import gpu_leftover
+from disttest.host.leftovers.shared_memory import (
     ShmEntry,
-    find_litter,
-    gpu_leftover,
-    left_processes,
+    is_abandoned,
     names_in_use,
-    remove_litter,
+    open_files,
+    remove_entry,
     scan_shm,
+    unused_entries,
 )
+from disttest.host.leftovers.sweep import tell_litter
+from disttest.limits import LATER_LITTER_S
+from disttest.model import Outcome, TestResult
 
 SHM = Path("/dev/shm")
 GIB = 1 << 30
@@ -35,22 +37,24 @@ def name():
     (SHM / chosen).unlink(missing_ok=True)
 
 
-def find(before, periods=()):
-    return find_litter(before, scan_shm(), periods, in_use=names_in_use(), uid=os.geteuid())
+def find(before):
+    """What is new and unused."""
+    known = {entry.inode for entry in before.values()}
+    return unused_entries(lambda entry: entry.inode not in known)
 
 
-def names(litter):
-    return [each.entry.name for each in litter]
+def names(entries):
+    return [entry.name for entry in entries]
 
 
 def test_what_a_dead_process_left_is_found_and_removed(name):
     before = scan_shm()
     subprocess.run([sys.executable, "-c", f"open('/dev/shm/{name}', 'wb').write(b'x' * 4096)"], check=True)
 
-    litter = [each for each in find(before) if each.entry.name == name]
+    litter = [each for each in find(before) if each.name == name]
 
-    assert [each.entry.size for each in litter] == [4096]
-    assert remove_litter(litter) == ()
+    assert [each.size for each in litter] == [4096]
+    assert remove_entry(litter[0]) == ""
     assert not (SHM / name).exists()
 
 
@@ -82,11 +86,11 @@ def test_what_was_there_before_is_left_alone(name):
 
 def test_an_entry_that_was_replaced_is_not_removed(name):
     (SHM / name).write_bytes(b"old")
-    litter = [each for each in find({}) if each.entry.name == name]
+    litter = [each for each in find({}) if each.name == name]
     (SHM / "disttest-fresh").write_bytes(b"new")
     (SHM / "disttest-fresh").rename(SHM / name)
 
-    assert remove_litter(litter) == ()
+    assert remove_entry(litter[0]) == ""
     assert (SHM / name).read_bytes() == b"new"
 
 
@@ -94,48 +98,66 @@ def entry(name, at_s=5.0, uid=0, inode=1):
     return ShmEntry(name=name, size=10, inode=inode, uid=uid, made_at_s=at_s)
 
 
-PERIODS = (
-    Period(nodeid="a", began_at_s=0.0, ended_at_s=4.0, pids=(100, 101)),
-    Period(nodeid="b", began_at_s=3.0, ended_at_s=9.0, pids=(102,)),
-)
+def ran(nodeid, began_s, duration_s):
+    return TestResult(
+        nodeid=nodeid, outcome=Outcome.PASSED, started_at_s=began_s, duration_s=duration_s - LATER_LITTER_S
+    )
+
+
+ATTEMPTS = (ran("a", 0.0, 4.0), ran("b", 3.0, 6.0))
 
 
 @pytest.mark.parametrize(
-    ("made", "tests", "certain"),
+    ("at_s", "told"),
     [
-        (entry("psm_1", 1.0), ("a",), False),
-        (entry("psm_1", 3.5), ("a", "b"), False),
-        (entry("psm_1", 20.0), (), False),
-        (entry("torch_101_7_0", 20.0), ("a",), True),
-        (entry("torch_999_7_0", 5.0), ("b",), False),
-        (entry("sem.loky-102-x", 1.0), ("b",), True),
+        (1.0, "torch_101_7_0 (10 bytes; a ran then)"),
+        (3.5, "torch_101_7_0 (10 bytes; a or b ran then)"),
+        (20.0, ""),
     ],
 )
-def test_whose_it_is(made, tests, certain):
-    (litter,) = find_litter({}, {made.name: made}, PERIODS, in_use=(), uid=0)
-
-    assert (litter.tests, litter.certain) == (tests, certain)
+def test_who_ran_then(at_s, told):
+    assert tell_litter(entry("torch_101_7_0", at_s), ATTEMPTS) == told
 
 
-def test_another_users_entry_is_not_ours():
-    assert find_litter({}, {"x": entry("x", uid=7)}, PERIODS, in_use=(), uid=0) == ()
+@pytest.mark.parametrize(
+    ("name", "abandoned"),
+    [
+        ("psm_1a2b3c4d", True),
+        ("sem.mp-abcdefgh", True),
+        ("nccl-aB3xY9", True),
+        (f"torch_{1 << 30}_1_0", True),
+        (f"torch_{os.getpid()}_1_0", False),
+        ("dataset.bin", False),
+        ("torch_cache", False),
+    ],
+)
+def test_only_memory_of_libraries_whose_process_is_gone_is_for_the_doctor_to_clean(name, abandoned):
+    assert is_abandoned(entry(name)) is abandoned
 
 
-def test_the_text_names_the_test():
-    (litter,) = find_litter({}, {"x": entry("x", 3.5)}, PERIODS, in_use=(), uid=0)
+def test_another_users_entry_is_not_ours(name, monkeypatch):
+    (SHM / name).write_bytes(b"x")
+    assert name in names(find({}))
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
-    assert str(litter) == "shared memory x (10 bytes) was left by a or b"
+    assert name not in names(find({}))
 
 
-def test_processes_that_nobody_accounts_for():
-    with subprocess.Popen(["sleep", "600"]) as stranger:
-        try:
-            children = {child.pid for child in psutil.Process().children(recursive=True)}
-            found = left_processes(os.getpid(), children - {stranger.pid})
-        finally:
-            stranger.kill()
+def test_a_file_that_a_process_closes_meanwhile_hides_none_of_its_others(name, monkeypatch):
+    """What is not seen to be in use may be removed."""
+    really, vanished = os.readlink, []
 
-    assert found == (f"pid {stranger.pid}: sleep 600",)
+    def readlink(path):
+        if not vanished:
+            vanished.append(path)
+            raise FileNotFoundError(path)
+        return really(path)
+
+    with (SHM / name).open("wb"):
+        monkeypatch.setattr(os, "readlink", readlink)
+
+        assert f"/dev/shm/{name}" in [path for _, path in open_files(os.getpid(), SHM)]
+    assert vanished
 
 
 def test_memory_that_a_killed_rank_still_holds(fake, detect):
@@ -148,7 +170,7 @@ def test_memory_that_a_killed_rank_still_holds(fake, detect):
     assert found == [
         f"GPU 0 ({fakes.uuid(0)}, {fakes.bus(0)}) is still held by python (pid 4242)",
         f"GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)}) has 1020 MiB more in use than before, "
-        "by a process that can not be seen",
+        "by a process that cannot be seen",
     ]
 
 

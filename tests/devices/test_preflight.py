@@ -15,7 +15,7 @@ WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
 # Long enough for a busy machine: what is healthy must not be late.
 BOUNDS = Bounds(start=300.0, check=10.0, collective=15.0, grace=2.0, total=600.0)
-PATIENT = Bounds(start=300.0, check=10.0, collective=15.0, grace=8.0, total=600.0)
+GENEROUS = Bounds(start=300.0, check=10.0, collective=15.0, grace=8.0, total=600.0)
 
 ON_DEVICE = {"context", "allocate", "copy", "matmul", "memory", "timing"}
 TOGETHER = {"collective_rendezvous", "collective_broadcast", "collective_all_gather", "collective_all_reduce"}
@@ -148,7 +148,7 @@ def test_wrong_numbers_in_a_collective_accuse_their_rank(prove):
 @pytest.mark.parametrize("how", ["crash", "leave", "hang"])
 def test_a_rank_that_goes_missing_in_a_collective_is_named(prove, how):
     # A long grace lets the victims speak and leave: they must not be taken for the dead.
-    result = prove(faults=f"cpu:1={how}@all_gather", bounds=PATIENT)
+    result = prove(faults=f"cpu:1={how}@all_gather", bounds=GENEROUS)
 
     assert failures(result) == {("collective_all_gather", ("cpu:1",))}
     assert set(result.broken) == {"cpu:1"}

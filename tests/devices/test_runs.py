@@ -12,14 +12,15 @@ from pathlib import Path
 
 import fake_driver as fakes
 import pytest
+from lab import Lab
 
 from disttest.host.devices import detect_machine
-from disttest.host.lease import Leaser, Request
+from disttest.host.leases.lease import Leaser, Request
 from disttest.model import Cause, Outcome
 from disttest.results.cost import cost_of
 from disttest.results.events import Noted, WorldEnded, WorldStarted
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.running.devices import cpu_share
+from disttest.runtime.controller.run_devices import cpu_share
 
 GIB = 1 << 30
 
@@ -541,12 +542,15 @@ def test_what_a_test_leaves_is_named_with_it_and_cleaned(host):
         import subprocess, time
         import pytest
 
+        KEPT = []
+
         @pytest.mark.world_size(1)
         def test_leaves(world):
             subprocess.Popen(["sleep", "600"])
-            with open("/dev/shm/{name}", "wb") as file:
-                file.write(b"x" * 4096)
-            time.sleep(0.05)
+            KEPT.append(open("/dev/shm/{name}", "wb"))
+            KEPT[0].write(b"x" * 4096)
+            KEPT[0].flush()
+            time.sleep(0.5)  # the world sees who has it in hand
 
         @pytest.mark.world_size(1)
         def test_tidy(world): pass
@@ -567,3 +571,62 @@ def test_what_a_test_leaves_is_named_with_it_and_cleaned(host):
         f"shared memory {name} (4096 bytes) was left by test_x.py::test_leaves[1xgloo]; it was removed"
     )
     assert not Path("/dev/shm", name).exists()
+
+
+def test_gpus_that_do_not_work_are_no_matter_to_a_plain_pytest_that_needs_none(host):
+    host = host(fakes.plain(1) | {"gpu.0.error": 15})
+    host.write(
+        test_ordinary="def test_it(): pass",
+        test_world="""
+        import pytest
+
+        @pytest.mark.world_size(1)
+        def test_it(world): pass
+        """,
+    )
+
+    def pytest_on(file):
+        lab = Lab(host.folder, environ=host.environ)
+        return lab.pytest(file, "--disttest-backend=gloo", f"--disttest-lease-dir={host.folder / 'leases'}")
+
+    assert pytest_on("test_ordinary.py").exit_code == 0
+    refused = pytest_on("test_world.py")
+    assert refused.exit_code == 7, refused.output
+    assert "this machine has GPUs and none can be used: GPU 0 is left out: GPU is lost" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("pytest", "-p", "disttest", "--collect-only"), "test_it[2xnccl]"),
+        (("disttest", "run", "test_world.py", "--", "--collect-only"), "test_it[2xnccl]"),
+        (("disttest", "list", "--tests", "test_world.py"), "test_it[2xnccl]"),
+        (("disttest", "list", "--gpus", "2", "test_world.py"), "nccl"),
+        (("disttest", "plan", "--shards", "1", "test_world.py"), "1 tests in 1 shards"),
+    ],
+)
+def test_listing_needs_no_gpu_that_works(host, words, shown):
+    """What a run would take once they are mended, and a word that they are not."""
+    host = host(fakes.plain(1) | {"gpu.0.error": 15})
+    host.write(
+        test_world="""
+        import pytest
+
+        @pytest.mark.world_size(2)
+        def test_it(world): pass
+        """
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=host.folder,
+        env=host.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = ended.stdout + ended.stderr
+
+    assert ended.returncode == 0, output
+    assert shown in output
+    assert "listed as if GPUs worked here: this machine has GPUs and none can be used: GPU 0" in output

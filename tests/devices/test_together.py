@@ -11,10 +11,10 @@ import fake_driver as fakes
 import pytest
 
 from disttest.errors import NotEnoughDevices
-from disttest.host.lease import Leaser, Request
+from disttest.host.leases.lease import Leaser, Request
 from disttest.host.preflight import Bounds, run_preflight, targets_of
 from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
-from disttest.planning.breaker import Breaker, GiveUp, Prove, Quarantine
+from disttest.planning.breaker import Breaker, GiveUp, Prove, QuarantineDecision
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 BOUNDS = Bounds(start=300.0, check=10.0, collective=15.0, total=600.0)
@@ -57,7 +57,7 @@ class Run:
         proof = run_preflight(targets, worker="faulty_worker", bounds=BOUNDS)
         decision = self.breaker.proved(proof.broken)
         for slot in self.lease.slots:
-            if isinstance(decision, Quarantine | GiveUp) and slot.name in decision.broken:
+            if isinstance(decision, QuarantineDecision | GiveUp) and slot.name in decision.broken:
                 self.lease.quarantine(slot, decision.broken[slot.name])
         return decision
 

@@ -14,7 +14,7 @@ from github_runner import ActionResult, Runner
 from junitparser import JUnitXml
 from launching import ours
 
-from disttest.launch.inputs import RUN_INPUTS
+from disttest.options.action_inputs import INPUTS
 
 HOSTILE = "$(touch hacked) `touch hacked`; touch hacked\n\"'${{ github.token }} && touch hacked"
 WRITES_OUTPUTS = """
@@ -169,7 +169,7 @@ def test_in_place_cancelling_interrupts_the_tests_and_leaves_their_reports(job: 
 def test_the_docker_action_runs_in_its_own_container(job: Job, image: str) -> None:
     (job.workspace / "test_it.py").write_text(TESTS.format(hangs=False))
     done = job.runner.run_docker_action(
-        ROOT / "docker",
+        ROOT / "actions" / "docker",
         {"suite": "test_it.py", "pytest-args": "-k 'first or $(touch hacked)'"},
         docker=[docker_command()],
         image=image,
@@ -178,7 +178,7 @@ def test_the_docker_action_runs_in_its_own_container(job: Job, image: str) -> No
     assert done.exit_code == 4, done.log  # pytest refuses the expression, and no shell has seen it
     assert not (job.workspace / "hacked").exists()
     done = job.runner.run_docker_action(
-        ROOT / "docker", {"suite": "test_it.py"}, docker=[docker_command()], image=image
+        ROOT / "actions" / "docker", {"suite": "test_it.py"}, docker=[docker_command()], image=image
     )
     assert done.exit_code == 0, done.log
     assert (done.outputs["conclusion"], done.outputs["tests"]) == ("success", "2"), done.outputs
@@ -207,7 +207,7 @@ def test_in_place_refused(job: Job, choice: str, message: str) -> None:
 def test_hostile_text_in_any_input_is_text(job: Job) -> None:
     program = job.script("import sys, json; print('argv', json.dumps(sys.argv[1:]))")
     before = snapshot(job.workspace)
-    for one in RUN_INPUTS:
+    for one in INPUTS["run"]:
         inputs = {"suite": program, one.name.replace("-", "_"): HOSTILE}
         done = job.run(**inputs)
         assert "hacked" not in {path.name for path in job.workspace.rglob("*")}, one.name

@@ -44,7 +44,7 @@ def run(runner: Runner, folder: str, **inputs: str) -> ActionResult:
 
 
 def run_merge(runner: Runner, **inputs: str) -> ActionResult:
-    return runner.run_action(ROOT / "merge", inputs)
+    return runner.run_action(ROOT / "actions" / "merge", inputs)
 
 
 @pytest.mark.parametrize("checkout", ["single"], indirect=True)
@@ -61,7 +61,9 @@ def test_one_runner(runner: Runner, image: str) -> None:
 
 @pytest.mark.parametrize("checkout", ["matrix"], indirect=True)
 def test_a_pool_plans_runs_its_shards_and_merges(runner: Runner, image: str) -> None:
-    planned = run(runner, "plan", suite="tests", image=image, pool="small:1:1\nlarge:8:1", revision="abc")
+    planned = run(
+        runner, "actions/plan", suite="tests", image=image, pool="small:1:1\nlarge:8:1", revision="abc"
+    )
     assert planned.exit_code == 0, planned.log
     entries = json.loads(planned.outputs["matrix"])["include"]
     assert sum(entry["tests"] for entry in entries) == 2
@@ -82,7 +84,7 @@ def test_a_pool_plans_runs_its_shards_and_merges(runner: Runner, image: str) -> 
 
 @pytest.mark.parametrize("checkout", ["doctor"], indirect=True)
 def test_a_runner_of_a_pool_sees_its_doctor(runner: Runner, image: str) -> None:
-    done = run(runner, "doctor", level="full", image=image, junit="doctor.xml")
+    done = run(runner, "actions/doctor", level="full", image=image, junit="doctor.xml")
     assert done.exit_code == 0, done.log
     assert "this machine works" in done.log
     checks = {
@@ -102,7 +104,7 @@ def test_a_pod_without_an_engine(engine: Engine, image: str, checkout: Path, tmp
     engine.docker("run", "--detach", f"--name={name}", "--entrypoint=tail", *mounts, image, "-f", "/dev/null")
     try:
         placed = step(
-            engine, name, commands, "/action/action/place.sh", {"DISTTEST_INPUT_IN_PLACE": "always"}
+            engine, name, commands, "/action/actions/place.sh", {"DISTTEST_INPUT_IN_PLACE": "always"}
         )
         assert placed["mode"] == "in-place"
         inputs = {

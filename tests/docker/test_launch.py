@@ -83,7 +83,7 @@ def test_signals_are_forwarded_to_the_program(launcher: Launcher, probe: str, si
     assert ours(launcher.engine) == []
 
 
-def test_a_deaf_program_is_killed_before_the_runner_loses_patience(launcher: Launcher, probe: str) -> None:
+def test_a_deaf_program_is_killed_before_the_runner_kills_it(launcher: Launcher, probe: str) -> None:
     process = start_ready(launcher, "--image", probe, "--gpus", "none", launcher.script(DEAF))
     began = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from github_runner import ActionResult, Runner
+from lab import Lab
 
-from disttest.cluster.names import this_machine
+from disttest.cluster.protocol.names import this_machine
 from disttest.model import Outcome
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
-
-from .conftest import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ROOT / "tests" / "support" / "slurm_stub" / "stub.py"
@@ -29,8 +28,8 @@ TESTS = """
         dist.barrier()
         assert os.environ["GROUP_RANK"] == str(world.rank)
 """
-DEAD = f"disttest-{this_machine()}-999999999-1-j1"
-ELSEWHERE = "disttest-0000000000-1-1-j1"
+DEAD = f"disttest-{this_machine()}-999999999-t1-j1"
+ELSEWHERE = "disttest-0000000000-1-t1-j1"
 
 
 class Job:
@@ -58,7 +57,7 @@ class Job:
         return self.runner.run_action(ROOT, {"launcher": "slurm", **given})
 
     def asked(self, command: str) -> list[list[str]]:
-        """Command lines that the engine got."""
+        """Command lines that the scheduler got."""
         lines = map(json.loads, self.log.read_text().splitlines())
         return [words for name, *words in lines if name == command]
 
@@ -74,7 +73,7 @@ def test_inputs_of_the_action_submit_and_the_last_step_cleans(job: Job) -> None:
         suite="test_nodes.py",
         nodes="2",
         partition="gpu",
-        engine_args="--qos=ci",
+        scheduler_args="--qos=ci",
         world_sizes="2",
         device="cpu",
     )
@@ -118,5 +117,5 @@ def test_a_runner_without_disttest_says_what_it_needs(lab: Lab) -> None:
     done = job.run(suite="ddp")
 
     assert done.exit_code == 4
-    assert "input launcher: the engine is reached from the runner itself" in done.log
+    assert "input launcher: the scheduler is reached from the runner itself" in done.log
     assert done.steps["clean"].outcome == "skipped"

@@ -110,6 +110,26 @@ def test_a_bad_timeout_mark_names_its_test(lab):
     )
 
 
+def test_a_failed_test_beside_a_file_that_can_not_be_collected_is_one_code_everywhere(lab):
+    """The command, plain pytest, a cluster's client, and the merge of that run alone."""
+    fails = """
+    import pytest
+
+    @pytest.mark.world_size(1)
+    def test_fails(world):
+        assert False
+    """
+    lab.write(test_fails=fails, test_syntax="def")
+
+    run = lab.run(".")
+    merged = lab.run("merge", "results", "--results", "merged")
+    plain = lab.pytest("--continue-on-collection-errors", results="plain")
+    nodes = lab.run(".", "--launcher", "local", "--device", "cpu", "--results", "nodes")
+
+    codes = (run.exit_code, merged.exit_code, plain.exit_code, nodes.exit_code)
+    assert (2, 2, 2, 2) == codes, (run.output, merged.output, plain.output, nodes.output)
+
+
 def test_nothing_collected(lab):
     ended = lab.write(test_empty="").run("test_empty.py")
 
@@ -139,8 +159,9 @@ def test_a_full_disk_is_said_before_anything_runs(lab):
     finally:
         subprocess.run(["umount", disk], check=True)
 
-    assert 4 == ended.exit_code
+    assert 7 == ended.exit_code
     assert "No space left on device" in ended.output
+    assert "choose another place with --results" in ended.output
 
 
 def test_crash_codes_that_look_like_success(lab):
@@ -194,7 +215,7 @@ def test_ranks_that_break_the_channel(lab):
 
     garbage = ended.result("test_garbage")
     assert (Outcome.ERROR, 1) == (garbage.outcome, garbage.culprit)
-    assert "it wrote nonsense into its control channel" in garbage.message
+    assert "it sent a malformed message" in garbage.message
     for name in ("test_closes_everything", "test_closes_everything_and_lives"):
         result = ended.result(name + "[2xgloo]")
         assert (Outcome.ERROR, 1) == (result.outcome, result.culprit), result

@@ -1,4 +1,4 @@
-"""The bundled suites answer a request that they can not serve in one line."""
+"""The bundled suites: requests that they cannot serve are answered in one line; their tests share worlds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.running.guard import plugin_arguments
+from disttest.runtime.guard.guard import plugin_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +70,17 @@ def test_world_size_that_suits_no_test_says_so():
     )
     assert code == pytest.ExitCode.OK
     assert "none of the run's world sizes (1)" in output
+
+
+def test_what_ranks_tell_each_other_costs_no_world(lab):
+    """The suites exchange what they saw through the store; that is not taken for something that a test has left."""
+    ended = lab.run("smoke", "ddp/test_hooks.py", "--world-sizes", "2", "--", "-k", "compressing or object")
+
+    results = [test.final for test in ended.run.tests if test.final.world_id]
+    leaks = {leak for result in results for rank in result.ranks for leak in rank.leaks}
+    assert ended.exit_code == 0, ended.output
+    assert set() == leaks
+    assert 2 >= len({result.world_id for result in results}) < len(results)
 
 
 def test_feature_that_the_table_does_not_know_is_an_error(monkeypatch):

@@ -10,11 +10,10 @@ import signal
 import time
 
 import pytest
+from lab import Ended
 
-from disttest.host.process import children_of
+from disttest.host.descendants import children_of
 from disttest.model import Outcome
-
-from .conftest import Ended
 
 REPORTS_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,7 +52,7 @@ LONGEST_S = 12.0
 def pytest_generate_tests(metafunc):
     if "moment" in metafunc.fixturenames:
         seed, trials = (metafunc.config.getoption(name) for name in ("--seed", "--trials"))
-        chance = random.Random(seed)
+        trials, chance = trials or 10, random.Random(seed)
         # Half of them before or while the first worlds start; from the very first instant of Python on.
         moments = [chance.uniform(0.4, 4.0 if number % 2 else LONGEST_S) for number in range(trials)]
         metafunc.parametrize("moment", moments, ids=lambda moment: f"{seed}-{moment:.3f}s")

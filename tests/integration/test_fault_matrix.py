@@ -12,47 +12,46 @@ from pathlib import Path
 
 import pytest
 from fault_matrix import all_cells, reduced_cells
+from lab import FAULTY_SUITES, Ended, Lab
 
 from disttest.model import Outcome
 
-from .conftest import ROGUES, Ended, Lab
-
 HURRY = """
-    import disttest.running.crew
+    import disttest.runtime.controller.crew
 
-    disttest.running.crew.SILENCE_LIMIT_S = 3.0
+    disttest.runtime.controller.crew.WORLD_SILENCE_S = 3.0
 """
 TESTS = """
     import os, pathlib, time, pytest
     import torch.distributed as dist
-    import misdeeds
+    import faults
 
     pytestmark = pytest.mark.world_size(2)
 
     @pytest.fixture
-    def patient(world):
+    def slow_setup(world):
         yield
         while world.rank == 0 and not os.path.exists(os.environ["MISDEED_MARKER"]):
             time.sleep(0.001)
 
-    def test_between(world, patient):
+    def test_between(world, slow_setup):
         if world.rank == 1:
-            misdeeds.is_killed_when_it_waits_for_its_next_test()
+            faults.is_killed_when_it_waits_for_its_next_test()
 
     def test_shm(world):
         if world.rank == 1:
-            misdeeds.fills_shared_memory()
+            faults.fills_shared_memory()
         dist.barrier()
 
     def test_memory(world):
         if world.rank == 1:
-            misdeeds.takes_all_memory()
+            faults.takes_all_memory()
         dist.barrier()
 
     @pytest.mark.timeout(1)
     def test_unkillable(world):
         if world.rank == 1:
-            misdeeds.freezes_itself()
+            faults.freezes_itself()
         dist.barrier()
 
     def test_good(world):
@@ -60,9 +59,9 @@ TESTS = """
 """
 
 
-def take_rogues(lab: Lab, *names: str) -> Lab:
+def take_faulty_suites(lab: Lab, *names: str) -> Lab:
     for name in names:
-        shutil.copy(ROGUES / f"{name}.py", lab.folder)
+        shutil.copy(FAULTY_SUITES / f"{name}.py", lab.folder)
     return lab
 
 
@@ -73,7 +72,7 @@ def is_full(request) -> bool:
 
 @pytest.fixture(scope="module")
 def ended(module_lab, is_full) -> Ended:
-    take_rogues(module_lab, "matrix", "misdeeds").write(conftest=HURRY)
+    take_faulty_suites(module_lab, "matrix", "faults").write(conftest=HURRY)
     return module_lab.run(
         *("run", "matrix.py", "--slots", "8", "--log-limit", "1m"),
         limit_s=1200 if is_full else 240,
@@ -127,7 +126,7 @@ def test_what_was_left_in_shared_memory_is_named_and_gone(ended):
 def test_a_rank_that_dies_between_tests_turns_the_last_one_red(lab):
     marker = str(lab.folder / "killed")
     ended = (
-        take_rogues(lab, "misdeeds")
+        take_faulty_suites(lab, "faults")
         .write(test_x=TESTS)
         .run("test_x.py", "--", "-k", "between or good", MISDEED_MARKER=marker)
     )
@@ -142,7 +141,7 @@ def test_full_shared_memory(lab):
     """In a mount namespace with 16 MiB of it, so that nobody else runs out."""
     small = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'
     ended = (
-        take_rogues(lab, "misdeeds")
+        take_faulty_suites(lab, "faults")
         .write(test_x=TESTS)
         .run("test_x.py", "--", "-k", "shm or good", wrapper=["unshare", "-m", "sh", "-c", small, "sh"])
     )
@@ -180,7 +179,7 @@ def test_out_of_memory_is_said_by_the_cgroups_own_count(lab):
     with control_group("memory", **limit) as group:
         enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         ended = (
-            take_rogues(lab, "misdeeds")
+            take_faulty_suites(lab, "faults")
             .write(test_x=TESTS)
             .run("test_x.py", "--", "-k", "memory or good", wrapper=["sh", "-c", enter, "sh"])
         )
@@ -200,7 +199,7 @@ def test_a_process_that_can_not_be_killed_costs_its_slots_and_nothing_else(lab):
     with control_group("freezer") as group:
         try:
             ended = (
-                take_rogues(lab, "misdeeds")
+                take_faulty_suites(lab, "faults")
                 .write(test_x=TESTS)
                 .run(
                     *("test_x.py", "--slots", "4", "--", "-k", "unkillable or good"),

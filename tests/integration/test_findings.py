@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from lab import FAULTY_SUITES, Ended
 
 from disttest.model import Outcome
-
-from .conftest import ROGUES, Ended
 
 FINDINGS = {
     "missing": (
@@ -67,7 +66,7 @@ FINDINGS = {
 
 @pytest.fixture(scope="module")
 def ended(module_lab) -> Ended:
-    return module_lab.run("run", str(ROGUES / "hangs.py"), "--slots", "8")
+    return module_lab.run("run", str(FAULTY_SUITES / "hangs.py"), "--slots", "8")
 
 
 @pytest.mark.parametrize("name", FINDINGS)

@@ -1,8 +1,10 @@
 """Where forking is unsafe, ranks are fresh interpreters: slower, announced, and with the same verdicts."""
 
+import re
+
 import pytest
 
-from disttest.model import Outcome
+from disttest.model import Cause, Outcome
 
 TESTS = """
     import os
@@ -32,7 +34,10 @@ CUDA_STUB = """
 
 @pytest.mark.parametrize(
     ("start", "hazard"),
-    [(THREAD, "1 thread(s) besides the main one (at-import)"), (CUDA_STUB, "CUDA is already initialised")],
+    [
+        (THREAD, "test_hazard.py starts 1 thread (at-import of threading.Event.wait)"),
+        (CUDA_STUB, "CUDA was initialised"),
+    ],
     ids=["thread", "cuda"],
 )
 def test_a_hazard_at_import_means_fresh_interpreters(lab, start, hazard):
@@ -41,15 +46,89 @@ def test_a_hazard_at_import_means_fresh_interpreters(lab, start, hazard):
     )
 
     assert hazard in ended.output
-    assert "Each rank is a fresh interpreter" in ended.output
+    assert "come from a clean process instead" in ended.output
     assert [Outcome.PASSED] * 2 == [ended.result(f"test_works[2xgloo-{v}]").outcome for v in (1, 2)], (
         ended.output
     )
     crash = ended.result("test_crashes")
-    assert (Outcome.ERROR, "rank 1 of 2 left with exit code 0 in call, before it reported") == (
+    assert (Outcome.ERROR, "rank 1 of 2 exited with code 0 in call, before it reported") == (
         crash.outcome,
         crash.message,
     )
+
+
+TORCHS = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestTorchs(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_one_rank_raises(self):
+            if self.rank == 1:
+                raise RuntimeError("no such layer")
+"""
+
+
+def test_a_rank_that_torch_has_to_spawn_is_reported_with_what_it_raised(lab):
+    ended = lab.write(test_torchs=THREAD + TORCHS).run(".")
+
+    result = ended.result("test_one_rank_raises")
+    assert (Outcome.FAILED, "rank 1 of 2 failed: RuntimeError: no such layer") == (
+        result.outcome,
+        result.message,
+    )
+    assert 'raise RuntimeError("no such layer")' in result.ranks[1].details
+    # torch ends the ranks that are still starting when one has failed.
+    assert result.ranks[0].outcome in (Outcome.PASSED, None)
+
+
+SETS = """
+    import os
+
+    class Value:
+        def __init__(self, text):
+            self.text = text
+        def __repr__(self):
+            return self.text
+
+    values = [Value(text) for text in {"anna", "bert", "carl", "dora", "emil", "frida", "gustav", "hans"}]
+    here, there = [os.getpid()], [1]
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("value", values)
+    def test_set(world, value):
+        everybody = [None] * world.size
+        dist.all_gather_object(everybody, value.text)
+        assert everybody == [value.text] * world.size
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("value", [os.getpid()], ids=["pid"])
+    def test_pid(world, value):
+        raise AssertionError("must not run")
+"""
+
+
+@pytest.mark.parametrize("way", ["command", "pytest"])
+def test_interpreters_have_one_hash_seed_and_ranks_that_collected_other_tests_do_not_run_them(lab, way):
+    lab.write(test_sets=THREAD + TESTS.partition("@pytest")[0] + SETS)
+    clean = {"PYTHONHASHSEED": "random"}
+    ended = (
+        lab.run("run", "test_sets.py", **clean) if way == "command" else lab.pytest("test_sets.py", **clean)
+    )
+
+    by_name = {test.test.name: test.final for test in ended.run.tests}
+    other = by_name.pop("test_pid[2xgloo-pid]")
+    assert [Outcome.PASSED] * 8 == [result.outcome for result in by_name.values()], ended.output
+    assert (Outcome.ERROR, 1) == (other.outcome, other.culprit)
+    assert re.fullmatch(
+        r"rank 1 of 2 was given up in setup, before it reported: it did not collect the same test as rank 0: "
+        r"it has value=\d+, rank 0 has value=\d+",
+        other.message,
+    ), other.message
 
 
 def test_a_rank_that_can_not_collect_is_an_infrastructure_error(lab):
@@ -67,3 +146,187 @@ def test_a_rank_that_can_not_collect_is_an_infrastructure_error(lab):
     assert Outcome.ERROR is result.outcome
     assert "before it was ready" in result.message
     assert "only imports once" in result.details
+
+
+IN_ZYGOTE = """
+    import os
+    import signal
+    import warnings
+
+    import psutil
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.fixture(scope="module")
+    def zygote():
+        return psutil.Process().parent().parent()
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.fresh_world
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_comes_from_the_one_clean_process(world, zygote, number, tmp_path, world_tmp_path):
+        assert "disttest.runtime.controller.zygote" in zygote.cmdline()
+        assert zygote.num_threads() == 1
+        (world_tmp_path / str(world.rank)).write_text(str(zygote.pid))
+        dist.barrier()
+        assert len({path.read_text() for path in world_tmp_path.iterdir()}) == 1
+        print("the word is xyzzy-secret")
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.fresh_world
+    def test_kills_its_world(world):
+        if world.rank == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
+
+    @pytest.mark.world_size(2)
+    def test_after_it(world):
+        dist.barrier()
+"""
+
+
+def test_worlds_of_a_clean_process_are_worlds_like_all_others(lab):
+    """Its torch is imported once, warnings are errors there too, values are hidden, and a lost world is replaced."""
+    (lab.folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+
+    ended = lab.write(test_hazard=THREAD + IN_ZYGOTE).run(".", "--mask", "xyzzy-secret")
+
+    for name in (
+        "test_comes_from_the_one_clean_process[2xgloo-1]",
+        "test_comes_from_the_one_clean_process[2xgloo-2]",
+    ):
+        assert ended.result(name).outcome is Outcome.PASSED, ended.output
+        assert "the word is ***" in ended.log(name, 0)
+    killed = ended.result("test_kills_its_world")
+    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (killed.outcome, killed.cause)
+    assert "ended with SIGKILL before it judged the test" in killed.message
+    assert ended.result("test_after_it").outcome is Outcome.PASSED
+    assert 1 == ended.exit_code or 7 == ended.exit_code
+
+
+STORE = """
+    import torch.distributed as dist
+    store = dist.TCPStore("localhost", 0, 1, True)
+"""
+COUNTED = """
+    import os, pathlib
+    import pytest
+    import torch.distributed as dist
+
+    with open(pathlib.Path(__file__).with_suffix(".imports"), "a") as file:
+        file.write(f"{os.getpid()}\\n")
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.fresh_world
+    @pytest.mark.parametrize("number", range(4))
+    def test_fresh(world, number):
+        dist.barrier()
+        assert number < 3
+"""
+
+
+def _imports(lab, name):
+    return len((lab.folder / f"{name}.imports").read_text().splitlines())
+
+
+def _outcomes(ended, name):
+    return [ended.result(f"{name}.py::test_fresh[2xgloo-{number}]").outcome for number in range(4)]
+
+
+def test_only_the_file_that_is_to_blame_loses_forking(lab):
+    """The others are imported by the controller and once more by a clean process, for however many worlds and ranks."""
+    ended = lab.write(test_clean=COUNTED, test_store=STORE + COUNTED).run(".")
+
+    assert "test_store.py starts 1 thread (pt_tcpstore_uv of libtorch_cpu.so)" in ended.output
+    assert "Tests of other files are not affected" in ended.output
+    for name in ("test_clean", "test_store"):
+        assert [Outcome.PASSED] * 3 + [Outcome.FAILED] == _outcomes(ended, name), ended.output
+    assert 2 == _imports(lab, "test_clean")
+    assert 1 + 4 * 2 == _imports(lab, "test_store")
+
+
+def test_a_module_that_two_files_share_is_found_in_both(lab):
+    """The controller blames the one that imports it first; without that one, the other is to blame."""
+    sharing = "    import shared" + COUNTED
+    ended = lab.write(shared=THREAD, test_a=sharing, test_b=sharing, test_c=COUNTED).run(".")
+
+    assert "test_a.py starts 1 thread" in ended.output
+    assert "test_b.py starts 1 thread" in ended.output
+    for name in ("test_a", "test_b", "test_c"):
+        assert [Outcome.PASSED] * 3 + [Outcome.FAILED] == _outcomes(ended, name), ended.output
+    assert 3 >= _imports(lab, "test_c")
+
+
+def test_what_a_conftest_starts_is_named_and_nothing_is_collected_in_vain(lab):
+    ended = lab.write(conftest=THREAD, test_clean=COUNTED).run(".")
+
+    assert "a plugin or conftest starts 1 thread (at-import of threading.Event.wait)" in ended.output
+    assert [Outcome.PASSED] * 3 + [Outcome.FAILED] == _outcomes(ended, "test_clean"), ended.output
+    assert 1 + 4 * 2 == _imports(lab, "test_clean")
+
+
+SERVER = """
+    import socket, threading
+
+    class ServerStatusDB:
+        def run_server(self):
+            while True:
+                self.socket.accept()
+
+    ServerStatusDB.__module__ = ServerStatusDB.run_server.__module__ = "pytest_rerunfailures"
+    database = ServerStatusDB()
+    database.socket = socket.create_server(("localhost", 0))
+    threading.Thread(target=database.run_server, daemon=True).start()
+"""
+POOL = """
+    import numpy
+    numpy.ones((400, 400)) @ numpy.ones((400, 400))
+"""
+MONITOR = """
+    import threading, types, sys
+
+    class Monitor(threading.Thread):
+        def __init__(self):
+            super().__init__(daemon=True, name="tqdm")
+            self.was_killed = threading.Event()
+            self.start()
+
+        def run(self):
+            self.was_killed.wait()
+
+        def exit(self):
+            self.was_killed.set()
+            self.join()
+
+    std = sys.modules["tqdm.std"] = types.ModuleType("tqdm.std")
+    std.tqdm = type("tqdm", (), {"monitor": Monitor()})
+"""
+BESIDE = """
+    import os
+    import numpy, pytest
+    import torch.distributed as dist
+
+    imported_by = os.getpid()
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.fresh_world
+    @pytest.mark.parametrize("number", range(10))
+    def test_computes(world, number):
+        assert os.getpid() != imported_by
+        matrix = numpy.random.default_rng(number).random((400, 400))
+        product = matrix @ numpy.linalg.inv(matrix)
+        assert numpy.allclose(product, numpy.eye(400), atol=1e-6)
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "start", [SERVER, POOL, MONITOR], ids=["rerunfailures' server", "OpenBLAS", "tqdm's monitor"]
+)
+def test_threads_that_a_fork_can_do_without_do_not_cost_forking(lab, start):
+    """Twenty ranks of ten worlds are forked beside each, use what it belongs to, and come to the right result."""
+    lab.write(early=start, test_beside=BESIDE)
+    ended = lab.run("test_beside.py", "--", "-p", "early", OPENBLAS_NUM_THREADS="4")
+
+    assert ended.exit_code == 0, ended.output
+    assert "forking is unsafe" not in ended.output

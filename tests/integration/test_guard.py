@@ -6,11 +6,10 @@ import time
 
 import psutil
 import pytest
+from lab import Ended
 
 from disttest.model import Cause, Outcome
 from disttest.results.journal import FILE_NAME
-
-from .conftest import Ended
 
 # With four slots two worlds run at a time: the quick test and slow ones, then slow ones until the end of days.
 SLOW = """

@@ -1,15 +1,14 @@
-"""Nodes that are processes of this machine: shards of a plan for an engine, with tests that are tried again."""
+"""Nodes that are processes of this machine: shards of a plan for a scheduler, with tests that are tried again."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from lab import Ended, Lab
 
 from disttest.model import Cause, Outcome
-from disttest.planning.plan import decode_plan
-
-from .conftest import Ended, Lab
+from disttest.planning.shard_plan import decode_plan
 
 # What has been here is remembered in files: they outlive worlds, and the nodes share a folder.
 FLAKY = """

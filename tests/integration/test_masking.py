@@ -8,10 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lab import Ended, Lab
 
 from disttest.model import Outcome
-
-from .conftest import Ended, Lab
 
 GIVEN = "t0ken-ünï-🔑-given"
 BY_VARIABLE = "variable-s3cret"
@@ -252,6 +251,51 @@ def test_the_same_under_plain_pytest(lab: Lab) -> None:
         assert not any(secret in text for secret in SECRETS)
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_files_that_pytest_writes_itself(lab: Lab, guarded: bool) -> None:
+    """JUnit of its own, its cache and its log file; a value that is learned at the end included."""
+    lab.write(
+        test_own="""
+        import logging, pytest
+
+        GIVEN = "own-f1le " + "'<secret>'"
+        LEARNED = "learned-" + "at-the-end"
+
+        @pytest.mark.parametrize("value", [GIVEN])
+        def test_ordinary(value, record_property, record_testsuite_property, record_xml_attribute):
+            logging.getLogger().warning("logged %s", value)
+            record_property("key", value)
+            record_property(value, "value")
+            record_testsuite_property("key", value)
+            record_xml_attribute("attribute", value)
+            print("printed", value, LEARNED)
+            logging.getLogger().warning(LEARNED)
+            print("::add-mask::" + LEARNED)
+            assert value == ""
+
+        @pytest.mark.world_size(1)
+        @pytest.mark.parametrize("value", [GIVEN])
+        def test_ranks(world, value, record_property):
+            record_property("key", value)
+            assert value == ""
+        """
+    )
+    own = ("--junitxml=own.xml", "-o", "junit_logging=all", "--log-file=own.log", "-p", "no:randomly")
+    secrets = ("own-f1le", "<secret>", "&lt;secret&gt;", "learned-at-the-end")
+    if guarded:
+        ended = lab.run("test_own.py", "--mask", "own-f1le '<secret>'", "--", *own)
+    else:
+        ended = lab.pytest("test_own.py", *own, DISTTEST_MASK="own-f1le '<secret>'")
+
+    assert ended.exit_code == 1, ended.output
+    assert_hidden(ended.results, secrets)
+    assert_hidden(lab.folder / ".pytest_cache", secrets)
+    for name in ("own.xml", "own.log"):
+        text = (lab.folder / name).read_text()
+        assert "***" in text
+        assert not [text[text.index(secret) - 60 :][:200] for secret in secrets if secret in text], name
+
+
 def test_names_that_only_differ_in_hidden_values_are_refused(lab: Lab) -> None:
     lab.write(
         test_names="""
@@ -276,7 +320,7 @@ def test_a_short_value_is_refused(lab: Lab) -> None:
     ended = lab.write(test_x="def test_x(): pass").run("test_x.py", "--mask", "abc")
 
     assert 4 == ended.exit_code
-    assert "fewer than 4 characters can not be hidden" in ended.output
+    assert "fewer than 4 characters cannot be hidden" in ended.output
 
 
 def test_kill_of_the_command_leaves_nothing_unmasked(lab: Lab) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from disttest.host.process import fork_child
 from disttest.model import Outcome
-from disttest.running import native
+from disttest.runtime.world import native
 
 TESTS = """
     import time, pytest
@@ -22,14 +22,38 @@ TESTS = """
 
 
 def test_they_are_in_the_log_of_the_rank(lab):
-    patient = "import disttest.running.native\n\ndisttest.running.native.NATIVE_LIMIT_S = 20.0"
-    ended = lab.write(test_hang=TESTS, conftest=patient).run("test_hang.py", "--native-stacks", "true")
+    longer_limit = (
+        "import disttest.runtime.world.native\n\ndisttest.runtime.world.native.NATIVE_STACKS_S = 20.0"
+    )
+    ended = lab.write(test_hang=TESTS, conftest=longer_limit).run("test_hang.py", "--native-stacks", "true")
 
     result = ended.result("test_hangs")
     log = ended.log("test_hangs", 0)
     assert (Outcome.FAILED, 1) == (result.outcome, result.culprit)
     assert f"{native.NATIVE_HEADING}0 at the deadline]" in log
     assert "libtorch_cpu.so" in log, log
+
+
+def test_they_are_taken_on_nodes_too(lab):
+    """Each node's world has all settings of the run."""
+    longer_limit = (
+        "import disttest.runtime.world.native\n\ndisttest.runtime.world.native.NATIVE_STACKS_S = 20.0"
+    )
+    ended = lab.write(test_hang=TESTS, conftest=longer_limit).run(
+        "run",
+        "test_hang.py",
+        "--native-stacks",
+        "true",
+        "--launcher",
+        "local",
+        "--nodes",
+        "2",
+        "--device",
+        "cpu",
+    )
+
+    assert Outcome.FAILED == ended.result("test_hangs").outcome, ended.output
+    assert f"{native.NATIVE_HEADING}0 at the deadline]" in ended.log("test_hangs", 0)
 
 
 def test_nobody_is_spied_on_unasked(lab):
@@ -69,4 +93,4 @@ def test_a_spy_that_fails_says_so_in_time(tmp_path, monkeypatch, sleeper, script
 def test_without_py_spy_the_log_says_how_to_get_it(monkeypatch, sleeper):
     monkeypatch.setattr(native, "_find_py_spy", lambda: None)
 
-    assert ["py-spy is not installed: pip install 'disttest[native]'"] == native.native_stacks([sleeper])
+    assert ["py-spy is not installed: pip install 'dist-tests[native]'"] == native.native_stacks([sleeper])

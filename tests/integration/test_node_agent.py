@@ -1,4 +1,4 @@
-"""A node's agent by itself: it refuses what it can not do, and ends when nobody wants it any more."""
+"""A node's agent by itself: it refuses what it cannot do, and ends when nobody wants it any more."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from lab import Lab
 
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.wire import CancelJob, LineReader, NodeDone, Refused, TakeJob, encode_order
-from disttest.running.protocol import Message
-
-from .conftest import Lab
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.wire import CancelJob, LineReader, NodeDone, Refused, TakeJob, encode_order
+from disttest.runtime.messages.protocol import Message
 
 JOB = JobSpec(
     job_id="j1",
@@ -72,7 +71,7 @@ def test_without_a_job_it_says_why_it_leaves(
     assert start().last_words(given) == said
 
 
-def test_the_engines_signal_is_named(start: Callable[[], Node]) -> None:
+def test_the_schedulers_signal_is_named(start: Callable[[], Node]) -> None:
     node = start()
     assert node.process.stdin is not None
     node.process.stdin.write(b"\n")
@@ -83,14 +82,14 @@ def test_the_engines_signal_is_named(start: Callable[[], Node]) -> None:
     node.process.send_signal(signal.SIGTERM)
     (done,) = node.last_words()
     assert isinstance(done, NodeDone)
-    assert done.reason == "the engine ended the job (SIGTERM)"
+    assert done.reason == "the scheduler ended the job (SIGTERM)"
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (b"[]\n", "the client wrote what is no order"),
-        (encode_order(TakeJob(job=JOB)), "the job is for 2 nodes, the engine has started agents on 1"),
+        (encode_order(TakeJob(job=JOB)), "the job is for 2 nodes, the scheduler has started agents on 1"),
     ],
     ids=["nonsense", "another number of nodes"],
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from lab import FAULTY_SUITES, Ended
 
 from disttest.model import Outcome
-from tests.integration.conftest import ROGUES, Ended
 
 
 @pytest.fixture(scope="module")
 def run(module_lab) -> Ended:
-    shutil.copy(ROGUES / "own_classes.py", module_lab.folder / "test_own_classes.py")
+    shutil.copy(FAULTY_SUITES / "own_classes.py", module_lab.folder / "test_own_classes.py")
     return module_lab.pytest("test_own_classes.py", "-q", "--disttest-timeout=8")
 
 
@@ -32,7 +32,7 @@ PASSES = [
 ]
 
 
-# What each of these tests asserts stands in tests/rogues/own_classes.py.
+# What each of these tests asserts stands in tests/fixtures/faulty_suites/own_classes.py.
 @pytest.mark.covers("HN-002", "HN-005", "HN-010", "HN-012", "HN-070", "HN-072", "HN-073", "HN-075", "HN-080")
 @pytest.mark.covers("HN-081", "HN-082", "HN-085", "HN-089", "HN-096", "HN-115", "HN-116", "HN-117", "HN-118")
 @pytest.mark.covers("HN-130", "HN-135", "HN-137", "HN-141", "HN-150", "HN-151", "HN-154")
@@ -46,16 +46,16 @@ def test_passes(run, name) -> None:
 
 FAILS = {
     "Ordinary::test_fails": "AssertionError: only rank 0 is right",
-    "Ordinary::test_exit_3": "rank 1 of 2 failed: left with exit code 3",
-    "Ordinary::test_os_exit_0": "rank 1 of 2 left with exit code 0 in call, before it reported",
+    "Ordinary::test_exit_3": "rank 1 of 2 failed: exited with code 3",
+    "Ordinary::test_os_exit_0": "rank 1 of 2 exited with code 0 in call, before it reported",
     "Ordinary::test_hangs": "timed out after 8 s",
     "RunNeverReturns::test_it": "timed out after 8 s",
     "Continuous::test_1_fails": "AssertionError: rank 1 is wrong",
-    "Threads::test_fails": "Thread 2 exited with exception",
+    "Threads::test_fails": "rank 2 of 3 failed: AssertionError: thread 2 is wrong",
     "Threads::test_hangs": "Thread 1 terminated or timed out after 3 seconds",
-    "Threads::test_exit_4": "Thread 1 left with exit code 4",
+    "Threads::test_exit_4": "Thread 1 exited with code 4",
     "ThreadsNotStarted::test_it": "no thread was started, so nothing was tested",
-    "Spawned::test_fails": "Thread 0 exited with exception",
+    "Spawned::test_fails": "Thread 0 exited with exception: AssertionError: in a thread",
 }
 
 

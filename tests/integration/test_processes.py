@@ -1,11 +1,13 @@
 """The ends of processes, with real ones."""
 
 import os
+import signal
 import time
 
 import psutil
 
-from disttest.host.process import adopt_orphans, fork_child, kill_descendants
+from disttest.host.descendants import kill_descendants
+from disttest.host.process import Exit, adopt_orphans, fork_child, spawn_child
 
 
 def test_trees_that_are_spared_may_go_on_forking():
@@ -35,3 +37,14 @@ def test_trees_that_are_spared_may_go_on_forking():
 
     assert 0 == spared.poll().code
     spared.close()
+
+
+def test_a_child_that_was_collected_with_all_descendants_counts_as_killed():
+    """The controller ends whatever is left of a run before it closes the child that watches its GPUs."""
+    child = spawn_child(["sleep", "600"], new_session=True)
+
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitpid(child.pid, 0)
+
+    assert Exit(signal=signal.SIGKILL) == child.poll()
+    child.close()

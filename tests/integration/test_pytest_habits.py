@@ -194,7 +194,7 @@ def test_disabled_plugin_leaves_no_trace(suite):
         test_plain="""
         def test_untouched():
             import sys
-            assert not any(name.startswith("disttest.running") for name in sys.modules)
+            assert not any(name.startswith("disttest.runtime") for name in sys.modules)
         """
     )
     import subprocess

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab import Ended, Lab
 
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
-
-from .conftest import Ended, Lab
 
 FAILS = """
     import pytest
@@ -76,7 +75,7 @@ def test_every_report_has_the_command(ended: Ended) -> None:
     found = commands(ended)
 
     assert 4 == len(found)
-    assert all("--isolation fresh --timeout 60" in command for command in found)
+    assert all("--timeout 60 --isolation fresh" in command for command in found)
     summary = html.unescape((ended.results / "summary.md").read_text())
     page = html.unescape((ended.results / "report.html").read_text())
     for command in found:

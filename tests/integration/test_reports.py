@@ -9,22 +9,22 @@ from pathlib import Path
 import jsonschema
 import junitparser
 import pytest
+from lab import FAULTY_SUITES, Ended, Lab
 from lxml import etree
 
-from disttest.reports import digest, rebuild
+from disttest.reports import aggregates, rebuild
 from disttest.reports.annotations import render_annotations
 from disttest.reports.results_json import load_results_json, results_schema
 from disttest.reports.terminal import render_final
-from tests.integration.conftest import ROGUES, Ended, Lab
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "support" / "junit-xunit2.xsd"))
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Every rogue there is: crashes, hangs, skips, odd output."""
-    folder = tmp_path_factory.mktemp("rogues")
-    (folder / "test_verdicts.py").write_bytes((ROGUES / "test_verdicts.py").read_bytes())
+    """Every faulty suite there is: crashes, hangs, skips, odd output."""
+    folder = tmp_path_factory.mktemp("faulty")
+    (folder / "test_verdicts.py").write_bytes((FAULTY_SUITES / "test_verdicts.py").read_bytes())
     (folder / "test_broken.py").write_text("import no_such_module\n")
     return Lab(folder).run("run", ".", "--timeout", "3")
 
@@ -75,12 +75,16 @@ def test_annotations_stand_where_it_happened(ended):
     source = (ended.results.parent / "test_verdicts.py").read_text().splitlines()
 
     assert "raise ValueError" in source[int(places["test_fails_while_peer_waits"]) - 1]
-    assert len(lines) == 10
+    assert sum(line.startswith("::error ") for line in lines) == 10
+    left = [line for line in lines if line.startswith("::warning ")]
+    assert ["test_grandchild_keeps_pipe_open"] == [re.findall(r"title=(\w+)\[", line)[0] for line in left]
+    # A daemon is found when its world has ended: a note of the run, which names the test.
+    assert any(re.search(r"test_double_fork_new_session\[.*left a process", note) for note in ended.run.notes)
 
 
 def test_the_terminal_tells_each_finding(ended):
     text = render_final(ended.run)
 
     for test in ended.run.bad:
-        assert digest.finding(test.final) in text
+        assert aggregates.finding(test.final) in text
     assert "test_broken.py could not be collected" in text

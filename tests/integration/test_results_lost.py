@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab import Ended, Lab
 
 from disttest.model import Outcome
-from disttest.running.relay import REMOVED
-
-from .conftest import Ended, Lab
+from disttest.results.directory import REMOVED
 
 REMOVES = """
     import shutil, pytest
@@ -71,7 +70,7 @@ def small_disk(lab: Lab) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("a file system can not be mounted here")
+        pytest.skip("a file system cannot be mounted here")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
@@ -111,7 +110,7 @@ def test_a_full_disk_ends_the_run_as_a_fault_of_the_machine(lab: Lab, small_disk
         ended = lab.pytest("test_fills.py", "--disttest-slots=2", results=results)
 
     assert 7 == ended.exit_code, ended.output
-    assert "can not be written any more: No space left on device" in ended.output
+    assert "cannot be written any more: No space left on device" in ended.output
     assert "make room, or choose another place with --results" in ended.output
     assert "could not write " in ended.output
     assert "report.html: OSError: [Errno 28] No space left on device" in ended.output

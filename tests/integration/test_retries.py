@@ -7,10 +7,9 @@ import signal
 import time
 
 import pytest
+from lab import Ended, Lab
 
 from disttest.model import Cause, Outcome
-
-from .conftest import Ended, Lab
 
 # Each rank remembers in a file that it has been here: files outlive worlds.
 FLAKY = """

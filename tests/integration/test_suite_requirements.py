@@ -1,4 +1,4 @@
-"""A suite that this torch can not run is one skip with a reason, and its files are not imported."""
+"""A suite that this torch cannot run is one skip with a reason, and its files are not imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.running.guard import plugin_arguments
+from disttest.runtime.guard.guard import plugin_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from lab import FAULTY_SUITES, Ended
 
 from disttest.model import Outcome, RankEnd
-from tests.integration.conftest import ROGUES, Ended
+from disttest.planning.targets import Targets
+from disttest.runtime.guard.listing import collect_tests
 
-ARGUMENTS = ("test_torch_classes.py", "-q", "--disttest-timeout=8")
+ARGUMENTS = ("--disttest-host", "test_torch_classes.py", "-q", "--disttest-timeout=8")
 
 
 @pytest.fixture(scope="module")
 def strict(module_lab) -> Ended:
-    shutil.copy(ROGUES / "torch_classes.py", module_lab.folder / "test_torch_classes.py")
+    shutil.copy(FAULTY_SUITES / "torch_classes.py", module_lab.folder / "test_torch_classes.py")
     return module_lab.pytest(*ARGUMENTS, results="strict")
 
 
@@ -28,8 +30,8 @@ def lenient(module_lab, strict) -> Ended:
 CRASHES = {
     "test_segfault": "was killed by SIGSEGV",
     "test_sigkill": "was killed by SIGKILL",
-    "test_os_exit_0": "left with exit code 0 in call, before it reported",
-    "test_sys_exit_3": "left with exit code 3",
+    "test_os_exit_0": "exited with code 0 in call, before it reported",
+    "test_sys_exit_3": "exited with code 3",
 }
 
 
@@ -63,7 +65,7 @@ def test_ranks_run_the_method_and_write_a_log_each(strict) -> None:
 
 
 def test_no_rank_is_spawned(strict) -> None:
-    # The slow way (torch's own) is only for main processes that can not be forked safely.
+    # The slow way (torch's own) is only for main processes that cannot be forked safely.
     logs = [path.read_text(errors="replace") for path in strict.results.glob("logs/*/*/main.log")]
     assert len(logs) > 20
     assert [text for text in logs if "spawned by torch" in text] == []
@@ -89,10 +91,12 @@ def test_a_skip_by_code_that_the_table_lacks_is_torchs_key_error(strict) -> None
     assert "KeyError" in strict.result("Ordinary::test_skips_by_code").message
 
 
+@pytest.mark.covers("HN-109")
 def test_one_rank_that_skips_alone_fails_the_test(strict) -> None:
     result = strict.result("Ordinary::test_one_rank_skips")
-    assert result.outcome is Outcome.FAILED
-    assert "rank 1 of 2 failed: skipped (not me), while rank 0 ran the test" in result.message
+    assert (result.outcome, result.culprit) == (Outcome.FAILED, None)
+    assert result.message == "ranks disagree: rank 0 passed, rank 1 skipped"
+    assert "rank 1 skipped it: not me" in result.notes
 
 
 def test_a_marked_skip_starts_no_world(strict) -> None:
@@ -164,7 +168,7 @@ def test_the_main_process_is_named_when_it_failed(strict) -> None:
 
 def test_processes_that_a_class_started_by_itself_are_judged_too(strict) -> None:
     result = strict.result("OwnSpawn::test_rank_1_leaves_with_4")
-    assert "rank 1 of 2 failed: left with exit code 4" in result.message
+    assert "rank 1 of 2 failed: exited with code 4" in result.message
     assert result.torch_outcome is Outcome.PASSED
 
 
@@ -196,8 +200,8 @@ def test_threads_as_ranks(strict) -> None:
 
 
 def test_the_bases_that_stack_on_torchs(module_lab) -> None:
-    shutil.copy(ROGUES / "torch_families.py", module_lab.folder / "test_torch_families.py")
-    ended = module_lab.pytest("test_torch_families.py", "-q", results="families")
+    shutil.copy(FAULTY_SUITES / "torch_families.py", module_lab.folder / "test_torch_families.py")
+    ended = module_lab.pytest("--disttest-host", "test_torch_families.py", "-q", results="families")
     outcomes = {test.test.nodeid.partition("::")[2]: test.final.outcome for test in ended.run.tests}
 
     assert outcomes == {
@@ -232,5 +236,26 @@ def test_without_the_plugin_torch_is_as_it_was(module_lab, strict) -> None:
                 assert getattr(torchs.MultiProcessTestCase, name).__module__ == torchs.__name__
         """
     )
-    ended = module_lab.pytest("test_untouched.py", "test_torch_classes.py", "-k", "torchs_own or test_passes")
+    files = ("test_untouched.py", "test_torch_classes.py")
+    ended = module_lab.pytest(*files, "--disttest-host", "-k", "torchs_own or test_passes")
     assert ended.result("test_torchs_own_code").outcome is Outcome.PASSED, ended.output
+
+
+@pytest.mark.parametrize(("asked", "limit_s"), [(None, 400), ("300", 300), ("299", 299)])
+def test_a_time_limit_that_was_asked_for_wins_over_torchs(lab, tmp_path, asked, limit_s) -> None:
+    lab.write(
+        test_join="""
+        from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+        class TestJoin(MultiProcessTestCase):
+            def test_ddp_uneven_inputs(self):
+                pass
+        """
+    )
+    flags = {"results": str(tmp_path / "found"), "host": "true", **({"timeout": asked} if asked else {})}
+    targets = Targets(arguments=(str(lab.folder),), bundled=False)
+    (tmp_path / "found").mkdir()
+
+    (test,) = collect_tests(targets, flags, (), tmp_path / "found").tests
+
+    assert limit_s == test.timeout_s

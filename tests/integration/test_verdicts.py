@@ -1,17 +1,16 @@
 """What the product makes of ranks that fail, crash, leave, skip, hang: one run, many verdicts."""
 
 import pytest
+from lab import FAULTY_SUITES, Ended
 
 from disttest.model import Outcome, RankEnd
-
-from .conftest import ROGUES, Ended
 
 CRASHES = {
     "test_segfault": "rank 1 of 2 was killed by SIGSEGV in call, before it reported",
     "test_sigkill": "rank 1 of 2 was killed by SIGKILL in call, before it reported",
-    "test_exit_0": "rank 1 of 2 left with exit code 0 in call, before it reported",
-    "test_exit_0_peer_independent": "rank 1 of 2 left with exit code 0 in call, before it reported",
-    "test_crash_is_no_xfail": "rank 1 of 2 left with exit code 1 in call, before it reported",
+    "test_exit_0": "rank 1 of 2 exited with code 0 in call, before it reported",
+    "test_exit_0_peer_independent": "rank 1 of 2 exited with code 0 in call, before it reported",
+    "test_crash_is_no_xfail": "rank 1 of 2 exited with code 1 in call, before it reported",
     "test_forked_grandchild_holds_channel_and_rank_dies": (
         "rank 1 of 2 was killed by SIGKILL in call, before it reported"
     ),
@@ -35,7 +34,7 @@ PASSES = (
 
 @pytest.fixture(scope="module")
 def ended(module_lab) -> Ended:
-    return module_lab.run("run", str(ROGUES / "test_verdicts.py"), "--slots", "4", "--log-limit", "1m")
+    return module_lab.run("run", str(FAULTY_SUITES / "test_verdicts.py"), "--slots", "4", "--log-limit", "1m")
 
 
 @pytest.mark.parametrize(("name", "message"), CRASHES.items())
@@ -50,6 +49,18 @@ def test_a_failing_rank_is_the_culprit(ended, name, message):
     result = ended.result(name)
 
     assert (result.outcome, result.message, result.culprit) == (Outcome.FAILED, message, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "end"), [("exits", "exited with code 70"), ("aborts", "was killed by SIGABRT")]
+)
+def test_a_rank_that_fails_and_then_dies_has_failed(ended, how, end):
+    """What it raised comes first: its death explains nothing."""
+    result = ended.result(f"test_fails_and_dies[2xgloo-{how}]")
+
+    assert (Outcome.FAILED, "call", 1) == (result.outcome, result.phase, result.culprit)
+    assert f"rank 1 of 2 failed: ValueError: boom; then it {end} in teardown" == result.message
+    assert 'raise ValueError("boom")' in result.details
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -122,11 +133,12 @@ def test_skips(ended):
     assert Outcome.SKIPPED is ended.result("test_skipped[2xgloo]").outcome
 
 
-def test_a_mix_of_skip_and_pass_is_a_pass_with_a_note(ended):
-    result = ended.result("test_skip_on_rank_1")
+def test_a_mix_of_skip_and_pass_is_a_failure_unless_the_test_says_that_ranks_may_differ(ended):
+    disagree, may_differ = ended.result("test_skip_on_rank_1"), ended.result("test_skip_as_marked")
 
-    assert Outcome.PASSED is result.outcome
-    assert ("rank 1 skipped it: rank 1 does not do this",) == result.notes
+    assert (Outcome.FAILED, Outcome.PASSED) == (disagree.outcome, may_differ.outcome)
+    assert "ranks disagree: rank 0 passed, rank 1 skipped" == disagree.message
+    assert ("rank 1 skipped it: rank 1 does not do this",) == disagree.notes == may_differ.notes
 
 
 def test_xfail_across_ranks(ended):

@@ -83,6 +83,26 @@ SUITE = """
 
     def test_m_module_fixture_is_no_leak(world):
         assert os.environ["FROM_FIXTURE"] == "yes"
+
+    @pytest.fixture(scope="module")
+    def late_module_fixture():
+        os.environ["FROM_LATE_FIXTURE"] = "yes"
+        yield
+        del os.environ["FROM_LATE_FIXTURE"]
+
+    def test_n_late_module_fixture_is_no_leak(world, late_module_fixture):
+        assert os.environ["FROM_FIXTURE"] == os.environ["FROM_LATE_FIXTURE"] == "yes"
+
+    @pytest.fixture
+    def careless():
+        os.environ["FROM_CARELESS"] = "yes"
+
+    def test_o_careless_fixture(world, careless):
+        assert os.environ["FROM_FIXTURE"] == os.environ["FROM_LATE_FIXTURE"] == "yes"
+
+    def test_p_after_careless_fixture(world):
+        assert os.environ["FROM_FIXTURE"] == os.environ["FROM_LATE_FIXTURE"] == "yes"
+        assert "FROM_CARELESS" not in os.environ
 """
 
 
@@ -124,8 +144,15 @@ def test_leaks_are_named(ended):
     assert "rank 0,1 leaked thread forgotten (still there)" in ended.result("test_e_thread").notes
 
 
+def test_what_the_fixture_of_one_test_has_left_is_a_leak_beside_fixtures_of_the_module(ended):
+    (note,) = ended.result("test_o_careless_fixture").notes
+
+    assert "rank 0,1 leaked environment FROM_CARELESS: unset became 'yes'" == note
+
+
 def test_what_is_not_a_leak_is_not_named(ended):
-    for name in ("test_a_first", "test_b_same_process", "test_m_module_fixture_is_no_leak"):
+    harmless = ("test_m_module_fixture_is_no_leak", "test_n_late_module_fixture_is_no_leak")
+    for name in ("test_a_first", "test_b_same_process", *harmless, "test_p_after_careless_fixture"):
         assert () == ended.result(name).notes
 
 

@@ -138,7 +138,7 @@ def _(this: Fault) -> None:
     _change_calls(this, lambda original, to, func, args, kwargs, timeout: original(to, func, args, kwargs))
 
 
-@fault("default-limit-ignored", "the default limit can not be set", suite=ERRORS)
+@fault("default-limit-ignored", "the default limit cannot be set", suite=ERRORS)
 def _(this: Fault) -> None:
     replace("_set_rpc_timeout", lambda original: lambda seconds: None, this, rpc)
 

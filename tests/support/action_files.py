@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from disttest.launch.inputs import CLUSTER_INPUTS, INPUTS, Input
-from disttest.planning.cluster_options import CLUSTER_OPTIONS
-from disttest.planning.options import OPTIONS
+from disttest.options.action_inputs import CLUSTER_INPUTS, INPUTS, Input
+from disttest.options.option import Option
+from disttest.options.registry import CLUSTER_OPTIONS, FLOOR_OPTIONS, RUN_OPTIONS
 from disttest.reports.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,15 +57,16 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
 def options_table() -> dict[str, list[str]]:
     """The options of a run, for the README."""
     rows = [
-        f"| `--{one.name} {_cell(one.metavar)}` | `{one.variable}` | {_cell(one.help)} |" for one in OPTIONS
+        f"| `{one.flag} {_cell(one.form)}` | `{one.variable}` | {_cell(one.description)} |"
+        for one in RUN_OPTIONS
     ]
     return {"options": ["| option | variable | what it is |", "|---|---|---|", *rows]}
 
 
-def cluster_table() -> dict[str, list[str]]:
-    """The options of a run on a cluster."""
-    rows = [f"| `--{one.name} {_cell(one.metavar)}` | {_cell(one.help)} |" for one in CLUSTER_OPTIONS]
-    return {"cluster-options": ["| option | what it is |", "|---|---|", *rows]}
+def table_of(name: str, options: Sequence[Option]) -> dict[str, list[str]]:
+    """Some options of a command, without variables."""
+    rows = [f"| `{one.flag} {_cell(one.form)}` | {_cell(one.description)} |" for one in options]
+    return {name: ["| option | what it is |", "|---|---|", *rows]}
 
 
 def _cell(text: str) -> str:
@@ -91,10 +92,10 @@ def expected() -> dict[Path, str]:
     """File -> what it should hold."""
     actions = {
         "action.yml": blocks("run", OUTPUTS, "steps.run.outputs.{}"),
-        "docker/action.yml": blocks("run", OUTPUTS, "", CLUSTER_INPUTS),
-        "plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
-        "merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
-        "doctor/action.yml": blocks("doctor", {}, ""),
+        "actions/docker/action.yml": blocks("run", OUTPUTS, "", CLUSTER_INPUTS),
+        "actions/plan/action.yml": blocks("plan", PLAN_OUTPUTS, "steps.matrix.outputs.{}"),
+        "actions/merge/action.yml": blocks("merge", OUTPUTS, "steps.run.outputs.{}"),
+        "actions/doctor/action.yml": blocks("doctor", {}, ""),
     }
     files = {
         ROOT / name: filled((ROOT / name).read_text(), content, begin="# <{}>", end="# </{}>")
@@ -106,7 +107,8 @@ def expected() -> dict[Path, str]:
     pages = {
         page: content,
         ROOT / "README.md": options_table(),
-        ROOT / "docs" / "clusters.md": cluster_table(),
+        ROOT / "docs" / "clusters.md": table_of("cluster-options", CLUSTER_OPTIONS),
+        ROOT / "docs" / "planning.md": table_of("floor-options", FLOOR_OPTIONS),
     }
     return files | {
         path: filled(path.read_text(), content, begin="<!-- <{}> -->", end="<!-- </{}> -->")

@@ -80,7 +80,9 @@ def own_engine(data_root: Path) -> Iterator[Engine]:
     """Start ``dockerd`` on a fresh socket; its data root may hold the images of an earlier run."""
     for command in ("dockerd", "debootstrap"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
-            raise RuntimeError(f"{command} is missing: run .ci/setup, or skip with `make test SKIP=docker`")
+            raise RuntimeError(
+                f"{command} is missing: run `make setup`, or skip with `make test SKIP=docker`"
+            )
     with tempfile.TemporaryDirectory(prefix="dt-engine-") as folder:
         engine = Engine(host=f"unix://{folder}/docker.sock")
         daemon = start_daemon(Path(folder), data_root)
@@ -168,7 +170,16 @@ def make_base(archive: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="debootstrap-", dir=CACHE) as folder:
         root = Path(folder) / "root"
         partial = archive.with_suffix(".partial")
-        run_loud("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), mirror)
+        # In mounts of its own: it mounts /proc there, which an interruption would leave to whoever removes the folder.
+        bootstrap = (
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={PACKAGES}",
+            "bookworm",
+            str(root),
+            mirror,
+        )
+        run_loud("unshare", "--mount", *bootstrap)
         for litter in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
             litter.unlink()
         run_loud("tar", "-C", str(root), "-cf", str(partial), ".")

@@ -1,4 +1,4 @@
-"""An engine without processes: says what a script says. For tests of what uses a launcher, here and elsewhere."""
+"""A scheduler without processes: says what a script says. For tests of what uses a launcher, here and elsewhere."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import (
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import (
     Capacity,
     Changed,
-    Ended,
-    EngineEnd,
-    EngineState,
     Idle,
+    JobEnded,
+    JobOutcome,
+    JobState,
     Output,
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.wire import (
+from disttest.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
     LineWriter,
@@ -26,7 +26,7 @@ from disttest.cluster.wire import (
     ToNode,
     decode_order,
 )
-from disttest.running.protocol import Message
+from disttest.runtime.messages.protocol import Message
 
 Answer = Callable[[int, ToNode], Sequence[Message]]
 """What a node says to an order: its number and the order in, messages out."""
@@ -40,7 +40,7 @@ def obedient(_node: int, order: ToNode) -> Sequence[Message]:
 class FakeRun:
     """A job that lives in this process only."""
 
-    def __init__(self, job: JobSpec, answer: Answer, end: EngineEnd | None) -> None:
+    def __init__(self, job: JobSpec, answer: Answer, end: JobOutcome | None) -> None:
         self._job = job
         self._answer = answer
         self._writers = [LineWriter(node) for node in range(job.shape.nodes)]
@@ -50,19 +50,19 @@ class FakeRun:
         self._cancelled = ""
 
     def events(self) -> Iterator[RunEvent]:
-        """Yield what the nodes answer, until all are done or the script says that the engine ended the job."""
+        """Yield what the nodes answer, until all are done or the script says that the scheduler ended the job."""
         yield Changed(description=self.describe())
         while True:
             while self._lines:
                 yield Output(line=self._lines.pop(0))
             if self._cancelled:
-                yield Ended(end=EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled))
+                yield JobEnded(end=JobOutcome(state=JobState.CANCELLED, reason=self._cancelled))
                 return
             if self._end is not None:
-                yield Ended(end=self._end)
+                yield JobEnded(end=self._end)
                 return
             if len(self._done) == len(self._writers):
-                yield Ended(end=EngineEnd(state=EngineState.COMPLETED, exit_code=0))
+                yield JobEnded(end=JobOutcome(state=JobState.COMPLETED, exit_code=0))
                 return
             yield Idle()
 
@@ -84,25 +84,25 @@ class FakeRun:
     def describe(self) -> RunDescription:
         """What is known of it."""
         return RunDescription(
-            engine="fake",
-            engine_id="1",
+            scheduler="fake",
+            job_id="1",
             name=self._job.name,
-            state=EngineState.RUNNING,
+            state=JobState.RUNNING,
             nodes=tuple(f"fake{node}" for node in range(self._job.shape.nodes)),
         )
 
 
-class FakeLauncher:
-    """Starts jobs whose nodes answer as told; ``end`` is the engine's word, None: when the nodes are done."""
+class FakeScheduler:
+    """Starts jobs whose nodes answer as told; ``end`` is the scheduler's word, None: when the nodes are done."""
 
     name = "fake"
 
     def __init__(
-        self, answer: Answer = obedient, *, end: EngineEnd | None = None, capacity: Capacity | None = None
+        self, answer: Answer = obedient, *, end: JobOutcome | None = None, capacity: Capacity | None = None
     ) -> None:
         self._answer = answer
         self._end = end
-        self._capacity = capacity or Capacity(nodes=2, gpus_per_node=0, cpus_per_node=4, engine="fake")
+        self._capacity = capacity or Capacity(nodes=2, gpus_per_node=0, cpus_per_node=4, scheduler="fake")
         self.started: list[JobSpec] = []
         self.left: list[str] = []
 

@@ -1,6 +1,6 @@
-"""The fault matrix: which misdeed, in which phase, of which rank, in which kind of world, and what must come of it.
+"""The fault matrix: which fault, in which phase, of which rank, in which kind of world, and what must come of it.
 
-Shared by the rogue tests that commit them (tests/rogues/matrix.py), the tests of the verdicts, the soak and
+Shared by the suite that commits them (tests/fixtures/faulty_suites/matrix.py), the tests of the verdicts, the soak and
 bench/faults.py.
 """
 
@@ -53,15 +53,15 @@ def passes(note: str = "") -> Verdict:
     return Verdict(Outcome.PASSED, "", culprit=None, cause=None, note=note)
 
 
-RAISED = Verdict(Outcome.FAILED, r"rank {K} of 2 failed{IN}: RuntimeError: a misdeed")
+RAISED = Verdict(Outcome.FAILED, r"rank {K} of 2 failed{IN}: RuntimeError: a planted fault")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A misdeed and its consequences."""
+    """A fault and its consequences."""
 
     deed: str
-    """Expression over the names of misdeeds.py."""
+    """Expression over the names of faults.py."""
     verdict: Verdict
     kinds: tuple[str, ...] = KINDS
     phases: tuple[str, ...] = ("call",)
@@ -85,9 +85,7 @@ def harmless(deed: str, note: str = "", *, kinds: tuple[str, ...] = WORLDS) -> F
     return Fault(deed, passes(note), kinds=kinds)
 
 
-_NONSENSE = (
-    r"rank {K} of 2 was given up in {PHASE}, before it reported: it wrote nonsense into its control channel: "
-)
+_MALFORMED = r"rank {K} of 2 was given up in {PHASE}, before it reported: it sent a malformed message: "
 _MAIN_DIED = Verdict(
     Outcome.ERROR, "the main process was killed by {SIGNAL} in call, before it reported", None
 )
@@ -100,27 +98,36 @@ def _main_died(signal_name: str) -> Verdict:
 FAULTS: Mapping[str, Fault] = {
     "raise": Fault("raises", RAISED, phases=PHASES),
     "raise-10-mb": Fault("raises_a_novel", RAISED, kinds=WORLDS),
-    **{
-        f"exit-{code}": crash(f"leaves({code})", f"left with exit code {code}") for code in (0, 1, 10, 72, 86)
-    },
+    **{f"exit-{code}": crash(f"leaves({code})", f"exited with code {code}") for code in (0, 1, 10, 72, 86)},
     **{
         name.lower(): crash(f"dies_of(signal.{name})", f"was killed by {name}")
         for name in ("SIGKILL", "SIGABRT")
     },
     "sigsegv": crash("segfaults", "was killed by SIGSEGV"),
+    "killpg": crash("kills_its_process_group", "was killed by SIGKILL"),
     "sigstop": hang(
         "dies_of(signal.SIGSTOP)", r"stopped \(SIGSTOP, or a debugger\), in {PHASE}", phases=PHASES
     ),
-    "hang": hang("hangs_in_python", r"in hangs_in_python at misdeeds.py:\d+", phases=PHASES),
-    "hang-gil": hang("hangs_with_the_gil_held", r"in hangs_with_the_gil_held at misdeeds.py:\d+"),
+    "hang": hang("hangs_in_python", r"in hangs_in_python at faults.py:\d+", phases=PHASES),
+    "hang-gil": hang("hangs_with_the_gil_held", r"in hangs_with_the_gil_held at faults.py:\d+"),
     "hang-uninterruptible": hang(
         "hangs_uninterruptibly", r"in an uninterruptible sleep in the kernel \(.*\), in {PHASE}"
     ),
-    "hang-ignores-sigterm": hang("hangs_deaf_to_sigterm", r"in hangs_deaf_to_sigterm at misdeeds.py:\d+"),
+    "hang-ignores-sigterm": hang("hangs_deaf_to_sigterm", r"in hangs_deaf_to_sigterm at faults.py:\d+"),
     "hang-handlers": Fault(
         "hangs_after_it_replaced_all_signal_handlers",
         Verdict(Outcome.FAILED, r"(?=.*timed out after 1.5 s).*rank {K} (of 2|is) still in {PHASE}"),
         slow=True,
+    ),
+    **{
+        f"hang-evidence-{name}": hang(
+            f"hangs_without_real_time_signals(signal.{disposition})",
+            r"without its handler of the signal that asks for stacks \(the test has reset it\), in {PHASE}",
+        )
+        for name, disposition in (("default", "SIG_DFL"), ("ignored", "SIG_IGN"))
+    },
+    "timer": harmless(
+        "leaves_a_timer_that_ends_the_process", r"rank {K} leaked timer faulthandler\.dump_traceback_later"
     ),
     "handlers": harmless("replaces_all_signal_handlers", "rank {K} leaked signal SIGTERM: "),
     "daemon": harmless("forks_a_daemon", kinds=KINDS),
@@ -130,10 +137,10 @@ FAULTS: Mapping[str, Fault] = {
     "flood-journal": harmless(
         "leaks_thousands_of_variables", "rank {K} leaked environment LEAKED_0: unset became"
     ),
-    "nonsense": Fault("writes_nonsense_into_its_channel", Verdict(Outcome.ERROR, _NONSENSE)),
-    "nonsense-cut": Fault(
+    "malformed": Fault("sends_malformed_messages", Verdict(Outcome.ERROR, _MALFORMED)),
+    "malformed-cut": Fault(
         "announces_a_message_that_never_comes",
-        Verdict(Outcome.ERROR, _NONSENSE + r"message cut after \d+ bytes"),
+        Verdict(Outcome.ERROR, _MALFORMED + r"message cut after \d+ bytes"),
     ),
     "close-all": Fault(
         "closes_all_descriptors",

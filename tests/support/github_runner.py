@@ -317,10 +317,10 @@ class Runner:
 
     @staticmethod
     def _cancel(process: subprocess.Popen[bytes]) -> int:
-        for signum, patience_s in ((signal.SIGINT, SIGTERM_AFTER_S), (signal.SIGTERM, SIGKILL_AFTER_S)):
+        for signum, grace_s in ((signal.SIGINT, SIGTERM_AFTER_S), (signal.SIGTERM, SIGKILL_AFTER_S)):
             process.send_signal(signum)
             try:
-                return process.wait(patience_s)
+                return process.wait(grace_s)
             except subprocess.TimeoutExpired:
                 continue
         process.kill()

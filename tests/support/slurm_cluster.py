@@ -131,7 +131,7 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def cut_off(self, one: Node, other: Node) -> Iterator[None]:
-        """While this lasts, two nodes can not reach each other; both still reach the login node."""
+        """While this lasts, two nodes cannot reach each other; both still reach the login node."""
         routes = [(one, other.address), (other, one.address)]
         for node, address in routes:
             done = self.on_node(node, "ip", "route", "add", "blackhole", address)
@@ -282,7 +282,9 @@ def slurm_cluster(*, nodes: int = 2, gpus: int = 2, cpus: int = 8) -> Iterator[S
     """Start a cluster, end it at the end."""
     for command in _COMMANDS:
         if shutil.which(command, path=_with_sbin(os.environ)["PATH"]) is None:
-            raise RuntimeError(f"{command} is missing: run .ci/setup, or skip with `make test SKIP=cluster`")
+            raise RuntimeError(
+                f"{command} is missing: run `make setup`, or skip with `make test SKIP=cluster`"
+            )
     with tempfile.TemporaryDirectory(prefix="dt-slurm-") as name:
         folder = Path(name)
         folder.chmod(0o755)

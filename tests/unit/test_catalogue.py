@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.syspath_prepend(str(TOOLS))
     return importlib.import_module
 
 
@@ -73,3 +73,8 @@ def test_every_test_of_the_suites_says_what_it_asserts(script):
 def test_the_page_of_the_suites_is_up_to_date(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["suites_doc.py", "--check"])
     assert script("suites_doc").main() == 0, capsys.readouterr().out
+
+
+def test_the_page_of_the_verdicts_is_up_to_date(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["verdicts_doc.py", "--check"])
+    assert script("verdicts_doc").main() == 0, capsys.readouterr().out

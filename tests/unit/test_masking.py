@@ -4,15 +4,23 @@ import base64
 import itertools
 import json
 import os
+import re
+import shlex
 import urllib.parse
+import xml.sax.saxutils
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape as markup_escape
 
 from disttest.masking import MaskedStream, Masker
 
 VALUE = 'pä$$"w\\ord 🔑'
+
+
+def lower_percent(text):
+    return re.sub("%..", lambda match: match[0].lower(), text)
 
 
 def hiding(*values):
@@ -40,6 +48,18 @@ def test_nothing_to_hide_leaves_everything_as_it_is():
         urllib.parse.quote(VALUE),
         urllib.parse.quote_plus(VALUE),
         "pä$$&quot;w\\ord 🔑",
+        repr(VALUE.encode()),
+        json.dumps(json.dumps(VALUE)),
+        json.dumps(json.dumps(json.dumps(VALUE))),
+        json.dumps(json.dumps(VALUE, ensure_ascii=False), ensure_ascii=False),
+        json.dumps(repr(VALUE)),
+        repr(repr(VALUE)),
+        lower_percent(urllib.parse.quote(VALUE)),
+        lower_percent(urllib.parse.quote(VALUE, safe="")),
+        lower_percent(urllib.parse.quote_plus(VALUE)),
+        shlex.quote(VALUE),
+        r"pä\$\$\"w\\ord\ 🔑",
+        '"pä\\$\\$\\"w\\\\ord 🔑"',
     ],
 )
 def test_a_value_is_hidden_in_the_forms_that_programs_write(form):
@@ -49,10 +69,23 @@ def test_a_value_is_hidden_in_the_forms_that_programs_write(form):
     assert "ord" not in masked
 
 
+@pytest.mark.parametrize(
+    "quoted", [shlex.quote, "'{}'".format, xml.sax.saxutils.escape, xml.sax.saxutils.quoteattr]
+)
+def test_a_value_with_quotes_is_hidden_in_shells_and_xml(quoted):
+    value = "it's <my> 'pass'word & \"more\""
+    form = quoted(value)
+
+    assert "pass" not in hiding(value).text(f"a {form} b")
+    assert "pass" not in hiding(value).text("a " + value.replace("'", "'\\''") + " b")
+    assert "pass" not in hiding(value).text("a " + markup_escape(value) + " b")
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("value", ["ghs_0123456789abcdef", "~~~???>>>ÿÿÿ~~~???"])
 @pytest.mark.parametrize("before", ["", "u", "us", "user:"])
-def test_a_value_is_hidden_inside_of_base64(before):
-    value = "ghs_0123456789abcdef"
-    header = base64.b64encode(f"{before}{value}".encode()).decode()
+def test_a_value_is_hidden_inside_of_base64(before, value, encode):
+    header = encode(f"{before}{value}".encode()).decode()
 
     masked = hiding(value).text(f"Authorization: Basic {header}")
 

@@ -3,15 +3,15 @@
 import pytest
 
 from disttest.errors import UsageError
-from disttest.host import process
+from disttest.host import descendants
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult
 from disttest.planning import targets
 from disttest.results.directory import claim
 from disttest.results.journal import FILE_NAME
 from disttest.results.narrative import describe_ranks, shorten_stacks
-from disttest.running.collect import slug_of
-from disttest.running.logs import RankLog
-from disttest.running.session import _without_ours
+from disttest.runtime.controller.collect import slug_of
+from disttest.runtime.controller.session_options import _without_ours
+from disttest.runtime.world.logs import RankLog
 
 
 def test_slugs_are_short_safe_and_distinct():
@@ -95,10 +95,11 @@ def test_a_short_log_is_left_alone(tmp_path):
 
 def test_an_earlier_run_is_kept_aside(tmp_path):
     results = tmp_path / "results"
-    claim(results)
+    first = claim(results)
     (results / FILE_NAME).write_text("first")
+    first.release()
 
-    claim(results)
+    claim(results).release()
 
     assert [] == list(results.iterdir())
     (kept,) = [path for path in tmp_path.iterdir() if path.name.startswith("results-")]
@@ -116,9 +117,9 @@ def test_foreign_files_are_never_touched(tmp_path):
 def test_a_results_directory_that_can_not_be(tmp_path):
     (tmp_path / "file").touch()
 
-    with pytest.raises(UsageError, match=r"results directory .*file.* can not be used: "):
+    with pytest.raises(UsageError, match=r"results directory .*file.* cannot be used: "):
         claim(tmp_path / "file" / "results")
-    with pytest.raises(UsageError, match="can not be used"):
+    with pytest.raises(UsageError, match="cannot be used"):
         claim(tmp_path / "file")
 
 
@@ -166,10 +167,10 @@ def test_killing_the_rest_of_a_world_spares_what_other_worlds_fork_meanwhile(mon
         trees[20] = {21, 22}  # forked after the first look
         return found
 
-    monkeypatch.setattr(process, "children_of", children_of)
-    monkeypatch.setattr(process, "send_signal", lambda pid, _signum: killed.append(pid))
+    monkeypatch.setattr(descendants, "children_of", children_of)
+    monkeypatch.setattr(descendants, "send_signal", lambda pid, _signum: killed.append(pid))
 
-    assert () == process.kill_descendants(spare_trees=[20])
+    assert () == descendants.kill_descendants(spare_trees=[20])
     assert [10, 11] == sorted(killed)
 
 

@@ -6,27 +6,27 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from disttest.errors import DisttestError, UsageError
 from disttest.model import Frozen, Invocation
-from disttest.planning.cluster_options import CLUSTER_OPTIONS, LAUNCHERS, ClusterOption, Takes
-from disttest.planning.options import RunOptions, environment
-from disttest.planning.plan import Grant
-from disttest.planning.pools import ENGINES, Pool, Size
+from disttest.options.environment import environment
+from disttest.options.flags import Command, flags, was_given
+from disttest.options.registry import CLUSTER_OPTIONS, LAUNCHERS
+from disttest.options.run import RunOptions
+from disttest.planning.pools import SCHEDULERS, Pool, Size
+from disttest.planning.shard_plan import Grant
 
 if TYPE_CHECKING:
-    from disttest.cluster.launcher import Capacity, Launcher
-    from disttest.commands.selection import Selection
+    from disttest.cli.selection import RunSelection
+    from disttest.cluster.protocol.launcher import Capacity, Launcher
+    from disttest.results.directory import ResultsDirectory
     from disttest.results.fold import RunResult
 
-LAUNCHER_VARIABLE = "DISTTEST_LAUNCHER"
-
 LauncherFor = Callable[[str, str], "Launcher"]
-"""Engine and partition in, the door to it out."""
+"""Scheduler and partition in, the door to it out."""
 
 
 class ClusterChoice(Frozen):
@@ -34,67 +34,49 @@ class ClusterChoice(Frozen):
 
     launcher: str
     given: dict[str, Any]
+    named: frozenset[str] = frozenset()
+    """Fields that the command line or the plan has set, perhaps to their default."""
 
     def record(self) -> dict[str, str]:
         """Option -> value for the record of the run, as far as they were given; of several one a line."""
         if not self.launcher:
             return {}
         chosen = {
-            option.name: "\n".join(value) if option.takes is Takes.MANY else str(value)
+            option.name: "\n".join(self.given[option.field]) if option.many else str(self.given[option.field])
             for option in CLUSTER_OPTIONS
-            if option.name != "launcher" and (value := self.given[option.field]) and value != option.default
+            if option.field in self.named
         }
         return {"launcher": self.launcher, **chosen}
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options."""
-    for option in reversed(CLUSTER_OPTIONS):
-        function = _click_option(option)(function)
-    return function
-
-
-def _click_option(option: ClusterOption) -> Callable[..., Any]:
-    kinds: dict[Takes, dict[str, Any]] = {
-        Takes.COUNT: {"type": click.IntRange(1)},
-        Takes.WHOLE: {"type": click.IntRange(0)},
-        Takes.SECONDS: {"type": click.FloatRange(0)},
-        Takes.MANY: {"multiple": True},
-    }
-    given = {"default": option.default, "metavar": option.metavar} | kinds.get(option.takes, {})
-    if option.takes is Takes.MANY:
-        del given["default"]
-    if option.choices:
-        given = {"type": click.Choice(option.choices)}
-    if option.name == "launcher":
-        given["envvar"] = LAUNCHER_VARIABLE
-    return click.option(f"--{option.name}", help=option.help, **given)
-
-
 def take_cluster(given: dict[str, Any], grant: Grant | None = None) -> ClusterChoice:
-    """Take the options out of what click gave; a shard of a plan brings its own engine, partition and spread.
+    """Take the options out of what click gave; a shard of a plan brings its own scheduler, partition and spread.
 
     Raises:
         UsageError: one makes no sense, contradicts the plan, or none but --launcher would have an effect.
     """
-    launcher = given.pop("launcher") or ""
-    taken = {option.field: given.pop(option.field) for option in CLUSTER_OPTIONS if option.name != "launcher"}
+    launcher = given.pop("launcher")
+    own = [option for option in CLUSTER_OPTIONS if option.name != "launcher"]
+    taken = {option.field: given.pop(option.field) for option in own}
+    named = {option.field for option in own if was_given(option)}
     if grant is not None:
-        launcher = launcher or grant.engine
-        taken |= _granted(taken, grant)
+        launcher = launcher or grant.scheduler
+        granted = _granted(taken, grant, asked="nodes" in named)
+        taken |= granted
+        named |= granted.keys()
     if not launcher and taken["nodes"] > 1:
         raise UsageError(
-            f"--nodes {taken['nodes']} needs an engine: give --launcher {' or '.join(LAUNCHERS)}"
+            f"--nodes {taken['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
         )
     parse_ports(taken["ports"])
     for name in ("container", "mount"):
         if taken[name] and not taken["image"]:
             raise UsageError(f"--{name} is for an --image, and none is given")
-    return ClusterChoice(launcher=launcher, given=taken)
+    return ClusterChoice(launcher=launcher, given=taken, named=frozenset(named))
 
 
-def _granted(taken: Mapping[str, Any], grant: Grant) -> dict[str, Any]:
-    if taken["nodes"] not in (1, grant.spread):
+def _granted(taken: Mapping[str, Any], grant: Grant, *, asked: bool) -> dict[str, Any]:
+    if asked and taken["nodes"] != grant.spread:
         raise UsageError(
             f"--nodes {taken['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
         )
@@ -118,23 +100,23 @@ def parse_ports(text: str) -> tuple[int, int]:
 
 
 def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
-    """The engine by its name.
+    """The scheduler by its name.
 
     Raises:
-        UsageError: ``--engine-args`` can not be read.
+        UsageError: ``--scheduler-args`` cannot be read.
     """
     command = shlex.split(given["node_command"])
     if name == "local":
-        from disttest.cluster.local import LocalLauncher
+        from disttest.cluster.schedulers.local import LocalLauncher
 
         return LocalLauncher(environment(), nodes=max(2, given["nodes"]), command=command)
-    from disttest.cluster.slurm import SlurmLauncher
-    from disttest.cluster.slurm_submission import SlurmOptions
+    from disttest.cluster.schedulers.slurm import SlurmLauncher
+    from disttest.cluster.schedulers.slurm_submission import SlurmOptions
 
     try:
-        extra = tuple(shlex.split(given["engine_args"]))
+        extra = tuple(shlex.split(given["scheduler_args"]))
     except ValueError as error:
-        raise UsageError(f"--engine-args: {error}") from None
+        raise UsageError(f"--scheduler-args: {error}") from None
     options = SlurmOptions(
         partition=given["partition"],
         account=given["account"],
@@ -145,44 +127,44 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
     return SlurmLauncher(environment(), options, command=command)
 
 
-def engine_launcher(engine: str, partition: str) -> Launcher:
-    """The door to a partition of an engine, to ask what it has."""
-    assert engine in ENGINES
-    from disttest.cluster.slurm import SlurmLauncher
-    from disttest.cluster.slurm_submission import SlurmOptions
+def scheduler_launcher(scheduler: str, partition: str) -> Launcher:
+    """The door to a partition of a scheduler, to ask what it has."""
+    assert scheduler in SCHEDULERS
+    from disttest.cluster.schedulers.slurm import SlurmLauncher
+    from disttest.cluster.schedulers.slurm_submission import SlurmOptions
 
     return SlurmLauncher(environment(), SlurmOptions(partition=partition))
 
 
 def size_of(capacity: Capacity, device: str) -> Size:
-    """What a plan needs to know of an engine's nodes: where they have GPUs, ranks compute there unless told otherwise."""
+    """What a plan needs to know of a scheduler's nodes: where they have GPUs, ranks compute there unless told otherwise."""
     if capacity.gpus_per_node and device != "cpu":
         return Size(nodes=capacity.nodes, gpus=capacity.gpus_per_node)
     return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")
 
 
 def collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
-    """Arguments for pytest that have it collect for the pools of engines, and not for this machine; none without any.
+    """Arguments for pytest that have it collect for the pools of schedulers, and not for this machine; none without any.
 
     Raises:
         UsageError: ``--nodes`` without such a pool.
         NotEnoughDevices: none of them has so many nodes.
     """
-    engines = [pool for pool in pools if pool.engine]
-    if not engines:
+    schedulers = [pool for pool in pools if pool.scheduler]
+    if not schedulers:
         if nodes > 1:
-            raise UsageError("--nodes goes with a --pool that an engine has, such as big:slurm:gpu")
+            raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
         return []
-    from disttest.cluster.launcher import Capacity
-    from disttest.cluster.session import check_nodes, host_argument, host_of
+    from disttest.cluster.client.cluster_session import check_nodes, host_argument, host_of
+    from disttest.cluster.protocol.launcher import Capacity
 
-    with_gpus = [pool for pool in engines if pool.device != "cpu" and options.device != "cpu"]
+    with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
     capacity = Capacity(
-        nodes=max(pool.runners for pool in engines),
+        nodes=max(pool.runners for pool in schedulers),
         # A world that fits a runner is collected, too.
         gpus_per_node=max((pool.gpus for pool in pools), default=0) if with_gpus else 0,
-        cpus_per_node=max(pool.gpus for pool in engines),
-        engine=", ".join(dict.fromkeys(pool.engine for pool in engines)),
+        cpus_per_node=max(pool.gpus for pool in schedulers),
+        scheduler=", ".join(dict.fromkeys(pool.scheduler for pool in schedulers)),
     )
     check_nodes(nodes, capacity)
     return [host_argument(host_of(capacity, options, nodes))]
@@ -194,13 +176,13 @@ def run_cluster(
     flags: dict[str, str],
     options: RunOptions,
     pytest_arguments: Sequence[str],
-    results: Path,
-    selection: Selection,
+    directory: ResultsDirectory,
+    selection: RunSelection,
     invocation: Invocation,
 ) -> RunResult:
-    """Run on the chosen engine; returns the folded result."""
-    from disttest.cluster.conductor import Limits
-    from disttest.cluster.session import ClusterRequest, run_on_cluster
+    """Run on the chosen scheduler; returns the folded result."""
+    from disttest.cluster.client.cluster_session import ClusterRequest, run_on_cluster
+    from disttest.cluster.client.conductor import JobLimits
     from disttest.results.durations import read_timings
 
     given = choice.given
@@ -221,7 +203,7 @@ def run_cluster(
         jobs=given["jobs"],
         gpus_per_node=given["gpus_per_node"],
         job_limit_s=given["job_limit"],
-        limits=Limits(queue_s=given["queue_limit"], silence_s=given["silence_limit"]),
+        limits=JobLimits(queue_s=given["queue_limit"], silence_s=given["silence_limit"]),
         environment=tuple(given["pass_env"]),
         image=given["image"],
         directory=given["node_dir"],
@@ -229,37 +211,36 @@ def run_cluster(
         ports=parse_ports(given["ports"]),
     )
     launcher = make_launcher(choice.launcher, given)
-    return run_on_cluster(request, options, launcher, results, timings=known, tell=click.echo)
+    return run_on_cluster(request, options, launcher, directory, timings=known, tell=click.echo)
 
 
 @click.command(name="node-agent", hidden=True)
 def node_agent() -> None:
-    """Be the agent of one node of a job (started by an engine, never by hand)."""
-    from disttest.cluster.agent import Agent, own_output
-    from disttest.cluster.place import find_place
+    """Be the agent of one node of a job (started by a scheduler, never by hand)."""
+    from disttest.cluster.node.agent import Agent, own_output
+    from disttest.cluster.node.assignment import find_assignment
 
     own_output()
-    Agent(find_place(environment())).run()
+    Agent(find_assignment(environment())).run()
 
 
-@click.command(name="cluster-clean")
-@click.option("--launcher", type=click.Choice(LAUNCHERS), default="slurm", envvar=LAUNCHER_VARIABLE)
-@click.option("--all", "every", is_flag=True, help="Those of living clients, and of other machines, too.")
-def cluster_clean(*, launcher: str, every: bool) -> None:
-    """End the jobs that a killed run of this machine has left with an engine."""
-    from disttest.cluster.session import remove_leftovers
-    from disttest.cluster.slurm import SlurmLauncher
+@click.command(name="cluster-clean", cls=Command)
+@flags("cluster-clean")
+def cluster_clean(*, launcher: str, **given: bool) -> None:
+    """End the jobs that a killed run of this machine has left with a scheduler."""
+    from disttest.cluster.client.cluster_session import remove_leftovers
+    from disttest.cluster.schedulers.slurm import SlurmLauncher
 
     if launcher != "slurm":
         return
-    engine = SlurmLauncher(environment())
+    scheduler, every = SlurmLauncher(environment()), given["all"]
     try:
-        names = engine.every_name() if every else ()
+        names = scheduler.every_name() if every else ()
     except DisttestError as error:
         raise UsageError(str(error)) from error
     if every:
-        engine.remove(names)
+        scheduler.remove(names)
     else:
-        names = remove_leftovers(engine)
+        names = remove_leftovers(scheduler)
     for name in names:
         click.echo(f"cancelled {name}")

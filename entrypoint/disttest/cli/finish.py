@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from disttest.errors import ExitCode, ReportError
+from disttest import github
+from disttest.errors import ReportError
 from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
 from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 from disttest.reports.terminal import print_final
 from disttest.reports.text import count
+from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
@@ -42,8 +45,8 @@ def finish_run(
     lost = _write(run, results)
     lost += _published(lambda: publish_summary(results, environ))
     if on_github:
-        click.echo(render_annotations(run, repository_top=environ.get("GITHUB_WORKSPACE", "")), nl=False)
-    print_final(Console(), run, results_dir=results, failures=failures, on_github=on_github)
+        github.send(sys.stdout, render_annotations(run).rstrip("\n"))
+    print_final(Console(), run, results_dir=results, failures=failures)
     broken = check_floors(run, floors)
     if run.flaky_fails and run.flaky:
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
@@ -51,8 +54,8 @@ def finish_run(
     for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
         click.echo(f"disttest: {message}", err=True)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
-    came_to = run.exit_code or (ExitCode.NOT_ENOUGH_DEVICES if idle else ExitCode.PASSED)
-    code = _code(came_to, floors_hold=not broken, all_written=not lost, empty_shard=empty_shard)
+    demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
+    code = settle(run.exit_code, demands)
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
         click.echo(f"disttest: {message}", err=True)
     return code
@@ -73,14 +76,3 @@ def _write(run: RunResult, results: Path) -> list[str]:
     except ReportError as error:
         return [str(error)]
     return []
-
-
-def _code(code: int, *, floors_hold: bool, all_written: bool, empty_shard: bool) -> int:
-    """What the tests came to wins over what became of their reports."""
-    if code == ExitCode.NOTHING_COLLECTED and empty_shard:
-        code = ExitCode.PASSED
-    if code:
-        return code
-    if not floors_hold:
-        return ExitCode.FAILED
-    return ExitCode.PASSED if all_written else ExitCode.INTERNAL

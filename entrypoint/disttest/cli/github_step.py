@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from disttest.errors import DisttestError, UsageError
-from disttest.launch.inputs import IN_CONTAINER, INPUTS, PREFIX, read_inputs, secret_variables, step_arguments
-from disttest.planning.options import environment
+from disttest.options.action_inputs import INPUTS, PREFIX, read_inputs, secret_variables, step_arguments
+from disttest.options.environment import environment
+from disttest.options.registry import IN_CONTAINER
 
 MODE = "DISTTEST_STEP_MODE"
 """Set by action.yml: ``in-place`` or ``launch``."""
@@ -59,7 +60,7 @@ def enter(folder: str) -> None:
     try:
         os.chdir(Path(folder))
     except (OSError, ValueError) as error:
-        raise UsageError(f"input working-directory: {folder!r} can not be entered: {error}") from None
+        raise UsageError(f"input working-directory: {folder!r} cannot be entered: {error}") from None
 
 
 def become(arguments: list[str], environ: Mapping[str, str]) -> None:

@@ -5,31 +5,46 @@ Imports neither torch nor pytest: ``disttest --help`` answers at once.
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 import disttest
-from disttest.commands.cluster import cluster_clean, cluster_options, node_agent, run_cluster, take_cluster
-from disttest.commands.explain import explain
-from disttest.commands.merge import merge_command
-from disttest.commands.plan import plan_command
-from disttest.commands.selection import selection_options, take_selection
-from disttest.doctor.commands import doctor
+from disttest import github
+from disttest.cli.cluster import cluster_clean, node_agent, run_cluster, take_cluster
+from disttest.cli.doctor import doctor
+from disttest.cli.explain import explain
+from disttest.cli.github_step import github_step
+from disttest.cli.launch import launch
+from disttest.cli.merge import merge_command
+from disttest.cli.plan import plan_command
+from disttest.cli.report import report, trend
+from disttest.cli.selection import take_selection
 from disttest.errors import DisttestError, ExitCode, UsageError
-from disttest.launch.commands import launch
-from disttest.launch.step import github_step
+from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, TestCase
-from disttest.planning.options import OPTIONS, environment, given_options, resolve_options
+from disttest.options.environment import environment
+from disttest.options.flags import Command
+from disttest.options.flags import flags as flags_of
+from disttest.options.project_file import read_project_settings
+from disttest.options.run import by_command, given_options, resolve_options
+from disttest.output import drain_streams, outlet, steady_streams
+from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets, suite_names
-from disttest.reports.commands import report, trend
+from disttest.results.conclusion import Facts, conclude
 from disttest.results.fold import RunResult
+from disttest.results.repeat import variables_of_classes
 
 
 class _DefaultRun(click.Group):
@@ -52,147 +67,142 @@ def command() -> None:
     """
 
 
-def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a run."""
-    for option in reversed(OPTIONS):
-        function = click.option(
-            f"--{option.name}",
-            option.field,
-            **({"is_flag": True, "flag_value": "true"} if option.switch else {"metavar": option.metavar}),
-            help=f"{option.help}  [{option.variable}]",
-            multiple=option.secret,
-            callback=_joined if option.secret else None,
-        )(function)
-    return function
-
-
-def _joined(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> str:
-    if any(len(value.strip()) < SHORTEST for value in values):
-        raise UsageError(f"--mask: a value of fewer than {SHORTEST} characters can not be hidden")
-    return "\n".join(values)
-
-
-@command.command(context_settings={"ignore_unknown_options": False})
+@command.command(cls=Command, context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
-@click.option(
-    "--progress",
-    type=click.Choice(("auto", "live", "lines", "pytest")),
-    default="auto",
-    show_default=True,
-    help="What a run shows while it lasts; pytest: its own output.",
-)
-@selection_options
-@cluster_options
-@run_options
+@flags_of("run")
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
     """Run suites or paths of tests, and write reports into the results directory."""
-    from disttest.commands.showing import choose_showing, runs_nothing
-    from disttest.results.directory import claim
-    from disttest.running.devices import Devices
-    from disttest.running.guard import cancelled_late, hold_signals, pytest_command, run_guarded
-    from disttest.running.listing import ask_pytest
+    from disttest.cli.emulation import Emulation
+    from disttest.cli.progress_mode import choose_progress, runs_nothing
+    from disttest.results.directory import claim, claim_default
+    from disttest.runtime.controller.run_devices import Devices
+    from disttest.runtime.guard.guard import (
+        cancelled_late,
+        hold_signals,
+        pytest_command,
+        run_guarded,
+    )
+    from disttest.runtime.guard.listing import ask_pytest
 
-    hold_signals()
+    signals, started_s = hold_signals(), time.monotonic()
     selection = take_selection(flags)
+    flags = read_project_settings(targets).fill(flags)
     cluster = take_cluster(flags, selection.grant)
-    options = resolve_options(flags)
+    options, asked = resolve_options(flags), given_options(flags)
+    flags = by_command(flags)
     _hide(options.mask)
     resolved = resolve_targets(targets)
+    emulation = Emulation(options.device, launcher=cluster.launcher)
+    flags = emulation.start(flags)
+    options = resolve_options(flags)
     if runs_nothing(pytest_args):
         with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
             extra = [*selection.pytest_arguments(), *pytest_args]
             _leave(ask_pytest(resolved, _given(flags, Path(folder)), extra))
     hardware = None if cluster.launcher else Devices(options).machine.hardware()
-    results = claim(options.results or Path("results"))
+    directory = claim(options.results) if options.results else claim_default(_warn)
+    results = directory.path
+    flags = emulation.keep_in(results, flags)
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, results / "plan.json")
     invocation = Invocation(
         cwd=str(Path.cwd()),
+        workspace=environment().get("GITHUB_WORKSPACE", ""),
         bundled=resolved.bundled,
-        options=given_options(flags) | cluster.record(),
+        options=asked | cluster.record(),
         pytest_args=tuple(pytest_args),
+        environment=variables_of_classes(environment()),
     )
     if cluster.launcher:
         given = _given(flags, results)
-        result = run_cluster(cluster, targets, given, options, pytest_args, results, selection, invocation)
+        result = run_cluster(cluster, targets, given, options, pytest_args, directory, selection, invocation)
         owes_failures = True
     else:
         assert hardware is not None
-        showing = choose_showing(progress, pytest_args, environment(), results, selection.timings)
-        extra = [*selection.pytest_arguments(), *showing.pytest_arguments(), *pytest_args]
+        mode = choose_progress(progress, pytest_args, environment(), results, selection.timings)
+        extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *pytest_args]
         argv = pytest_command(resolved, _given(flags, results), extra)
         result = run_guarded(
             argv,
             options,
-            results,
+            directory,
             invocation=invocation,
             hardware=hardware,
             plan=selection.plan,
             shard=selection.shard,
-            view=showing.view,
+            view=mode.view,
         )
-        owes_failures = showing.owes_failures
+        owes_failures = mode.owes_failures
 
-    from disttest.commands.ending import finish_run
+    from disttest.cli.finish import finish_run
 
     code = finish_run(
         result,
-        results,
+        directory.path,
         floors=selection.floors,
         empty_shard=selection.is_empty_shard,
         failures=owes_failures,
         environ=environment(),
     )
+    emulation.end(results)
+    # Within the deadline of the run, and not against a signal; all else is done.
+    until_s = started_s + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
+    if result.exit_code > 128:
+        until_s = 0.0
+    drain_streams(until_s=until_s, wake=signals.fileno())
     late = cancelled_late()
-    _leave(code if late is None else 128 + late)
+    _leave(code if late is None else conclude(Facts(signal=late)).exit_code)
+
+
+def _warn(message: str) -> None:
+    click.echo(f"disttest: {message}", err=True)
 
 
 def _hide(values: Sequence[str]) -> None:
     masker.open_ledger()
     if short := masker.hide(values):
-        click.echo(
-            f"disttest: {len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible",
-            err=True,
-        )
+        _warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
 
 
 def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value} | {"results": str(results)}
 
 
-@command.command(name="list")
+@command.command(name="list", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
-@click.option("--tests", "each", is_flag=True, help="List every test, not only the suites.")
-@run_options
+@flags_of("list")
 @click.pass_obj
 def list_(
-    pytest_args: Sequence[str], /, targets: tuple[str, ...], *, each: bool, **flags: str | None
+    pytest_args: Sequence[str], /, targets: tuple[str, ...], *, tests: bool, **flags: str | None
 ) -> None:
     """List suites and tests with the world sizes that they would run at here."""
-    from disttest.running.listing import collect_tests, render_list
+    from disttest.runtime.guard.listing import collect_tests, render_list
 
+    flags = by_command(read_project_settings(targets).fill(flags))
     resolve_options(flags)
     with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
         given = _given(flags, Path(folder))
         collection = collect_tests(
             resolve_targets(targets or suite_names()), given, pytest_args, Path(folder)
         )
-    click.echo(render_list(collection.tests, each=each))
+    for remark in collection.remarks:
+        _warn(remark)
+    click.echo(render_list(collection.tests, each=tests))
     if collection.exit_code not in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED):
         click.echo(collection.output, err=True)
-    _leave(collection.exit_code)
+    _leave(collection.exit_code, shown=True)
 
 
 def _collect(
     targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
 ) -> Sequence[TestCase]:
-    """Collect for a plan. What can not be collected would be in no shard, so it is an error."""
-    from disttest.running.listing import collect_tests, for_gpu_runners
+    """Collect for a plan. What cannot be collected would be in no shard, so it is an error."""
+    from disttest.runtime.guard.listing import collect_tests, for_gpu_runners
 
-    told = any(word.startswith("--disttest-host=") for word in pytest_args)
-    if resolve_options(flags).device == "cuda" and not told:
-        pytest_args = [*pytest_args, *for_gpu_runners(gpus)]
+    told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
+    if is_accelerator(device := resolve_options(flags).device) and not told:
+        pytest_args = [*pytest_args, *for_gpu_runners(gpus, device)]
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = _given(flags, Path(folder))
         collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))
@@ -201,6 +211,8 @@ def _collect(
         raise UsageError(
             "some tests could not be collected (see above), and a plan without them would lose them"
         )
+    for remark in collection.remarks:
+        _warn(remark)
     return collection.tests
 
 
@@ -213,9 +225,37 @@ def _write_reports(result: RunResult, results: Path) -> None:
     publish_summary(results, environment())
 
 
-def _leave(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.exit(code)  # noqa: TID251
+def _leave(code: int, *, shown: bool = False) -> NoReturn:
+    """End the process.
+
+    Args:
+        code: its exit code.
+        shown: what was printed was all that was asked for, so that it counts if nobody could read it.
+    """
+    try:
+        drain_streams()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # noqa: TID251
+    behind = outlet()
+    sys.exit(code or (_unread(behind.broken) if shown and behind is not None else ExitCode.PASSED))  # noqa: TID251
+
+
+def _unread(number: int) -> int:
+    """The exit code of a command whose output got lost: 141 where the reader had enough (as by SIGPIPE)."""
+    if not number:
+        return ExitCode.PASSED
+    if number == errno.EPIPE:
+        return 128 + signal.SIGPIPE
+    click.echo(f"disttest: the output could not be written: {os.strerror(number)}", err=True)
+    return ExitCode.INTERNAL
+
+
+_SHOWING = frozenset({"list", "explain", "trend", "plan", "doctor", "-h", "--help", "--version"})
+"""Commands of which nothing but their output (or that first of all) is wanted."""
+_CHANNELS = frozenset({"node-agent"})
+"""Commands whose standard output is a channel to another process."""
+_PASSES_ON = frozenset({"launch", "github-step"})
+"""Commands that hand on the output of another command of ours, its words to GitHub included."""
 
 
 command.add_command(doctor)
@@ -223,7 +263,7 @@ command.add_command(launch)
 command.add_command(node_agent)
 command.add_command(cluster_clean)
 command.add_command(github_step)
-command.add_command(plan_command(_collect, _leave, run_options))
+command.add_command(plan_command(_collect, _leave))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
 command.add_command(report)
@@ -233,6 +273,10 @@ command.add_command(trend)
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    shown = bool(_SHOWING.intersection(words[:1]))
+    if not _CHANNELS.intersection(words[:1]):
+        on_github = environment().get("GITHUB_ACTIONS") == "true" and not _PASSES_ON.intersection(words[:1])
+        steady_streams(github.harmless if on_github else None)
     split = words.index("--") if "--" in words else len(words)
     try:
         code = command.main(
@@ -246,4 +290,4 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)
-    _leave(code or ExitCode.PASSED)
+    _leave(code or ExitCode.PASSED, shown=shown)

@@ -10,11 +10,16 @@ from typing import Any
 
 import click
 
-from disttest.commands.cluster import LauncherFor, collecting_for, engine_launcher, size_of
+from disttest.cli.cluster import LauncherFor, collecting_for, scheduler_launcher, size_of
 from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
-from disttest.planning.options import OPTIONS, resolve_options
-from disttest.planning.plan import (
+from disttest.options.flags import Command
+from disttest.options.flags import flags as flags_of
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import by_command, resolve_options
+from disttest.planning.pools import POOL_FORM, Pool, parse_pools
+from disttest.planning.shard_plan import (
     Plan,
     encode_plan,
     plan_by_world_size,
@@ -22,7 +27,6 @@ from disttest.planning.plan import (
     plan_shards,
     render_matrix,
 )
-from disttest.planning.pools import POOL_FORM, Pool, parse_pools
 from disttest.planning.timings import Timings
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
@@ -31,68 +35,35 @@ Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int],
 """Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
 that they mean out."""
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def plan_command(
     collect: Collect,
     leave: Callable[[int], Any],
-    run_options: Decorator,
-    launcher_for: LauncherFor = engine_launcher,
+    launcher_for: LauncherFor = scheduler_launcher,
 ) -> click.Command:
-    """The command, around a way to collect tests, a way to end, the options that every run has, and the engines.
+    """The command, around a way to collect tests, a way to end, and the schedulers.
 
-    Of these, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and ``--device cuda`` that
-    the runners have GPUs, which this machine need not have.
+    Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
+    ``--device cuda`` that the runners have GPUs, which this machine need not have.
     """
 
-    @click.command(name="plan")
+    @click.command(name="plan", cls=Command)
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
-    @click.option(
-        "--pool",
-        "pools",
-        multiple=True,
-        metavar="NAME:GPUS:RUNNERS[:COST]",
-        help="A kind of runner; or NAME:slurm[:PARTITION[:NODESxGPUS[:COST]]], the nodes of an engine.",
-    )
-    @click.option(
-        "--nodes",
-        type=click.IntRange(1),
-        default=1,
-        metavar="N",
-        help="Spread each world over N nodes of a --pool that an engine has.",
-    )
-    @click.option(
-        "--labels", multiple=True, metavar="NAME=LABEL,…", help="runs-on of a pool (default: its name)."
-    )
-    @click.option("--shards", type=int, metavar="N", help="Split over N equal runners instead.")
-    @click.option("--by", type=click.Choice(["world-size"]), help="One shard for each world size instead.")
-    @click.option(
-        "--timings", multiple=True, type=Path, metavar="FILE", help="Journal, results.json or JUnit file."
-    )
-    @click.option("--hardware", default="", metavar="MODEL", help="GPU model that the runners have, or cpu.")
-    @click.option(
-        "--revision", default="", metavar="COMMIT", help="State of the repository, kept in the plan."
-    )
-    @click.option("--output", type=Path, default=Path("plan.json"), help="Where the plan goes.")
-    @click.option(
-        "--matrix", type=Path, metavar="FILE|-", help="Write the matrix of GitHub Actions (one line)."
-    )
-    @click.option(
-        "--allow-empty", is_flag=True, help="No tests: a plan with the no-op entry, and exit code 0."
-    )
-    @run_options
+    @flags_of("plan")
     @click.pass_obj
     def plan(pytest_args: Sequence[str] | None, /, targets: tuple[str, ...], **given: Any) -> None:
         """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
         given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
         check_one_way(given)
-        flags = {option.field: given[option.field] for option in OPTIONS}
+        asked = {option.field: given[option.field] for option in RUN_OPTIONS}
+        flags = by_command(read_project_settings(targets).fill(asked))
         options = resolve_options(flags)
         pools = parse_pools(
-            given["pools"],
+            given["pool"],
             given["labels"],
-            lambda engine, partition: size_of(launcher_for(engine, partition).capacity(), options.device),
+            lambda scheduler, partition: size_of(
+                launcher_for(scheduler, partition).capacity(), options.device
+            ),
         )
         extra = [*(pytest_args or ()), *collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
@@ -115,15 +86,15 @@ def check_one_way(given: dict[str, Any]) -> None:
     Raises:
         UsageError: not exactly one of --pool, --shards and --by is given, or an option without its partner.
     """
-    ways = [name for name in ("pools", "shards", "by") if given[name] not in ((), None)]
+    ways = [name for name in ("pool", "shards", "by") if given[name] not in ((), None)]
     if len(ways) != 1:
         raise UsageError(f"give one of --pool {POOL_FORM.split(' or ')[0]}, --shards N and --by world-size")
     if given["slots"] and ways != ["shards"]:
         raise UsageError("--slots goes with --shards; a pool says its GPUs itself")
-    if given["labels"] and ways != ["pools"]:
+    if given["labels"] and ways != ["pool"]:
         raise UsageError("--labels goes with --pool")
-    if given["nodes"] > 1 and ways != ["pools"]:
-        raise UsageError("--nodes goes with a --pool that an engine has, such as big:slurm:gpu")
+    if given["nodes"] > 1 and ways != ["pool"]:
+        raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
 
 
 def make_plan(
@@ -170,7 +141,7 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
     except OSError as error:
-        raise UsageError(f"{path} can not be written: {error.strerror}; choose another place") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
 def _now_s() -> float:

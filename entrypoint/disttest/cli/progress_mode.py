@@ -16,10 +16,11 @@ from typing import Literal
 from rich.console import Console
 
 from disttest.host.devices import detect_machine
+from disttest.masking import masker
 from disttest.model import TestCase
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
-from disttest.reports.views import View, make_view
+from disttest.reports.views import RelayView, View, make_view
 from disttest.results.durations import read_timings
 
 Progress = Literal["auto", "live", "lines", "pytest"]
@@ -34,17 +35,16 @@ RUNS_NOTHING = frozenset(
 NEEDS_TERMINAL = frozenset(
     {
         *("--capture=no", "--pdb", "--trace", "--verbose", "--setup-show", "--setup-only", "--debug"),
-        *("--dist", "--numprocesses", "--tx"),
     }
 )
-"""With these, pytest talks to the user itself, or asks for what only its own terminal says; or others run the tests."""
+"""With these, pytest talks to the user itself, or asks for what only its own terminal says."""
 SHORT = {"v": "--verbose", "s": "--capture=no", "h": "--help", "V": "--version", "n": "--numprocesses"}
 SHORT_WITH_VALUE = frozenset("kmncprWo")
 """Short options of pytest and its friends that the rest of the word belongs to, or the next word."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Showing:
+class ProgressMode:
     """How a run is shown."""
 
     view: View | None
@@ -56,6 +56,8 @@ class Showing:
         """What pytest has to know of it: our arguments come before those of the user, which win."""
         if self.view is None:
             return []
+        if isinstance(self.view, RelayView):
+            return ["--color=yes"] if self.console.is_terminal else []
         colour = self.console.is_terminal and not self.console.no_color
         return [f"--disttest-view={self.console.width}", *(["--color=yes"] if colour else [])]
 
@@ -65,13 +67,13 @@ class Showing:
         return self.view is not None and not self.view.tells_failures
 
 
-def choose_showing(
+def choose_progress(
     progress: str,
     pytest_args: Sequence[str],
     environ: Mapping[str, str],
     results: Path,
     timings: Sequence[Path],
-) -> Showing:
+) -> ProgressMode:
     """Choose the view of a run.
 
     Args:
@@ -90,7 +92,9 @@ def choose_showing(
         force_terminal=None if sys.stdout.isatty() else lively, no_color="--color=no" in words or None
     )
     if progress == "pytest" or (progress == "auto" and asks_for_terminal(words)):
-        return Showing(view=None, console=console)
+        # On a terminal pytest can ask back; elsewhere, and where values are to be hidden, we stand between.
+        at_terminal = sys.stdout.isatty() and not masker.active
+        return ProgressMode(view=None if at_terminal else RelayView(console), console=console)
     view = make_view(
         console,
         live=lively,
@@ -99,7 +103,7 @@ def choose_showing(
         results_dir=results,
         expect=_expectations(timings) if timings else None,
     )
-    return Showing(view=view, console=console)
+    return ProgressMode(view=view, console=console)
 
 
 def asks_for_terminal(words: Sequence[str]) -> bool:

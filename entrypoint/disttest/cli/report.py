@@ -7,28 +7,18 @@ from pathlib import Path
 import click
 
 from disttest.errors import UsageError
+from disttest.options.flags import Command, flags
+from disttest.options.values import one_of
 from disttest.reports.write import REPORTERS, rebuild
+from disttest.results.directory import no_run_writes
 
 ALL = "all"
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
-@click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    type=click.Choice([ALL, *REPORTERS]),
-    help="What to write; may be given several times. Default: all.",
-)
-@click.option(
-    "--history",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Results directory of an earlier run, for the trend and the past of each test in report.html; "
-    "may be given several times.",
-)
-def report(results_dir: Path, formats: tuple[str, ...], history: tuple[Path, ...]) -> None:
+@flags("report", format=one_of(ALL, *REPORTERS))
+def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...]) -> None:
     """Write the reports of a run again, from its journal in DIR (default: results).
 
     \b
@@ -39,8 +29,10 @@ def report(results_dir: Path, formats: tuple[str, ...], history: tuple[Path, ...
     from disttest.reports.trend import load_run
 
     _check_is_folder(results_dir)
+    formats = given["format"]
     wanted = tuple(REPORTERS) if not formats or ALL in formats else formats
-    written = rebuild(results_dir, wanted, history=[load_run(earlier) for earlier in history])
+    with no_run_writes(results_dir):
+        written = rebuild(results_dir, wanted, history=[load_run(earlier) for earlier in history])
     for path in written:
         click.echo(f"wrote {path}")
 

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
-from disttest.commands.merge import read_plan, read_text
+from disttest.cli.merge import read_plan, read_text
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.planning.plan import Grant, Plan, check_revision, find_shard
+from disttest.planning.shard_plan import Grant, Plan, check_revision, find_shard
 from disttest.results.floors import Floors, make_floors
 
-_OPTIONS = (
-    click.option("--plan", "plan_file", type=Path, metavar="FILE", help="Run a shard of this plan."),
-    click.option("--shard", type=int, metavar="K", help="Which shard of the plan."),
-    click.option(
-        "--revision", default="", metavar="COMMIT", help="State of the repository; must be the plan's."
-    ),
-    click.option(
-        "--stale-plan", is_flag=True, help="Run a plan of another state; new tests go to the last shard."
-    ),
-    click.option(
-        "--timings",
-        multiple=True,
-        type=Path,
-        metavar="FILE",
-        help="Journal, results.json or JUnit file of earlier runs.",
-    ),
-    click.option(
-        "--failed-first", is_flag=True, help="Start with the tests that failed in the newest timings."
-    ),
-    click.option("--min-tests", type=int, default=0, metavar="N", help="Fail if fewer tests ran."),
-    click.option(
-        "--max-skip-ratio", type=float, default=1.0, metavar="0…1", help="Fail if more were skipped."
-    ),
-    click.option(
-        "--strict",
-        is_flag=True,
-        help="Fail (exit code 6) if a suite can not run here: all of it was skipped.",
-    ),
-    click.option(
-        "--expect", type=Path, metavar="FILE", help="Fail if a test named in this file did not run."
-    ),
-)
 
-
-class Selection(Frozen):
+class RunSelection(Frozen):
     """The options, checked."""
 
     plan_file: Path | None
@@ -65,7 +29,7 @@ class Selection(Frozen):
 
     @property
     def grant(self) -> Grant | None:
-        """The nodes of an engine that this shard asks for; None where it runs on this machine."""
+        """The nodes of a scheduler that this shard asks for; None where it runs on this machine."""
         shard = find_shard(self.plan, self.shard) if self.plan is not None else None
         return shard.grant if shard else None
 
@@ -79,20 +43,13 @@ class Selection(Frozen):
         return arguments
 
 
-def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command these options."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-def take_selection(given: dict[str, Any]) -> Selection:
+def take_selection(given: dict[str, Any]) -> RunSelection:
     """Take the options out of what click gave, and check them.
 
     Raises:
-        UsageError: a file can not be read, or the options contradict each other or the plan.
+        UsageError: a file cannot be read, or the options contradict each other or the plan.
     """
-    plan_file, shard, expect = given.pop("plan_file"), given.pop("shard"), given.pop("expect")
+    plan_file, shard, expect = given.pop("plan"), given.pop("shard"), given.pop("expect")
     revision, stale = given.pop("revision"), given.pop("stale_plan")
     if (plan_file is None) != (shard is None):
         raise UsageError("--plan FILE and --shard K go together")
@@ -103,12 +60,13 @@ def take_selection(given: dict[str, Any]) -> Selection:
             check_revision(plan, revision)
     floors = make_floors(
         min_tests=given.pop("min_tests"),
+        min_worlds=given.pop("min_worlds"),
         max_skip_ratio=given.pop("max_skip_ratio"),
         expect=read_text(expect, "--expect") if expect else "",
         expect_file=str(expect or ""),
         strict=given.pop("strict"),
     )
-    return Selection(
+    return RunSelection(
         plan_file=plan_file,
         plan=plan,
         shard=0 if shard is None else shard,

@@ -1,1 +1,1 @@
-"""Worlds and runs beyond one machine: jobs for an engine that schedules, agents on its nodes, one verdict for all."""
+"""Worlds and runs beyond one machine: jobs for a scheduler, agents on its nodes, one verdict for all."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 import disttest
 from disttest.doctor.examine import Diagnosis
-from disttest.host.devices.findings import Finding, Grade
+from disttest.host.devices.findings import DeviceFinding, Grade
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.reports.junit import render_junit
 from disttest.results.events import AnyEvent, RunFinished, RunStarted, TestCollected, TestFinished
@@ -54,7 +54,7 @@ def print_diagnosis(diagnosis: Diagnosis, *, to_stderr: bool = False) -> None:
     console.print(Text(render_verdict(diagnosis)), soft_wrap=True)
 
 
-def render_finding(finding: Finding) -> str:
+def render_finding(finding: DeviceFinding) -> str:
     """One line: where, what, and what to do."""
     advice = f" {finding.advice}" if finding.advice else ""
     return f"{finding.grade}: {finding.device}: {finding.check}: {finding.message}.{advice}"
@@ -95,7 +95,7 @@ def as_run(diagnosis: Diagnosis) -> RunResult:
     return fold(events)
 
 
-def _case(finding: Finding) -> TestCase:
+def _case(finding: DeviceFinding) -> TestCase:
     return TestCase(
         nodeid=_nodeid(finding),
         slug=re.sub(r"[^a-z0-9]+", "-", _nodeid(finding).lower()).strip("-"),
@@ -107,11 +107,11 @@ def _case(finding: Finding) -> TestCase:
     )
 
 
-def _nodeid(finding: Finding) -> str:
+def _nodeid(finding: DeviceFinding) -> str:
     return f"doctor::{finding.device}::{finding.check}"
 
 
-def _result(finding: Finding, at_s: float) -> TestResult:
+def _result(finding: DeviceFinding, at_s: float) -> TestResult:
     broken = finding.grade is Grade.BROKEN
     return TestResult(
         nodeid=_nodeid(finding),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +9,15 @@ from pathlib import Path
 import msgspec
 
 from disttest.errors import ExitCode
-from disttest.host.advice import advise, explain
 from disttest.host.devices import Machine, detect_machine
-from disttest.host.devices.findings import Finding, Grade, judge_machine
+from disttest.host.devices.findings import DeviceFinding, Grade, judge_machine
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
-from disttest.host.lease import Leaser, SlotState
-from disttest.host.leftovers import Litter, find_litter, names_in_use, scan_shm
+from disttest.host.leases.lease import Leaser, SlotState
+from disttest.host.leases.quarantine import QuarantineNotes
+from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
+from disttest.host.machine_advice import advise, explain
 from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Target, run_preflight, targets_of
-from disttest.host.preflight.run import WORKER
-from disttest.host.quarantine import QuarantineNotes
+from disttest.host.preflight.steps import WORKER
 from disttest.model import Frozen
 
 
@@ -43,11 +42,11 @@ class Diagnosis(Frozen):
 
     machine: Machine
     torch: TorchFacts
-    findings: tuple[Finding, ...]
+    findings: tuple[DeviceFinding, ...]
     proved: tuple[str, ...] = ()
     """Names of the slots that passed the preflight."""
-    litter: tuple[Litter, ...] = ()
-    """Files in shared memory that belong to us and that no process uses."""
+    litter: tuple[ShmEntry, ...] = ()
+    """Files of our user that libraries have made for processes to share, and that no process uses."""
     broken: dict[str, str] = msgspec.field(default_factory=dict)
     """Slot name -> why it must not be used."""
     duration_s: float = 0.0
@@ -73,7 +72,7 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
         preflight = run_preflight(
             targets, level=examination.level, worker=examination.worker, bounds=examination.bounds
         )
-    litter = _find_litter(examination.root)
+    litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
     return Diagnosis(
         machine=machine,
@@ -97,38 +96,33 @@ def _leases(directory: Path | None, machine: Machine) -> tuple[SlotState, ...]:
     """Who holds which GPU, and which are in quarantine."""
     if directory is None or not directory.is_dir() or not machine.gpus:
         return ()
-    states = Leaser(directory, lambda: machine).states(share=True)
+    states = Leaser(directory, lambda: machine).states(allow_busy=True)
     usable = {gpu.index for gpu in machine.usable_gpus}
     return tuple(state for state in states if state.slot.index in usable)
 
 
-def judge_lease(state: SlotState) -> Finding:
+def judge_lease(state: SlotState) -> DeviceFinding:
     """A GPU as the runs of this host see it."""
     if state.held:
-        return Finding(device=state.label, check="lease", message=f"{state.obstacle}: left alone")
+        return DeviceFinding(device=state.label, check="lease", message=f"{state.obstacle}: left alone")
     if state.obstacle:
-        return Finding(
+        return DeviceFinding(
             device=state.label,
             check="lease",
             grade=Grade.WARNING,
             message=state.obstacle,
             advice=advise("gpu-quarantined"),
         )
-    return Finding(device=state.label, check="lease", message="free")
+    return DeviceFinding(device=state.label, check="lease", message="free")
 
 
-def _find_litter(root: Path) -> tuple[Litter, ...]:
-    folder = root / "dev/shm"
-    return find_litter({}, scan_shm(folder), (), in_use=names_in_use(folder), uid=os.geteuid())
-
-
-def judge_litter(litter: Sequence[Litter]) -> Finding:
+def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
     """Shared memory fills up with what killed processes leave."""
     if not litter:
-        return Finding(device="machine", check="shared_memory_litter", message="none")
-    size = sum(each.entry.size for each in litter)
-    names = ", ".join(each.entry.name for each in litter[:5])
-    return Finding(
+        return DeviceFinding(device="machine", check="shared_memory_litter", message="none")
+    size = sum(entry.size for entry in litter)
+    names = ", ".join(entry.name for entry in litter[:5])
+    return DeviceFinding(
         device="machine",
         check="shared_memory_litter",
         grade=Grade.WARNING,
@@ -142,11 +136,13 @@ def _hopeless(machine: Machine) -> bool:
     return bool(machine.gpus) and not machine.usable_gpus
 
 
-def _finding(check: Check) -> Finding:
+def _finding(check: Check) -> DeviceFinding:
     measured = "" if check.value is None else f"{check.value:.3g} {check.unit}"
     if check.passed:
-        return Finding(device=check.label, check=check.check, message=measured, duration_s=check.duration_s)
-    return Finding(
+        return DeviceFinding(
+            device=check.label, check=check.check, message=measured, duration_s=check.duration_s
+        )
+    return DeviceFinding(
         device=check.label,
         check=check.check,
         grade=Grade.BROKEN,
@@ -156,6 +152,10 @@ def _finding(check: Check) -> Finding:
     )
 
 
+_LIFTED = "its quarantine is lifted"
+_NOT_LIFTED = "its quarantine is another user's: disttest doctor lifts it as that user or as root"
+
+
 def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
     """Lift the quarantine of what passed, and put what failed into it; what was changed, as text."""
     notes = QuarantineNotes(directory)
@@ -163,8 +163,8 @@ def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
     changed = []
     for slot in diagnosis.machine.slots("cuda"):
         if slot.name in diagnosis.proved and slot.uuid in active:
-            notes.lift(slot.uuid)
-            changed.append(f"{slot.name} ({slot.uuid}) passed: its quarantine is lifted")
+            lifted = notes.lift(slot.uuid)
+            changed.append(f"{slot.name} ({slot.uuid}) passed: {_LIFTED if lifted else _NOT_LIFTED}")
         elif slot.name in diagnosis.broken:
             notes.add(slot.uuid, diagnosis.broken[slot.name])
             changed.append(f"{slot.name} ({slot.uuid}) is in quarantine now")

@@ -1,4 +1,4 @@
-"""Bounded work: a module of ours, run in a child process of its own that can not outlive its deadline.
+"""Bounded work: a module of ours, run in a child process of its own that cannot outlive its deadline.
 
 A driver can hang a process for minutes, crash it, or make it unkillable. So whatever touches a device on
 behalf of the command happens in such a child: it speaks JSON lines on a pipe, any silence longer than
@@ -9,12 +9,9 @@ The child side of it is :func:`speak` and :func:`run_as_child`.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import select
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +23,9 @@ from typing import IO
 import msgspec
 
 import disttest
+from disttest.host.lines import Lines
+from disttest.host.process import Exit, PipedChild, die_with_parent, signal_name
+from disttest.limits import BOUNDED_KILL_S
 from disttest.model import Frozen
 
 Clock = Callable[[], float]
@@ -38,12 +38,7 @@ _BOOTSTRAP = (
     "from disttest.host.bounded import run_as_child; run_as_child()"
 )
 
-_PR_SET_PDEATHSIG = 1
 _STDERR_TAIL = 8192
-_MAX_BUFFER = 64 << 20
-"""More than this without a line end is not one of our children speaking."""
-_DEATH_GRACE_S = 3.0
-"""How long a killed child may take to disappear before it is given up as stuck in the kernel."""
 
 _LONGEST_WAIT_S = 3600.0
 """What poll(2) takes as a bound where nothing else bounds the wait."""
@@ -80,20 +75,12 @@ class Ended(Frozen):
                 return "ended"
             case End.FAILED:
                 last = self.errors.splitlines()[-1:] or [""]
-                return f"left with exit code {self.code}: {last[0]}".removesuffix(": ")
+                return f"exited with code {self.code}: {last[0]}".removesuffix(": ")
             case End.SIGNALLED:
                 return f"was ended by {signal_name(self.signal or 0)}"
             case _:
                 stuck = ", and it did not die of SIGKILL" if self.stuck else ""
                 return f"gave no answer within {self.elapsed_s:.0f} s{stuck}"
-
-
-def signal_name(number: int) -> str:
-    """``SIGSEGV`` for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class BoundedChild:
@@ -124,24 +111,28 @@ class BoundedChild:
         self._started_s = self._heard_s = clock()
         self._deadline_s = self._started_s + timeout_s
         self._stall_s = stall_s or math.inf
-        self._buffer = b""
+        self._lines = Lines()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _finish
-        self._process = _start(module, arguments, self._errors)
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdout.fileno()
-        os.set_blocking(self._pipe, False)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._child = PipedChild(
+            [
+                *(sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT)),
+                *(str(os.getpid()), module, *arguments),
+            ],
+            errors=self._errors,
+        )
+        assert self._child.stdout is not None
+        assert self._child.stdin is not None
+        self._pipe, self._input = self._child.stdout.fileno(), self._child.stdin
         self.ended: Ended | None = None
 
     @property
     def pid(self) -> int:
         """Its process id, which is also that of its session."""
-        return self._process.pid
+        return self._child.pid
 
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when it speaks or ends."""
-        return () if self.ended else (self._pipe, self._pidfd)
+        return () if self.ended else (self._pipe, self._child.fileno())
 
     def seconds_left(self) -> float:
         """Until it is ended for its silence, if it stays silent."""
@@ -151,7 +142,7 @@ class BoundedChild:
         """Give it work, and from now on that long for each answer. A child that has ended misses it."""
         self.expect(stall_s)
         try:
-            os.write(self._process.stdin.fileno(), msgspec.json.encode(message) + b"\n")  # type: ignore[union-attr]
+            os.write(self._input.fileno(), msgspec.json.encode(message) + b"\n")
         except (BrokenPipeError, ValueError):
             return
 
@@ -162,14 +153,13 @@ class BoundedChild:
 
     def dismiss(self) -> None:
         """Tell it that there is no more work: a child that reads to the end of its input leaves."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._input.close()
 
     def advance(self) -> Ended | None:
         """Take what it said, end it if its time is up; how it ended, or None while it lives."""
         if self.ended is None:
             self._read()
-            if _exited(self._pidfd):
+            if self._child.has_ended():
                 self._read()
                 self._finish(overdue=False)
             elif self.seconds_left() == 0.0:
@@ -179,10 +169,8 @@ class BoundedChild:
     def kill(self) -> None:
         """End it and all that it started, now."""
         if self.ended is None:
-            _kill_session(self._process)
-            poller = select.poll()
-            poller.register(self._pidfd, select.POLLIN)
-            poller.poll(_DEATH_GRACE_S * 1000)
+            self._child.kill_session()
+            self._child.has_ended(within_s=BOUNDED_KILL_S)
             self._read()
             self._finish(overdue=True)
 
@@ -195,63 +183,30 @@ class BoundedChild:
             if not data:
                 return
             self._heard_s = self._clock()
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
+            for line in self._lines.feed(data):
                 self._on_line(line)
-            if len(self._buffer) > _MAX_BUFFER:
-                self._buffer = b""
 
     def _finish(self, *, overdue: bool) -> None:
-        stuck = not _exited(self._pidfd)
-        code = None if stuck else self._process.wait()
         # What it started may still hold our pipe, and more: the whole session goes.
-        _kill_session(self._process)
+        self._child.kill_session()
+        ended = self._child.poll()
+        how = ended or Exit()
         self.ended = Ended(
-            end=End.STALLED if overdue else _end(code or 0),
-            code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
+            end=End.STALLED if overdue else _end(how),
+            code=how.code,
+            signal=how.signal,
             elapsed_s=self._clock() - self._started_s,
-            stuck=stuck,
+            stuck=ended is None,
             errors=_tail(self._errors),
         )
-        os.close(self._pidfd)
-        for pipe in (self._process.stdin, self._process.stdout, self._errors):
-            if pipe is not None:
-                pipe.close()
+        self._child.close()
+        self._errors.close()
 
 
-def _start(module: str, arguments: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT)),
-            *(str(os.getpid()), module, *arguments),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        start_new_session=True,
-    )
-
-
-def _end(code: int) -> End:
-    if code < 0:
+def _end(how: Exit) -> End:
+    if how.signal is not None:
         return End.SIGNALLED
-    return End.DONE if code == 0 else End.FAILED
-
-
-def _exited(pidfd: int) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
-
-
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    # The group's id can not be another's: the group lives on as long as one of its members does, and
-    # while the leader is not waited for, its number is taken.
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - our own child's session, on its deadline
-    except (ProcessLookupError, PermissionError):
-        return
+    return End.DONE if how.code == 0 else End.FAILED
 
 
 def _tail(errors: IO[bytes]) -> str:
@@ -309,10 +264,8 @@ def speak(message: object) -> None:
 def run_as_child() -> None:
     """Become a bounded child: die with the parent, keep stdout for messages, run the module's ``main``."""
     global _speaker
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent, module, *arguments = sys.argv[1:]
-    if os.getppid() != int(parent):
-        raise SystemExit(1)
+    die_with_parent(int(parent))
     # Whatever a C library prints goes to stderr; the pipe is for messages alone.
     _speaker = os.dup(1)
     os.dup2(2, 1)

@@ -81,8 +81,8 @@ _TABLE = (
     ),
     _Known(
         "gpu-busy",
-        r"is/are busy or unavailable|used by .* \(pid|can not be seen from here",
-        "End the process, wait for it, or share the GPU with --share.",
+        r"is/are busy or unavailable|used by .* \(pid|cannot be seen from here",
+        "End the process, wait for it, or share the GPU with --allow-busy-gpus.",
     ),
     _Known(
         "nvml-lost",
@@ -109,6 +109,11 @@ _TABLE = (
     _Known("open-files", "", "Raise the limit: --ulimit nofile=65536, or ulimit -n."),
     _Known("small-memory", "", "Give the container more memory, or run fewer worlds side by side (--slots)."),
     _Known("torch-unusable", "", "Install torch for this machine, and see the message."),
+    _Known(
+        "gpu-missing-in-torch",
+        r"GPU .* is missing: torch sees",
+        "Ask disttest doctor which GPU does not answer; leave it out with --gpus, or reboot the host.",
+    ),
     _Known("torch-without-kernels", "", "Install a torch that was built for this GPU."),
     _Known(
         "gpu-quarantined",

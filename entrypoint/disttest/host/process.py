@@ -1,11 +1,12 @@
 """The only module that forks, signals and waits.
 
 A child is held by its pidfd: the descriptor becomes readable when the child ends, signals sent through
-it can not hit a reused pid, and waiting on it never touches another child.
+it cannot hit a reused pid, and waiting on it never touches another child.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -15,12 +16,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NoReturn
 
-import psutil
-
+from disttest.host.proc import stat_of
+from disttest.limits import KILL_S
 from disttest.model import Frozen
 
 INTERNAL_FAILURE = 70
@@ -46,6 +46,25 @@ class Exit(Frozen):
         if self.signal is None:
             return f"exit code {self.code}"
         return signal_name(self.signal)
+
+    @property
+    def returncode(self) -> int:
+        """The same in the convention of ``subprocess`` and ``multiprocessing``: minus the signal's number."""
+        return (self.code or 0) if self.signal is None else -self.signal
+
+
+def exit_of_zombie(pid: int) -> Exit | None:
+    """How a process ended that its parent has not waited for; None for one that lives, or that is gone."""
+    try:
+        state, *fields = stat_of(pid)
+    except ProcessLookupError:
+        return None
+    if state != "Z":
+        return None
+    status = int(fields[-1])  # the 52nd field of all, as waitpid(2) gives it
+    if os.WIFSIGNALED(status):
+        return Exit(signal=os.WTERMSIG(status))
+    return Exit(code=os.WEXITSTATUS(status))
 
 
 class SignalLine:
@@ -76,9 +95,9 @@ class SignalLine:
 class Child:
     """A living (or just ended) direct child."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, pidfd: int | None = None) -> None:
         self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
         self._exit: Exit | None = None
 
     def fileno(self) -> int:
@@ -88,19 +107,30 @@ class Child:
     def poll(self) -> Exit | None:
         """How it ended, or None while it lives."""
         if self._exit is None:
-            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            if info is not None:
-                exited = info.si_code == os.CLD_EXITED
-                self._exit = Exit(code=info.si_status) if exited else Exit(signal=info.si_status)
+            self._exit = self._reap()
         return self._exit
+
+    def _reap(self) -> Exit | None:
+        try:
+            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:  # who killed all of our descendants has collected it, too
+            return Exit(signal=signal.SIGKILL)
+        if info is None:
+            return None
+        exited = info.si_code == os.CLD_EXITED
+        return Exit(code=info.si_status) if exited else Exit(signal=info.si_status)
 
     def wait(self, timeout_s: float) -> Exit | None:
         """Wait for the end, but not longer than that."""
         if self.poll() is None:
-            poller = select.poll()
-            poller.register(self._pidfd, select.POLLIN)
-            poller.poll(max(0.0, timeout_s) * 1000)
+            self.has_ended(within_s=timeout_s)
         return self.poll()
+
+    def has_ended(self, *, within_s: float = 0.0) -> bool:
+        """Whether it has ended, or does so within that time; it may still have to be waited for by its parent."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(max(0.0, within_s) * 1000))
 
     def signal(self, signum: int) -> None:
         """Send a signal; a child that has ended is left in peace."""
@@ -112,27 +142,83 @@ class Child:
         os.close(self._pidfd)
 
 
-def fork_child(main: Callable[[], None], *, new_session: bool = False) -> Child:
+class PipedChild(Child):
+    """A child in a session of its own, with pipes of ours for its input and output; we never wait on one of them."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        directory: str | None = None,
+        errors: IO[bytes] | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            argv: its command line.
+            environ: its environment, ours unless given.
+            directory: where it runs, here unless given.
+            errors: a file for its standard error, which is a pipe like the others otherwise.
+        """
+        process = subprocess.Popen(
+            list(argv),
+            env=environ,
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if errors is None else errors,
+            start_new_session=True,
+        )
+        super().__init__(process.pid)
+        process.returncode = 0  # the pidfd waits for it from here on; Popen must not
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        for pipe in self._pipes():
+            os.set_blocking(pipe.fileno(), False)
+
+    def _pipes(self) -> list[IO[bytes]]:
+        return [pipe for pipe in (self.stdin, self.stdout, self.stderr) if pipe is not None]
+
+    def kill_session(self) -> None:
+        """Kill it and what it started in its session, unless it has been waited for.
+
+        Its number cannot be another's meanwhile.
+        """
+        if self._exit is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # noqa: TID251
+
+    def close(self) -> None:
+        """Give the pidfd and the pipes back."""
+        super().close()
+        for pipe in self._pipes():
+            with contextlib.suppress(OSError):  # what was written last, and nobody reads
+                pipe.close()
+
+
+def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group: bool = False) -> Child:
     """Fork; the child runs ``main`` and leaves by ``os._exit``, so that nothing of the parent runs twice.
 
     Args:
         main: returns for exit code 0; anything raised is printed and ends the child with code 70.
         new_session: make the child a session leader, out of reach of the terminal's signals.
+        new_group: make it the leader of a process group, so that a signal to its group hits nobody else.
     """
     # What is buffered now would otherwise be written once by each of the two processes.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     pid = os.fork()  # noqa: TID251
     if pid:
         return Child(pid)
-    return _run_and_leave(main, new_session=new_session)
+    return _run_and_leave(main, new_session=new_session, new_group=new_group)
 
 
-def _run_and_leave(main: Callable[[], None], *, new_session: bool) -> NoReturn:
+def _run_and_leave(main: Callable[[], None], *, new_session: bool, new_group: bool) -> NoReturn:
     code = INTERNAL_FAILURE
     try:
         if new_session:
             os.setsid()
+        if new_group:
+            os.setpgid(0, 0)
         main()
         code = 0
     except BaseException:  # noqa: BLE001  # the last line of a process: nothing may escape into the parent's stack
@@ -143,12 +229,15 @@ def _run_and_leave(main: Callable[[], None], *, new_session: bool) -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     """End this process at once, after flushing; exit handlers belong to the parent."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue
+    flush_output()
     os._exit(code)
+
+
+def flush_output() -> None:
+    """Flush both streams, as far as they are such: a test may have put anything in their place."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def spawn_child(
@@ -160,6 +249,7 @@ def spawn_child(
     stderr: int | None = None,
     keep_stdin: bool = False,
     new_session: bool = False,
+    new_group: bool = False,
 ) -> Child:
     """Start a new program in this environment and more.
 
@@ -171,6 +261,7 @@ def spawn_child(
         stderr: a descriptor for its errors.
         keep_stdin: let it read what we could read, although its output is taken.
         new_session: make it a session leader, out of reach of the terminal's signals.
+        new_group: make it the leader of a process group, so that a signal to its group hits nobody else.
     """
     process = subprocess.Popen(
         list(argv),
@@ -180,6 +271,7 @@ def spawn_child(
         stderr=stdout if stderr is None else stderr,
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
+        process_group=0 if new_group else None,
     )
     child = Child(process.pid)
     process.returncode = 0  # the pidfd waits for it from here on; Popen must not
@@ -198,103 +290,6 @@ def adopt_orphans(*, enabled: bool = True) -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
 
 
-def children_of(pid: int | None = None) -> set[int]:
-    """Pids of all living descendants (of this process by default), zombies excluded."""
-    try:
-        found = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return set()
-    return {process.pid for process in found if _is_alive(process)}
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def process_state(pid: int) -> str:
-    """The kernel's letter for what a process does (``R``, ``S``, ``D``, ``T``, …); empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def age_of(pid: int) -> float:
-    """Seconds since a process was started, to a hundredth.
-
-    Raises:
-        ProcessLookupError: it is gone.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError as error:
-        raise ProcessLookupError(pid) from error
-    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd field of all, on the boot clock
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
-
-
-def forked_children() -> set[int]:
-    """Pids of the direct children of this process, zombies included; cheap, no look at other processes."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            with (task / "children").open() as file:
-                found.update(map(int, file.read().split()))
-        except FileNotFoundError:
-            continue
-    return found
-
-
-def reap(pids: Iterable[int]) -> None:
-    """Collect those of the given processes that are our children and have ended."""
-    for pid in pids:
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            continue
-
-
-def kill_descendants(
-    *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = 2.0
-) -> tuple[int, ...]:
-    """Kill every descendant of this process, new sessions and orphans included; return the survivors.
-
-    Repeats until none is left, because a process may fork between the look and the kill. The caller
-    must be the adopter of orphans (:func:`adopt_orphans`), else double-forked ones are out of sight.
-
-    Args:
-        spare: processes that live on.
-        spare_trees: processes that live on with all that they start.
-        limit_s: how long to try.
-    """
-    spared = set(spare)
-    deadline = time.monotonic() + limit_s
-    pause_s = 0.001
-    while True:
-        found = children_of() - spared
-        # Looked at after the others: what a spared process forks meanwhile is spared too.
-        for root in spare_trees:
-            found -= {root} | children_of(root)
-        for pid in found:
-            send_signal(pid, signal.SIGKILL)
-        reap(_zombies(spared.union(spare_trees)))
-        if not found or time.monotonic() > deadline:
-            return tuple(sorted(found))
-        time.sleep(pause_s)
-        pause_s = min(0.05, pause_s * 2)
-
-
-def _zombies(spared: set[int]) -> set[int]:
-    try:
-        children = psutil.Process().children()
-    except psutil.NoSuchProcess:
-        return set()
-    return {child.pid for child in children if child.pid not in spared and not _is_alive(child)}
-
-
 def send_signal(pid: int, signum: int) -> None:
     """Signal a process that is not held by a :class:`Child`; one that is gone is fine."""
     try:
@@ -304,7 +299,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def end_all(
-    children: Sequence[Child], *, term_grace_s: float, kill_limit_s: float = 2.0
+    children: Sequence[Child], *, term_grace_s: float = 0.0, kill_limit_s: float = KILL_S
 ) -> tuple[Child, ...]:
     """The kill ladder: TERM to all, a grace for all together, KILL to the rest; return what survived even that."""
     for child in children:
@@ -328,18 +323,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def fork_hazard() -> str | None:
-    """Why forking this process would be unsafe, in words; None when it is safe."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "CUDA is already initialised"
-    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
-    if threads > 1:
-        import threading
-
-        names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-        named = f" ({', '.join(names)})" if names else ""
-        return f"{threads - 1} thread(s) besides the main one{named}"
-    return None

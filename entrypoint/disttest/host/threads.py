@@ -1,46 +1,137 @@
-"""Compute threads: none while tests are imported, all of them where tests run.
+"""The threads of this process besides the main one: what each is, and whether forking beside it is safe.
 
-OpenMP, MKL and OpenBLAS start their pools when they are first used, and a pool does not survive a fork:
-the child waits for threads that it does not have. So imports see one thread; each rank sets its own
-number, and tests that run in this process get the pools that they would have had.
+The kernel tells of every thread, Python's or not, its name and where it waits. The library that it belongs to is the one
+that most addresses on its stack point into, the C and C++ runtimes left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+from disttest.limits import THREAD_REST_S
+from disttest.model import Frozen
 
+_TASKS = Path("/proc/self/task")
+_RUNTIMES = re.compile(r"/(libc|ld-linux[^/]*|libpthread|libstdc\+\+|libpython[^/]*|python[\d.]*)\b[^/]*$")
+_WORD = 8
+_DEPTH = 64 * 1024
+"""Bytes of a stack that are looked through."""
 
-def import_single_threaded() -> Callable[[], None]:
-    """Have libraries that are loaded from here on start no threads; returns the undoing."""
-    environ = os.environ  # noqa: TID251  # libraries read it when they are loaded
-    before = {name: environ.get(name) for name in _VARIABLES}
-    environ.update(dict.fromkeys(_VARIABLES, "1"))
-
-    def undo() -> None:
-        for name, value in before.items():
-            if value is None:
-                environ.pop(name, None)
-            else:
-                environ[name] = value
-
-    return undo
+_SAFE_LIBRARIES = re.compile(r"openblas", re.IGNORECASE)
+"""OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed."""
+_SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})
+"""It waits for workers of pytest-xdist to connect and holds no lock; ranks never do."""
 
 
-def allow_threads(count: int) -> None:
-    """Give the loaded libraries that many threads each, in this process."""
-    if "numpy" in sys.modules or "torch" in sys.modules:
-        import threadpoolctl
+class Thread(Frozen):
+    """A thread that is not the main one."""
 
-        threadpoolctl.threadpool_limits(limits=count)
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(count)
+    tid: int
+    name: str
+    """Python's name for it, else the kernel's."""
+    runs: str
+    """The library, or for a thread of Python the function, that it runs; empty where neither is known."""
+    is_python: bool = False
+
+    @property
+    def safe_to_fork_beside(self) -> bool:
+        """Whether a fork can do without it: it comes back by itself, or nothing in the fork depends on it."""
+        return self.runs in _SAFE_FUNCTIONS if self.is_python else bool(_SAFE_LIBRARIES.search(self.runs))
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.runs}" if self.runs and self.runs != self.name else self.name
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    executable: bool
+    path: str
+
+
+def thread_ids() -> frozenset[int]:
+    """The threads besides the main one, by the kernel's ids."""
+    return frozenset(int(name) for name in os.listdir(_TASKS)) - {os.getpid()}  # noqa: PTH208
+
+
+def threads() -> tuple[Thread, ...]:
+    """Describe them. Those of native code are given a moment to come to rest."""
+    found = thread_ids()
+    if not found:
+        return ()
+    python = {thread.native_id: thread for thread in threading.enumerate()}
+    mappings = tuple(_mappings())
+    described = (
+        _of_python(tid, python[tid]) if tid in python else _of_library(tid, mappings) for tid in sorted(found)
+    )
+    return tuple(thread for thread in described if thread is not None)
+
+
+def end_helpers() -> None:
+    """End threads of helpers that start again when they are next needed: the monitor of tqdm's progress bars."""
+    tqdm = sys.modules.get("tqdm.std")
+    monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
+    if isinstance(monitor, threading.Thread) and monitor.is_alive() and hasattr(monitor, "exit"):
+        monitor.exit()
+
+
+def _of_python(tid: int, thread: threading.Thread) -> Thread:
+    target = getattr(thread, "_target", None) or type(thread).run
+    owner = type(thread) if target is type(thread).run else target
+    return Thread(
+        tid=tid,
+        name=thread.name,
+        runs=f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', '')}".strip("."),
+        is_python=True,
+    )
+
+
+def _of_library(tid: int, mappings: Sequence[_Mapping]) -> Thread | None:
+    """None where it has ended meanwhile."""
+    deadline_s = time.monotonic() + THREAD_REST_S
+    try:
+        name = (_TASKS / str(tid) / "comm").read_text().strip()
+        while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
+            if time.monotonic() > deadline_s:
+                return Thread(tid=tid, name=name, runs="")
+            time.sleep(0.002)
+    except FileNotFoundError:
+        return None
+    except OSError:  # a kernel that does not tell
+        return Thread(tid=tid, name=name, runs="")
+    stack_pointer, counter = (int(text, 16) for text in where[-2:])
+    # Old return addresses stand on a stack too: the library that is named most, the innermost of several.
+    named = Counter(_libraries(stack_pointer, counter, mappings)).most_common(1)
+    return Thread(tid=tid, name=name, runs=named[0][0] if named else "")
+
+
+def _libraries(stack_pointer: int, counter: int, mappings: Sequence[_Mapping]) -> Iterator[str]:
+    """File names of libraries on a stack, innermost first, without the runtimes."""
+    for word in (counter, *_words_above(stack_pointer, mappings)):
+        path = next((m.path for m in mappings if m.executable and m.start <= word < m.end), "")
+        if path.startswith("/") and not _RUNTIMES.search(path):
+            yield Path(path).name
+
+
+def _words_above(stack_pointer: int, mappings: Sequence[_Mapping]) -> list[int]:
+    end = next((m.end for m in mappings if m.start <= stack_pointer < m.end), stack_pointer)
+    with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        data = os.pread(memory.fileno(), min(end - stack_pointer, _DEPTH), stack_pointer)
+    return [
+        int.from_bytes(data[at : at + _WORD], sys.byteorder) for at in range(0, len(data) - _WORD + 1, _WORD)
+    ]
+
+
+def _mappings() -> Iterator[_Mapping]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, _, _, _, *path = line.split(None, 5)
+        start, end = (int(address, 16) for address in span.split("-"))
+        yield _Mapping(start, end, "x" in rights, path[0] if path else "")

@@ -13,12 +13,12 @@ import tenacity
 from docker.errors import APIError, DockerException, ImageNotFound
 
 from disttest.errors import EngineError
-from disttest.launch.advice import advise, explain
 from disttest.launch.endpoints import Endpoint, connection_arguments, endpoints
+from disttest.launch.engine_advice import advise, explain
 from disttest.launch.gpus import CDI_KIND, EngineGpus
+from disttest.limits import ENGINE_ANSWER_S
 from disttest.model import Frozen
 
-API_TIMEOUT_S = 60
 PULL_ATTEMPTS = 4
 FINAL = ("image-missing", "image-denied", "disk-full")
 """Refusals that another attempt does not change."""
@@ -72,7 +72,7 @@ def find_engine(*, chosen: str, environ: Mapping[str, str], uid: int, home: str)
 
 
 def _connect(endpoint: Endpoint, environ: Mapping[str, str]) -> docker.DockerClient:
-    client = docker.DockerClient(**{"timeout": API_TIMEOUT_S, **connection_arguments(endpoint, environ)})
+    client = docker.DockerClient(**{"timeout": ENGINE_ANSWER_S, **connection_arguments(endpoint, environ)})
     try:
         client.ping()
     except BaseException:
@@ -130,10 +130,10 @@ def ensure_image(client: docker.DockerClient, image: str, *, policy: str, say: C
         raise EngineError(f"no image {image} here, and --pull never: build or load it first [image-missing]")
     say(f"pulling {image}")
     with engine_errors(f"pulling {image}"):
-        _pull_patiently(client, image, say)
+        _pull_with_retries(client, image, say)
 
 
-def _pull_patiently(client: docker.DockerClient, image: str, say: Callable[[str], None]) -> None:
+def _pull_with_retries(client: docker.DockerClient, image: str, say: Callable[[str], None]) -> None:
     for attempt in tenacity.Retrying(
         stop=tenacity.stop_after_attempt(PULL_ATTEMPTS),
         wait=tenacity.wait_exponential_jitter(initial=1, max=20),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from disttest.host import advice as host_advice
+from disttest.host import machine_advice as host_advice
 
 
-class Advice(NamedTuple):
+class EngineAdvice(NamedTuple):
     """One known message."""
 
     slug: str
@@ -17,8 +17,8 @@ class Advice(NamedTuple):
     text: str
 
 
-def _advice(slug: str, pattern: str, text: str) -> Advice:
-    return Advice(slug, re.compile(pattern, re.IGNORECASE | re.DOTALL), text)
+def _advice(slug: str, pattern: str, text: str) -> EngineAdvice:
+    return EngineAdvice(slug, re.compile(pattern, re.IGNORECASE | re.DOTALL), text)
 
 
 KNOWN = (
@@ -42,7 +42,7 @@ KNOWN = (
         "registry-unreachable",
         r"lookup .* (no such host|on .*: )|dial tcp|TLS"
         r" handshake|registry.*(timeout|EOF)|toomanyrequests|i/o timeout",
-        "the registry can not be reached from the engine: check its network and proxy, or load the image"
+        "the registry cannot be reached from the engine: check its network and proxy, or load the image"
         " and use"
         " --pull never",
     ),
@@ -68,7 +68,7 @@ KNOWN = (
         "mount-refused",
         r"bind source path does not exist|mounts denied|error mounting|invalid mount config|not shared"
         r" from the host",
-        "a folder can not be mounted: it has to exist on the engine's host under the same path; a"
+        "a folder cannot be mounted: it has to exist on the engine's host under the same path; a"
         " launcher that"
         " itself runs in a container has to mount its workspace at the host's path",
     ),
@@ -87,7 +87,7 @@ KNOWN = (
 )
 
 
-def advise(message: str) -> Advice | None:
+def advise(message: str) -> EngineAdvice | None:
     """The first known message that this one contains, or None."""
     return next((known for known in KNOWN if known.pattern.search(message)), None)
 
@@ -95,7 +95,7 @@ def advise(message: str) -> Advice | None:
 def explain(message: str) -> str:
     """The message on one line, with a line of advice below where there is some.
 
-    What a broken machine says (CUDA, NVML, a missing toolkit) has its advice in :mod:`disttest.host.advice`.
+    What a broken machine says (CUDA, NVML, a missing toolkit) has its advice in :mod:`disttest.host.machine_advice`.
     """
     said = " ".join(message.split())
     if known := advise(message):

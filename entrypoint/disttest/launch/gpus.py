@@ -68,7 +68,7 @@ def choose_gpus(
         asked: ``auto``, ``all``, ``none``, a count, or indices and UUIDs with commas between; a single index
             is written ``device=3``, as for Docker.
         share: the runner's NVIDIA_VISIBLE_DEVICES; None where it is not set.
-        host: this host's GPUs; None where they can not be asked (an engine elsewhere).
+        host: this host's GPUs; None where they cannot be asked (an engine elsewhere).
         engine: what the engine can do.
 
     Raises:
@@ -114,7 +114,7 @@ def _auto(allowed: tuple[str, ...] | None, engine: EngineGpus) -> GpuGrant:
         if allowed is None:
             return GpuGrant(warning="the engine knows of no GPU: running on CPU")
         return GpuGrant(
-            warning="this host has GPUs, but its engine can not hand them out"
+            warning="this host has GPUs, but its engine cannot hand them out"
             " (install nvidia-container-toolkit): running on CPU"
         )
     if allowed is None and not engine.cdi and not engine.runtime:

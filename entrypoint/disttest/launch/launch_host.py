@@ -10,7 +10,7 @@ from pathlib import Path
 import disttest
 from disttest.host.devices import Gpu, detect_machine
 from disttest.launch.gpus import HostGpu
-from disttest.planning.options import environment
+from disttest.options.environment import environment
 from disttest.results.journal import run_clock
 
 

@@ -12,17 +12,19 @@ from docker.errors import APIError, DockerException, NotFound
 from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError
-from disttest.launch.advice import explain
+from disttest.host.proc import ProcessIdentity, this_process
 from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
+from disttest.launch.engine_advice import explain
 from disttest.launch.gpus import NONE, HostGpu
-from disttest.launch.host import Host
-from disttest.launch.leftovers import MARK, Client, job_of, leftovers, this_client
+from disttest.launch.launch_host import Host
+from disttest.launch.left_containers import MARK, job_of, leftovers
 from disttest.launch.options import LaunchOptions
-from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder
+from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder, make_lease_folder
 from disttest.launch.prepare import Prepared, prepare
-from disttest.launch.signals import Interrupted, SignalSwitch, catch_signals
 from disttest.launch.spec import container_arguments
-from disttest.launch.supervise import Outcome, supervise
+from disttest.launch.supervise import ContainerOutcome, supervise
+from disttest.launch.switch import Interrupted, SignalSwitch, catch_signals
+from disttest.results.conclusion import Facts, conclude
 from disttest.results.journal import FILE_NAME as JOURNAL
 
 SIGKILL_CODE = 137
@@ -39,7 +41,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     with catch_signals() as switch:
         try:
             with _engine(options, host) as client:
-                me = this_client()
+                me = this_process()
                 _reap(client, me, host, say)
                 prepared = _prepare(options, host, client, me)
                 if prepared.spec.gpus.warning:
@@ -47,7 +49,7 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
                 ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
                 return _run(client, prepared, options, switch, say)
         except Interrupted as interrupted:
-            return interrupted.exit_code
+            return conclude(Facts(signal=interrupted.signum)).exit_code
 
 
 def preview(options: LaunchOptions, host: Host) -> Prepared:
@@ -57,7 +59,7 @@ def preview(options: LaunchOptions, host: Host) -> Prepared:
         DisttestError: as :func:`launch`.
     """
     with _engine(options, host) as client:
-        return _prepare(options, host, client, this_client())
+        return _prepare(options, host, client, this_process())
 
 
 def _engine(options: LaunchOptions, host: Host) -> contextlib.closing[docker.DockerClient]:
@@ -66,7 +68,9 @@ def _engine(options: LaunchOptions, host: Host) -> contextlib.closing[docker.Doc
     )
 
 
-def _prepare(options: LaunchOptions, host: Host, client: docker.DockerClient, me: Client) -> Prepared:
+def _prepare(
+    options: LaunchOptions, host: Host, client: docker.DockerClient, me: ProcessIdentity
+) -> Prepared:
     facts = ask_engine(client)
     return prepare(
         options,
@@ -94,9 +98,11 @@ def _run(
     say: Say,
 ) -> int:
     spec = prepared.spec
-    for folder in (options.results, options.cache, options.lease_dir):
+    for folder in (options.results, options.cache):
         if folder is not None:
             make_folder(folder)
+    if options.lease_dir is not None:
+        make_lease_folder(options.lease_dir)
     try:
         outcome = _run_container(client, prepared, switch, say)
     except EngineError as error:
@@ -119,7 +125,7 @@ def _run(
 
 def _run_container(
     client: docker.DockerClient, prepared: Prepared, switch: SignalSwitch, say: Say
-) -> Outcome:
+) -> ContainerOutcome:
     """Create, follow, remove; files change hands on every way out."""
     with engine_errors(f"creating a container of {prepared.spec.image}"):
         container = client.containers.create(**container_arguments(prepared.spec))
@@ -137,10 +143,10 @@ def _run_container(
         switch.deliver_to(None)
 
 
-def exit_code(outcome: Outcome) -> int:
+def exit_code(outcome: ContainerOutcome) -> int:
     """The inner code; for a run that had to be killed after a signal, that signal's."""
     if outcome.killed and outcome.signum:
-        return 128 + outcome.signum
+        return conclude(Facts(signal=outcome.signum)).exit_code
     return outcome.code
 
 
@@ -183,7 +189,7 @@ def _hand_back_quietly(client: docker.DockerClient, image: str, task: HandBack, 
         say(f"warning: {error}")
 
 
-def _reap(client: docker.DockerClient, me: Client, host: Host, say: Say) -> None:
+def _reap(client: docker.DockerClient, me: ProcessIdentity, host: Host, say: Say) -> None:
     """Remove what dead launches left behind; that another launch did so meanwhile is no error."""
     with engine_errors("looking for leftovers"):
         ours = client.api.containers(all=True, filters={"label": f"{MARK}=1"})

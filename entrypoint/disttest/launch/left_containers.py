@@ -8,31 +8,16 @@ own time is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 
-import psutil
-
+from disttest.host.proc import ProcessIdentity, is_running
+from disttest.limits import CONTAINER_LEFT_S
 from disttest.model import Frozen
 
 PREFIX = "io.disttest."
 MARK = PREFIX + "launch"
-OVERTIME_S = 120.0
-"""After the time limit: the container should have ended itself by then."""
 
 
-class Client(Frozen):
-    """A launching process, named so that another one can tell whether it is alive."""
-
-    boot: str
-    """The kernel's boot id."""
-    namespace: str
-    """Its PID namespace: pids of another one mean nothing here."""
-    pid: int
-    started: float
-    """Seconds since the epoch, in hundredths: with the pid it names a process for good."""
-
-
-class Job(Frozen):
+class RunnerJob(Frozen):
     """The job of a workflow, as far as it is known."""
 
     runner: str = ""
@@ -41,20 +26,9 @@ class Job(Frozen):
     job: str = ""
 
 
-def this_client() -> Client:
-    """The process that asks."""
-    process = psutil.Process()
-    return Client(
-        boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        namespace=str(Path("/proc/self/ns/pid").readlink()),
-        pid=process.pid,
-        started=round(process.create_time(), 2),
-    )
-
-
-def job_of(environ: Mapping[str, str]) -> Job:
+def job_of(environ: Mapping[str, str]) -> RunnerJob:
     """The job that GitHub's variables name."""
-    return Job(
+    return RunnerJob(
         runner=environ.get("RUNNER_NAME", ""),
         run=environ.get("GITHUB_RUN_ID", ""),
         attempt=environ.get("GITHUB_RUN_ATTEMPT", ""),
@@ -62,14 +36,14 @@ def job_of(environ: Mapping[str, str]) -> Job:
     )
 
 
-def make_labels(client: Client, job: Job, *, expires_at_s: float) -> dict[str, str]:
+def make_labels(client: ProcessIdentity, job: RunnerJob, *, expires_at_s: float) -> dict[str, str]:
     """Labels of a container; ``expires_at_s`` in seconds since the epoch."""
     facts = {
         "launch": "1",
         "boot": client.boot,
         "namespace": client.namespace,
         "pid": str(client.pid),
-        "started": f"{client.started:.2f}",
+        "ticks": str(client.started),
         "expires": f"{expires_at_s:.0f}",
         "runner": job.runner,
         "run": job.run,
@@ -82,10 +56,10 @@ def make_labels(client: Client, job: Job, *, expires_at_s: float) -> dict[str, s
 def why_leftover(
     labels: Mapping[str, str],
     *,
-    client: Client,
-    job: Job,
+    client: ProcessIdentity,
+    job: RunnerJob,
     now_s: float,
-    is_alive: Callable[[int, float], bool],
+    is_alive: Callable[[int, int], bool],
 ) -> str:
     """Why this container is a leftover; empty if it may still belong to someone.
 
@@ -99,27 +73,19 @@ def why_leftover(
     if labels.get(MARK) != "1":
         return ""
     theirs = {name.removeprefix(PREFIX): value for name, value in labels.items()}
-    if (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace):
-        pid, started = _number(theirs.get("pid")), _number(theirs.get("started"))
-        return "" if is_alive(int(pid), started) else f"its launcher, process {pid:.0f}, is gone"
+    here = (theirs.get("boot"), theirs.get("namespace")) == (client.boot, client.namespace)
+    if here and "ticks" in theirs:  # else an older version has started it
+        pid, started = int(_number(theirs.get("pid"))), int(_number(theirs["ticks"]))
+        return "" if is_alive(pid, started) else f"its launcher, process {pid}, is gone"
     if job.runner and theirs.get("runner") == job.runner and _job(theirs) != job:
         return f"runner {job.runner} has moved on to another job"
-    if now_s > _number(theirs.get("expires")) + OVERTIME_S:
+    if now_s > _number(theirs.get("expires")) + CONTAINER_LEFT_S:
         return "its time limit has passed"
     return ""
 
 
-def is_alive(pid: int, started: float) -> bool:
-    """Whether that very process runs, in this PID namespace."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _job(labels: Mapping[str, str]) -> Job:
-    return Job(**{field: labels.get(field, "") for field in Job.__struct_fields__})
+def _job(labels: Mapping[str, str]) -> RunnerJob:
+    return RunnerJob(**{field: labels.get(field, "") for field in RunnerJob.__struct_fields__})
 
 
 def _number(text: str | None) -> float:
@@ -130,10 +96,14 @@ def _number(text: str | None) -> float:
 
 
 def leftovers(
-    containers: Iterable[tuple[str, Mapping[str, str]]], *, client: Client, job: Job, now_s: float
+    containers: Iterable[tuple[str, Mapping[str, str]]],
+    *,
+    client: ProcessIdentity,
+    job: RunnerJob,
+    now_s: float,
 ) -> Iterator[tuple[str, str]]:
     """Ids of the leftovers among containers (id, labels), with the reason for each."""
     for container_id, labels in containers:
-        reason = why_leftover(labels, client=client, job=job, now_s=now_s, is_alive=is_alive)
+        reason = why_leftover(labels, client=client, job=job, now_s=now_s, is_alive=is_running)
         if reason:
             yield container_id, reason

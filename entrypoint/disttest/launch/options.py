@@ -8,7 +8,6 @@ from disttest.launch.gpus import AUTO
 from disttest.model import Frozen
 
 IMAGE = "ghcr.io/org/dist-tests"
-TARGETS = (AUTO, "cpu", "cuda", "full")
 DEFAULT_TARGET = {True: "cuda", False: "cpu"}
 
 

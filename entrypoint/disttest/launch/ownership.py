@@ -13,11 +13,12 @@ from pathlib import Path
 import docker
 
 from disttest.errors import UsageError
+from disttest.host.shared import SharedFolder
 from disttest.launch.engine import EngineFacts, engine_errors
-from disttest.launch.leftovers import PREFIX
+from disttest.launch.left_containers import PREFIX
+from disttest.limits import HAND_BACK_S
 from disttest.model import Frozen
 
-HAND_BACK_TIMEOUT_S = 60
 WORKSPACE, OWNER, SINCE = f"{PREFIX}workspace", f"{PREFIX}owner", f"{PREFIX}since"
 
 
@@ -66,20 +67,37 @@ def owner_of(path: Path) -> Owner:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it; each belongs to the owner of the one that it is in.
 
-    A launcher that is root would otherwise make results that the container's user can not write.
+    A launcher that is root would otherwise make results that the container's user cannot write.
 
     Raises:
-        UsageError: it can not be made.
+        UsageError: it cannot be made.
     """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            above, own = owner_of(folder.parent), owner_of(folder)
-            if above != own and own.uid == 0:
-                os.chown(folder, above.uid, above.gid)
+            _give_to_owner_above(folder)
     except OSError as error:
-        raise UsageError(f"{path} can not be made: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def make_lease_folder(path: Path) -> None:
+    """Make a folder for leases, which all users may write to, if it is not there.
+
+    Raises:
+        UsageError: it cannot be made, or what is there is none for leases.
+    """
+    make_folder(path.parent)
+    is_new = not path.exists()
+    SharedFolder(path)
+    if is_new:
+        _give_to_owner_above(path)
+
+
+def _give_to_owner_above(folder: Path) -> None:
+    above, own = owner_of(folder.parent), owner_of(folder)
+    if above != own and own.uid == 0:
+        os.chown(folder, above.uid, above.gid)
 
 
 def choose_user(asked: str, *, owner: Owner, facts: EngineFacts) -> str:
@@ -129,6 +147,6 @@ def hand_back(client: docker.DockerClient, image: str, task: HandBack) -> None:
         )  # fmt: skip
         try:
             helper.start()
-            helper.wait(timeout=HAND_BACK_TIMEOUT_S)
+            helper.wait(timeout=HAND_BACK_S)
         finally:
             helper.remove(force=True)

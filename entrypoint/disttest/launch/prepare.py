@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from disttest.errors import UsageError
+from disttest.host.proc import ProcessIdentity
 from disttest.launch.engine import EngineFacts
 from disttest.launch.environment import FILES, choose_environment
 from disttest.launch.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
-from disttest.launch.leftovers import Client, job_of, make_labels
+from disttest.launch.left_containers import job_of, make_labels
 from disttest.launch.options import DEFAULT_TARGET, IMAGE, LaunchOptions
 from disttest.launch.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.launch.spec import Bind, LaunchSpec, choose_shm
+from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S
 from disttest.model import Frozen
 
-DEFAULT_LIMIT_S = 6 * 3600.0
-AFTER_DEADLINE_S = 60.0
-"""The dead-man's timer only strikes when the run's own deadline has failed to."""
 FORBIDDEN = (
     "/",
     "/bin",
@@ -57,7 +56,7 @@ def prepare(
     environ: Mapping[str, str],
     facts: EngineFacts,
     host_gpus: tuple[HostGpu, ...] | None,
-    client: Client,
+    client: ProcessIdentity,
     now_s: float,
     version: str,
 ) -> Prepared:
@@ -114,7 +113,7 @@ def _grant_gpus(
 
 
 def _limit(deadline_s: float) -> float:
-    return deadline_s + AFTER_DEADLINE_S if deadline_s else DEFAULT_LIMIT_S
+    return deadline_s + CONTAINER_MARGIN_S if deadline_s else CONTAINER_LIMIT_S
 
 
 def _folder(path: Path, flag: str) -> Path:

@@ -8,10 +8,9 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from disttest.launch.gpus import ALL, CDI_KIND, GpuGrant, Way
+from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_TERM_S
 from disttest.model import Frozen
 
-KILL_AFTER_S = 15
-"""Between the dead-man's TERM and its KILL: reports take up to five seconds."""
 STACK_BYTES = 64 * 1024**2
 GIB = 1024**3
 SMALLEST_SHM = GIB
@@ -44,7 +43,7 @@ class LaunchSpec(Frozen):
     user: str = ""
     """``uid:gid``; empty: the image's own."""
     shm_bytes: int = SMALLEST_SHM
-    time_limit_s: float = 6 * 3600.0
+    time_limit_s: float = CONTAINER_LIMIT_S
     """The container ends by itself after that, whether or not anyone still watches."""
     network: str = ""
     """Empty: the engine's default."""
@@ -88,7 +87,7 @@ def _dead_mans_timer(limit_s: float) -> list[str]:
 
     With ``--foreground`` it forwards signals to disttest alone, and not to the whole group a second time.
     """
-    limits = ("--signal=TERM", f"--kill-after={KILL_AFTER_S}", f"{math.ceil(limit_s)}")
+    limits = ("--signal=TERM", f"--kill-after={CONTAINER_TERM_S}", f"{math.ceil(limit_s)}")
     return ["timeout", "--foreground", *limits, "disttest"]
 
 

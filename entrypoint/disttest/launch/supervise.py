@@ -18,15 +18,11 @@ import requests
 from docker.errors import APIError, DockerException
 
 from disttest.errors import EngineError
-from disttest.launch.advice import explain
 from disttest.launch.engine import engine_errors
-from disttest.launch.signals import SignalSwitch
+from disttest.launch.engine_advice import explain
+from disttest.launch.switch import SignalSwitch
+from disttest.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
 from disttest.model import Frozen
-
-STOP_GRACE_S = 6.0
-KILL_LIMIT_S = 30.0
-DRAIN_S = 2.0
-"""For the last output, once the container has ended."""
 
 Write = Callable[[bytes | None, bytes | None], None]
 """Takes what came on standard output and on standard error."""
@@ -59,7 +55,7 @@ class Lost(Frozen):
     error: str
 
 
-class Outcome(Frozen):
+class ContainerOutcome(Frozen):
     """What came of a container."""
 
     code: int
@@ -77,8 +73,8 @@ def supervise(
     write: Write,
     switch: SignalSwitch,
     clock: Callable[[], float] = time.monotonic,
-    grace_s: float = STOP_GRACE_S,
-) -> Outcome:
+    grace_s: float = CONTAINER_STOP_S,
+) -> ContainerOutcome:
     """Start the container and return when it has ended.
 
     Raises:
@@ -94,7 +90,7 @@ def supervise(
         pump = _in_background(lambda: _pump(output, write))
         _in_background(lambda: _await(container, mailbox))
         outcome = _follow(container, mailbox, clock=clock, grace_s=grace_s)
-        pump.join(DRAIN_S)
+        pump.join(CONTAINER_DRAIN_S)
         return outcome
     finally:
         switch.deliver_to(None)
@@ -127,7 +123,7 @@ def _follow(
     *,
     clock: Callable[[], float],
     grace_s: float,
-) -> Outcome:
+) -> ContainerOutcome:
     first, kill_at, killed = 0, float("inf"), False
     while True:
         left = kill_at - clock()
@@ -137,11 +133,11 @@ def _follow(
             if killed:
                 raise EngineError("the engine could not kill the container: restart the engine") from None
             _send(container, "SIGKILL")
-            killed, kill_at = True, clock() + KILL_LIMIT_S
+            killed, kill_at = True, clock() + CONTAINER_KILL_S
             continue
         match message:
             case Exited(code=code):
-                return Outcome(code=code, signum=first, killed=killed)
+                return ContainerOutcome(code=code, signum=first, killed=killed)
             case Lost(error=error):
                 raise EngineError(f"the engine went away while the container ran: {explain(error)}")
             case Signalled(signum=signum):

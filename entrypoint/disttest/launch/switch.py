@@ -17,11 +17,6 @@ class Interrupted(BaseException):
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
 
-    @property
-    def exit_code(self) -> int:
-        """128 and the signal's number, as a shell says it."""
-        return 128 + self.signum
-
 
 class SignalSwitch:
     """Where signals go at present."""

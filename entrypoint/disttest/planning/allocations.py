@@ -1,6 +1,6 @@
 """Divides the tests of a pool of nodes into allocations: few leases by shape, and jobs for worlds that span nodes.
 
-An engine queues, places and packs the allocations; here it is only decided which tests travel together. Pure.
+A scheduler queues, places and packs the allocations; here it is only decided which tests travel together. Pure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapreplace
 
 from disttest.model import Frozen, Gang, TestCase
+from disttest.planning.backends import CPU, GPU
 from disttest.planning.gangs import build_gangs
 from disttest.planning.pools import have_gpus, slots_of
 from disttest.planning.split import expected_makespan_s, split_by_time
@@ -19,7 +20,7 @@ LEAST_LEASE_S = 60.0
 
 
 class NodePool(Frozen):
-    """Equal nodes, as far as an engine gives them out."""
+    """Equal nodes, as far as a scheduler gives them out."""
 
     nodes: int
     gpus_per_node: int
@@ -128,7 +129,7 @@ def _leases(
     tests: Sequence[TestCase], timings: Timings, pool: NodePool, at_once: int, least_s: float
 ) -> Iterable[Allocation]:
     """Leases of a few widths, as many of each as have work."""
-    device = "cuda" if have_gpus(tests) else "cpu"
+    device = GPU if have_gpus(tests) else CPU
     per_node = max(1, pool.slots_for(device))
     sizes = {test.nodeid: slots_of(test, on_gpus=device != "cpu") for test in tests}
     slot_s = {test.nodeid: timings.expect(test) * sizes[test.nodeid] for test in tests}

@@ -23,6 +23,7 @@ _SIGNS = (
     (r"GPU is lost|fell off the bus|NVML_ERROR_GPU_IS_LOST|cudaErrorDevicesUnavailable", "a lost GPU"),
     (r"CUDA-capable device\(s\) is/are busy or unavailable", "a GPU that is busy or unavailable"),
     (r"no CUDA-capable device is detected|No CUDA GPUs are available", "no GPU to be seen"),
+    (r"GPU \S+ is missing: torch sees", "a missing GPU"),
     (r"CUDA error: (unknown error|unspecified launch failure|initialization error)", "a CUDA error"),
     (r"CUDA error: (an illegal instruction|hardware stack error|the launch timed out)", "a CUDA error"),
     (r"CUDA error: (an illegal memory access|misaligned address|invalid device ordinal)", "a CUDA error"),
@@ -65,7 +66,7 @@ class Prove(Frozen):
     reason: str
 
 
-class Quarantine(Frozen):
+class QuarantineDecision(Frozen):
     """Use these slots no more; run their tests again on the others."""
 
     broken: dict[str, str]
@@ -88,7 +89,7 @@ class Cleared(Frozen):
     """The devices are in order: the failures were the tests' own."""
 
 
-Decision = Prove | Quarantine | GiveUp | Cleared
+Decision = Prove | QuarantineDecision | GiveUp | Cleared
 
 
 def find_device_sign(result: TestResult) -> str:
@@ -179,18 +180,18 @@ class Breaker:
         """Whether it is open if the failure of a test was the device's."""
         return nodeid in self._suspects
 
-    def lost(self, broken: Mapping[str, str]) -> Quarantine | GiveUp | Cleared:
+    def lost(self, broken: Mapping[str, str]) -> QuarantineDecision | GiveUp | Cleared:
         """Take the driver's own word that these slots are broken, which needs no proof, and decide."""
         others = {
             nodeid: suspect for nodeid, suspect in self._suspects.items() if not set(suspect[1]) & set(broken)
         }
         self._become(State.PROVING)
         decision = self.proved(broken)
-        if isinstance(decision, Quarantine):
+        if isinstance(decision, QuarantineDecision):
             self._suspects = others  # this says nothing about other slots
         return decision
 
-    def proved(self, broken: Mapping[str, str]) -> Quarantine | GiveUp | Cleared:
+    def proved(self, broken: Mapping[str, str]) -> QuarantineDecision | GiveUp | Cleared:
         """Take the finding of the preflight (slot name -> what is wrong with it) and decide.
 
         Raises:
@@ -211,7 +212,7 @@ class Breaker:
             self._become(State.OPEN)
             return GiveUp(broken=found, again=accused, reason=self._last_words(found))
         self._become(State.CLOSED)
-        return Quarantine(broken=found, again=accused)
+        return QuarantineDecision(broken=found, again=accused)
 
     def _become(self, state: State) -> None:
         assert (self.state, state) in _LEGAL, f"{self.state} -> {state}"

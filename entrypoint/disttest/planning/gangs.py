@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from disttest.model import Frozen, Gang, Isolation, Kind, TestCase, WorldShape
+from disttest.model import ALONE, Frozen, Gang, Isolation, Kind, TestCase, WorldShape
 from disttest.planning.timings import Timings
 
 START_SHARE = 0.1
@@ -39,7 +39,7 @@ def build_gangs(
     """Group the tests that need a world into gangs, in the order of the tests (those for the CPU last).
 
     Args:
-        tests: ordinary tests (without a world) are left out: they are nobody's gang.
+        tests: ordinary tests (without a world) are left out, unless they are contained: they are nobody's gang.
         timings: expected durations and world starts.
         slots: how many slots the gangs will share; decides how finely long files are split.
         cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
@@ -49,8 +49,17 @@ def build_gangs(
     beside = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
     apart = {test.nodeid for test in beside}
     first = [test for test in owed if test.nodeid not in apart]
-    pieces = [*_cut(first, timings, slots), *_cut(beside, timings, cpu_slots)]
+    pieces = [*_cut(first, timings, slots), *_cut(beside, timings, cpu_slots), *_contained(tests, timings)]
     return tuple(_gang(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
+
+
+def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
+    """Ordinary tests that are contained: those of a file share a process, and run one after another."""
+    mine = [test for test in tests if test.kind is Kind.PROCESS]
+    for (_, isolation), of_file in groupby(mine, key=lambda test: (test.file, test.isolation)):
+        together = tuple(of_file)
+        for some in [(test,) for test in together] if isolation is Isolation.FRESH else [together]:
+            yield _Piece(tests=some, work_s=sum(map(timings.expect, some)))
 
 
 def _cut(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:
@@ -131,16 +140,16 @@ def _split(
 
 def _gang(number: int, piece: _Piece, timings: Timings, failed: Collection[str]) -> Gang:
     first = piece.tests[0]  # all of a piece are alike in what follows
-    assert first.world is not None
+    shape = first.world or ALONE
     nodeids = [test.nodeid for test in piece.tests]
     nodeids.sort(key=lambda nodeid: nodeid not in failed)
     return Gang(
         gang_id=f"gang-{number}",
         nodeids=tuple(nodeids),
-        shape=first.world,
+        shape=shape,
         isolation=first.isolation,
-        expected_s=timings.start_s(first.world) + piece.work_s,
-        exclusive=first.exclusive,
+        expected_s=timings.start_s(shape) + piece.work_s,
+        exclusive=first.exclusive or first.kind is Kind.PROCESS,  # as in any pytest, nothing runs beside it
         shares=first.kind is not Kind.RANKS,
         urgent=nodeids[0] in failed,
     )

@@ -37,7 +37,7 @@ def parse_share(text: str) -> GpuShare:
             return GpuShare(required=True)
         case "none":
             return GpuShare(none=True)
-    if re.fullmatch(r"[0-9]+", text) and int(text):
+    if re.fullmatch(r"[0-9]{1,9}", text) and int(text):
         return GpuShare(required=True, count=int(text))
     names = tuple(name.strip() for name in text.removeprefix("device=").split(","))
     if not all(map(_NAME.fullmatch, names)) or text.isdigit():

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from disttest.model import Slot
 
 
-class Seats:
+class SlotPool:
     """The slots of one device type, free and taken, by the group in which they are near each other."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:

@@ -6,55 +6,56 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from disttest.errors import EngineError, NotEnoughDevices, UsageError
+from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
 from disttest.model import Frozen, TestCase
+from disttest.planning.backends import GPU
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
-ENGINE_FORM = (
+SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
     "for example big:slurm:gpu or big:slurm:gpu:16x8"
 )
-ENGINES = ("slurm",)
+SCHEDULERS = ("slurm",)
 """What may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Size(Frozen):
-    """What an engine has to give."""
+    """What a scheduler has to give."""
 
     nodes: int
     gpus: int
     """GPUs of each node; where it has none, its processors."""
-    device: str = "cuda"
+    device: str = GPU
 
 
 Ask = Callable[[str, str], Size]
-"""Engine and partition in, what it has out; raises an error of ours if the engine does not say."""
+"""Scheduler and partition in, what it has out; raises an error of ours if the scheduler does not say."""
 
 
 class Pool(Frozen):
-    """A number of runners of one kind, or the nodes of an engine."""
+    """A number of runners of one kind, or the nodes of a scheduler."""
 
     name: str
     gpus: int
     """GPUs of each runner or node; on a CPU pool, the ranks that it runs at once."""
     runners: int
-    """For the pool of an engine: its nodes."""
+    """For the pool of a scheduler: its nodes."""
     cost_per_minute: float
     """Of one runner or node, in any unit; by default its number of GPUs."""
     labels: tuple[str, ...]
     """What the job's ``runs-on`` asks for; by default the name."""
-    engine: str = ""
-    """The engine that has the nodes; empty for runners."""
+    scheduler: str = ""
+    """The scheduler that has the nodes; empty for runners."""
     partition: str = ""
-    """The engine's word for a part of its nodes; empty: its default."""
+    """The scheduler's word for a part of its nodes; empty: its default."""
     device: str = ""
-    """Where ranks compute on the nodes of an engine."""
+    """Where ranks compute on the nodes of a scheduler."""
 
     def holds(self, shape: Shape) -> bool:
         """Whether such a world fits."""
         nodes, ranks = shape
-        return ranks <= self.gpus and (nodes == 1 or (bool(self.engine) and nodes <= self.runners))
+        return ranks <= self.gpus and (nodes == 1 or (bool(self.scheduler) and nodes <= self.runners))
 
     def cost_of(self, shape: Shape) -> float:
         """Cost of one minute of one such world on runners that are full of them."""
@@ -67,57 +68,59 @@ Shape = tuple[int, int]
 
 
 def parse_pool(text: str, ask: Ask | None = None) -> Pool:
-    """Read ``--pool``; ``ask`` says what an engine has where the text does not.
+    """Read ``--pool``; ``ask`` says what a scheduler has where the text does not.
 
     Raises:
         UsageError: it does not have the form, or a number in it is not positive.
     """
     name, *numbers = text.split(":")
-    if numbers and numbers[0].lower() in ENGINES:
-        return _parse_engine_pool(text, name, numbers[0].lower(), numbers[1:], ask)
+    if numbers and numbers[0].lower() in SCHEDULERS:
+        return _parse_scheduler_pool(text, name, numbers[0].lower(), numbers[1:], ask)
     if len(numbers) not in (2, 3) or not _NAME.fullmatch(name):
-        raise UsageError(f"--pool {text!r} can not be read; write {POOL_FORM}; or {ENGINE_FORM}")
+        raise UsageError(f"--pool {text!r} cannot be read; write {POOL_FORM}; or {SCHEDULER_FORM}")
     gpus = _count(text, "GPUs per runner", numbers[0])
     runners = _count(text, "runners", numbers[1])
     cost = _cost(text, numbers[2]) if len(numbers) == 3 else float(gpus)
     return Pool(name=name, gpus=gpus, runners=runners, cost_per_minute=cost, labels=(name,))
 
 
-def _parse_engine_pool(text: str, name: str, engine: str, words: Sequence[str], ask: Ask | None) -> Pool:
+def _parse_scheduler_pool(
+    text: str, name: str, scheduler: str, words: Sequence[str], ask: Ask | None
+) -> Pool:
     partition, size_text, cost_text = (*words, "", "", "")[:3]
     if len(words) > 3 or not _NAME.fullmatch(name) or (partition and not _NAME.fullmatch(partition)):
-        raise UsageError(f"--pool {text!r} can not be read; write {ENGINE_FORM}")
-    size = _size(text, size_text) if size_text else _asked(text, engine, partition, ask)
+        raise UsageError(f"--pool {text!r} cannot be read; write {SCHEDULER_FORM}")
+    size = _size(text, size_text) if size_text else _asked(text, scheduler, partition, ask)
     return Pool(
         name=name,
         gpus=size.gpus,
         runners=size.nodes,
         cost_per_minute=_cost(text, cost_text) if cost_text else float(size.gpus),
         labels=(name,),
-        engine=engine,
+        scheduler=scheduler,
         partition=partition,
         device=size.device,
     )
 
 
 def _size(text: str, words: str) -> Size:
-    match = re.fullmatch(r"([0-9]+)x([0-9]+)", words)
+    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", words)
     if match is None or not int(match[1]) or not int(match[2]):
         raise UsageError(
             f"--pool {text!r}: {words!r} is no number of nodes and of GPUs on each, such as 16x8; leave it out, and "
-            "the engine is asked"
+            "the scheduler is asked"
         )
     return Size(nodes=int(match[1]), gpus=int(match[2]))
 
 
-def _asked(text: str, engine: str, partition: str, ask: Ask | None) -> Size:
+def _asked(text: str, scheduler: str, partition: str, ask: Ask | None) -> Size:
     if ask is None:
-        raise UsageError(f"--pool {text!r} does not say how large the pool is; write {ENGINE_FORM}")
+        raise UsageError(f"--pool {text!r} does not say how large the pool is; write {SCHEDULER_FORM}")
     try:
-        return ask(engine, partition)
-    except EngineError as error:
-        raise EngineError(
-            f"--pool {text!r}: {error}. Say what the pool has (NAME:{engine}:PARTITION:NODESxGPUS), and nobody is asked"
+        return ask(scheduler, partition)
+    except SchedulerError as error:
+        raise SchedulerError(
+            f"--pool {text!r}: {error}. Say what the pool has (NAME:{scheduler}:PARTITION:NODESxGPUS), and nobody is asked"
         ) from error
 
 
@@ -125,7 +128,7 @@ def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | Non
     """Read all ``--pool`` options, and the ``--labels NAME=LABEL,LABEL`` that go with them.
 
     Raises:
-        UsageError: one can not be read, two have one name, or labels name no pool.
+        UsageError: one cannot be read, two have one name, or labels name no pool.
     """
     pools: dict[str, Pool] = {}
     for text in texts:
@@ -138,7 +141,7 @@ def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | Non
         chosen = tuple(label.strip() for label in names.split(","))
         if name not in pools or not all(_NAME.fullmatch(label) for label in chosen):
             raise UsageError(
-                f"--labels {text!r} can not be read; write NAME=LABEL,LABEL with the name of a --pool "
+                f"--labels {text!r} cannot be read; write NAME=LABEL,LABEL with the name of a --pool "
                 f"({', '.join(pools) or 'none is given'})"
             )
         pool = pools[name]
@@ -195,10 +198,12 @@ def _homeless(homeless: Sequence[Shape], shapes: Mapping[Shape, TestCase], pools
     largest = max(pools, key=lambda pool: pool.gpus)
     examples = "; ".join(f"{_ranks(shape)} for {shapes[shape].nodeid}" for shape in homeless)
     nodes, ranks = max(homeless)
-    wanted = f"gpu{ranks}:{ranks}:1" if nodes == 1 else f"{largest.name}-nodes:{ENGINES[0]}::{nodes}x{ranks}"
+    wanted = (
+        f"gpu{ranks}:{ranks}:1" if nodes == 1 else f"{largest.name}-nodes:{SCHEDULERS[0]}::{nodes}x{ranks}"
+    )
     return (
         f"no pool holds {examples}. The largest is {largest.name!r} with {largest.gpus} GPUs per "
-        f"{'node' if largest.engine else 'runner'}: add one like --pool {wanted}, or leave these tests out."
+        f"{'node' if largest.scheduler else 'runner'}: add one like --pool {wanted}, or leave these tests out."
     )
 
 
@@ -213,7 +218,7 @@ def _cheapest(shape: Shape, pools: Iterable[Pool]) -> Pool | None:
 
 
 def _count(text: str, what: str, number: str) -> int:
-    if not number.isascii() or not number.isdigit() or int(number) < 1:
+    if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) < 1:
         raise UsageError(f"--pool {text!r}: {what} must be a whole number of at least 1, not {number!r}")
     return int(number)
 

@@ -28,8 +28,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from disttest.model import Frozen, Gang, Slot
-from disttest.planning.seats import Seats
-from disttest.planning.waiting import WaitingRoom
+from disttest.planning.placement import SlotPool
+from disttest.planning.waiting import PendingGangs
 
 OVERTAKE_LIMIT = 2
 """How often, for each slot of its device type, a gang may be overtaken after the time it was promised."""
@@ -64,7 +64,7 @@ class Scheduler(Protocol):
         """Yield the gangs to start now; each is counted as running from here on."""
 
     def ended(self, gang_id: str, *, quarantined: Iterable[Slot] = ()) -> None:
-        """Take back the slots of a gang, but for those that can not be used again."""
+        """Take back the slots of a gang, but for those that cannot be used again."""
 
     def hold(self, slots: Iterable[Slot]) -> None:
         """Start nothing on these slots until they are released."""
@@ -96,8 +96,8 @@ class _Lane:
 
     def __init__(self, device: str, slots: Iterable[Slot]) -> None:
         self.device = device
-        self.seats = Seats(slots)
-        self.waiting = WaitingRoom()
+        self.pool = SlotPool(slots)
+        self.waiting = PendingGangs()
         self.running: list[_Running] = []
         self._promised_s: dict[str, float] = {}
         self._overtaken: dict[str, int] = {}
@@ -111,27 +111,27 @@ class _Lane:
         A world that is larger than the machine shares the CPU: it takes all of it. GPUs are not shared, but by
         tests that start their ranks by themselves.
         """
-        size, total = gang.shape.size, self.seats.total
+        size, total = gang.shape.size, self.pool.total
         if size <= total:
             return size
         return total if (self.device == "cpu" or gang.shares) and total else None
 
     def pick(self, now_s: float) -> _Running | None:
         """Choose the gang that starts now, and count it as running."""
-        if not self.waiting.count or not self.seats.free:
+        if not self.waiting.count or not self.pool.free:
             return None
-        first = self._first(now_s, self.waiting.firsts(widest=self.seats.total))
+        first = self._first(now_s, self.waiting.firsts(widest=self.pool.total))
         if first is None:
             return None
-        if first[0] > self.seats.free:
+        if first[0] > self.pool.free:
             first = self._backfill(now_s, reserved=first)
         return None if first is None else self.start(*self.waiting.remove(first[0], first[1]), now_s)
 
     def start(self, order: int, gang: Gang, now_s: float) -> _Running:
-        """Seat a gang that has been taken out of the waiting room."""
+        """Give slots to a gang that no longer waits."""
         self._promised_s.pop(gang.gang_id, None)
         self._overtaken.pop(gang.gang_id, None)
-        running = _Running(now_s + gang.expected_s, order, gang, self.seats.take(self.width(gang) or 0))
+        running = _Running(now_s + gang.expected_s, order, gang, self.pool.take(self.width(gang) or 0))
         insort(self.running, running, key=_ends)
         self._count(running, 1)
         return running
@@ -139,7 +139,7 @@ class _Lane:
     def end(self, running: _Running) -> None:
         """Free the slots of a gang."""
         self.running.pop(bisect_left(self.running, _ends(running), key=_ends))
-        self.seats.give_back(running.slots)
+        self.pool.give_back(running.slots)
         self._count(running, -1)
 
     def _first(
@@ -156,7 +156,7 @@ class _Lane:
 
     def _backfill(self, now_s: float, reserved: tuple[int, int, Gang]) -> tuple[int, int, Gang] | None:
         width, _, gang = reserved
-        free, seats_at_s, spare = self.seats.free, now_s, self.seats.free - width
+        free, seats_at_s, spare = self.pool.free, now_s, self.pool.free - width
         for running in self.running:
             if spare >= 0 and running.ends_s > seats_at_s:
                 break
@@ -177,12 +177,12 @@ class _Lane:
         """Whether others may start before a gang that does not fit: freely until the time it was first promised."""
         promised_s = self._promised_s.setdefault(gang.gang_id, seats_at_s)
         late = now_s > promised_s
-        return not late or self._overtaken.get(gang.gang_id, 0) < OVERTAKE_LIMIT * self.seats.total
+        return not late or self._overtaken.get(gang.gang_id, 0) < OVERTAKE_LIMIT * self.pool.total
 
     def _remaining_s(self, now_s: float) -> float:
         # What has overrun its estimate counts as negative work here; the whole is an estimate in any case.
         running_s = max(0.0, self._ends_work - now_s * self._taken)
-        return (self.waiting.work_s + running_s) / self.seats.total
+        return (self.waiting.work_s + running_s) / self.pool.total
 
     def _count(self, running: _Running, sign: int) -> None:
         self._taken += sign * len(running.slots)
@@ -237,7 +237,7 @@ class GangScheduler:
             yield Start(gang=running.gang, slots=running.slots)
 
     def ended(self, gang_id: str, *, quarantined: Iterable[Slot] = ()) -> None:
-        """Take back the slots of a gang, but for those that can not be used again."""
+        """Take back the slots of a gang, but for those that cannot be used again."""
         running = self._running.pop(gang_id)
         self._known.remove(gang_id)
         if self._alone == gang_id:
@@ -248,18 +248,18 @@ class GangScheduler:
     def hold(self, slots: Iterable[Slot]) -> None:
         """Start nothing on these slots until they are released."""
         for slot in slots:
-            self._lanes[slot.device].seats.hold(slot)
+            self._lanes[slot.device].pool.hold(slot)
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Use these slots again."""
         for slot in slots:
-            self._lanes[slot.device].seats.release(slot)
+            self._lanes[slot.device].pool.release(slot)
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""
         lost = tuple(slots)
         for slot in lost:
-            self._lanes[slot.device].seats.quarantine(slot)
+            self._lanes[slot.device].pool.quarantine(slot)
         for device in sorted({slot.device for slot in lost}):
             self._requeue(self._lanes[device])
 
@@ -300,7 +300,7 @@ class GangScheduler:
 
     def _next(self) -> _Running | None:
         now_s = self._clock()
-        if self._exclusive and not self._running and self._can_seat(self._exclusive[0]):
+        if self._exclusive and not self._running and self._fits(self._exclusive[0]):
             self._submitted += 1
             gang = self._exclusive.popleft()
             self._alone = gang.gang_id
@@ -309,9 +309,9 @@ class GangScheduler:
             return None
         return next((running for lane in self._lanes.values() if (running := lane.pick(now_s))), None)
 
-    def _can_seat(self, gang: Gang) -> bool:
+    def _fits(self, gang: Gang) -> bool:
         lane = self._lanes[gang.shape.device]
-        return (lane.width(gang) or 0) <= lane.seats.free  # some may be on hold
+        return (lane.width(gang) or 0) <= lane.pool.free  # some may be on hold
 
 
 def _with_usable_estimate(gang: Gang) -> Gang:

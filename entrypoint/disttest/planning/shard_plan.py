@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import NotEnoughDevices, UsageError
-from disttest.model import Frozen, TestCase
+from disttest.model import UNREADABLE, Frozen, TestCase
 from disttest.planning.allocations import Allocation, NodePool, allocate
 from disttest.planning.pools import Pool, assign_pools, have_gpus, slots_of
 from disttest.planning.split import expected_makespan_s, split_by_time
@@ -33,9 +33,9 @@ LEAST_SHARD_S = 300.0
 
 
 class Grant(Frozen):
-    """The nodes of an engine that a shard asks for."""
+    """The nodes of a scheduler that a shard asks for."""
 
-    engine: str
+    scheduler: str
     partition: str
     nodes: int
     ranks_per_node: int
@@ -106,7 +106,7 @@ def plan_shards(
 ) -> Plan:
     """Plan tests on pools: each world size on the cheapest pool that holds it, split by time over its runners.
 
-    A runner that would get nothing gets no shard. On the nodes of an engine a shard is an allocation: a lease of one
+    A runner that would get nothing gets no shard. On the nodes of a scheduler a shard is an allocation: a lease of one
     node, or the nodes of worlds that span them; the largest first. ``spread`` is what such shards remember of
     ``--nodes``.
 
@@ -118,9 +118,9 @@ def plan_shards(
         raise UsageError("a plan needs runners: give --pool NAME:GPUS:RUNNERS, --shards N or --by world-size")
     by_pool = assign_pools(tests, pools)
     shards: list[Shard] = []
-    # Tests that appear later go to the last shard: an engine finds a place for any.
-    for pool in sorted(pools, key=lambda pool: (bool(pool.engine), pool.gpus, pool.name)):
-        made = _granted if pool.engine else _on_runners
+    # Tests that appear later go to the last shard: a scheduler finds a place for any.
+    for pool in sorted(pools, key=lambda pool: (bool(pool.scheduler), pool.gpus, pool.name)):
+        made = _granted if pool.scheduler else _on_runners
         shards += made(pool, by_pool[pool.name], timings, len(shards), spread)
     return _plan(shards, revision)
 
@@ -262,7 +262,7 @@ def decode_plan(data: bytes, source: str = "plan.json") -> Plan:
                 "run disttest plan again with the disttest that runs the shards"
             )
         plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"{source} is not a plan: {error}; write one with disttest plan") from error
     _refuse_repeats(source, "shard", (shard.number for shard in plan.shards))
     _refuse_repeats(source, "test", (test.nodeid for shard in plan.shards for test in shard.tests))
@@ -304,7 +304,7 @@ def _matrix_entry(shard: Shard) -> dict[str, Any]:
         "pool": shard.pool,
         "labels": list(shard.labels),
         "shard": shard.number,
-        "launcher": shard.grant.engine if shard.grant else "",
+        "launcher": shard.grant.scheduler if shard.grant else "",
         "nodes": shard.grant.nodes if shard.grant else 1,
         "gpus": shard.gpus,
         "tests": len(shard.tests),
@@ -342,7 +342,7 @@ def _granted_shard(number: int, index: int, pool: Pool, made: Allocation, spread
         tests=made.tests,
         expected_s=round(made.expected_s, 3),
         grant=Grant(
-            engine=pool.engine,
+            scheduler=pool.scheduler,
             partition=pool.partition,
             nodes=made.nodes,
             ranks_per_node=made.ranks_per_node,

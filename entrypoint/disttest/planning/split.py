@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from heapq import heapreplace
 
 from disttest.model import TestCase
+from disttest.planning.backends import GPU
 from disttest.planning.gangs import build_gangs
 from disttest.planning.pools import have_gpus, slots_of
 from disttest.planning.simulate import plain_slots, simulate
@@ -49,5 +50,5 @@ def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: i
     """
     gangs = build_gangs(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
-    runner = (*plain_slots(slots), *plain_slots(slots, "cuda"))
+    runner = (*plain_slots(slots), *plain_slots(slots, GPU))
     return simulate(gangs, runner).makespan_s + ordinary_s

@@ -11,7 +11,7 @@ _Key = tuple[int, float, int]
 """(0 for urgent else 1, minus the expected seconds, order of submission)."""
 
 
-class WaitingRoom:
+class PendingGangs:
     """Gangs by width, each width with the urgent and then the longest first."""
 
     def __init__(self) -> None:

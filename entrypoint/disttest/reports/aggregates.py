@@ -208,6 +208,7 @@ VERDICTS = {
     ExitCode.NOT_ENOUGH_DEVICES: "not run: not enough devices",
     ExitCode.INFRASTRUCTURE: "failed: the machine is broken",
     ExitCode.ENGINE: "not run: the container engine refused",
+    ExitCode.SCHEDULER: "not run: the scheduler refused",
     ExitCode.DEADLINE: "stopped at its deadline",
 }
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from disttest import github
 from disttest.model import Cause
-from disttest.reports import digest
-from disttest.reports.digest import FailureGroup
+from disttest.reports import aggregates
+from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
 from disttest.reports.text import clean, count, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
@@ -16,14 +16,9 @@ NAMED = github.MAX_ANNOTATIONS - 1
 """The last one is kept to count those that are not shown."""
 
 
-def render_annotations(run: RunResult, *, repository_top: str = "") -> str:
-    """Return workflow commands, one a line: nine errors and one that counts the rest, warnings likewise.
-
-    Args:
-        run: what to tell.
-        repository_top: root of the repository as the run saw it; the run's root directory if empty.
-    """
-    repository = Repository(root=run.root, top=repository_top)
+def render_annotations(run: RunResult) -> str:
+    """Return workflow commands, one a line: nine errors and one that counts the rest, warnings likewise."""
+    repository = Repository.of(run)
     errors = [*_errors(run, repository)]
     warnings = [*_warnings(run, repository)]
     lines = [*_capped("error", errors, "failure"), *_capped("warning", warnings, "warning")]
@@ -43,7 +38,7 @@ def _capped(level: str, lines: list[str], noun: str) -> list[str]:
 def _errors(run: RunResult, repository: Repository) -> Iterator[str]:
     for error in run.collection_errors:
         yield _not_collected(error, repository)
-    for group in digest.failure_groups(run):
+    for group in aggregates.failure_groups(run):
         yield _failure(group, repository)
     if run.flaky_fails:
         yield from (_flaky(test, repository, "error") for test in run.flaky)
@@ -65,7 +60,7 @@ def _failure(group: FailureGroup, repository: Repository) -> str:
     title = _title(test) if len(group.tests) == 1 else f"{count(len(group.tests), 'test')} failed alike"
     if machine:
         title = f"machine, not test: {title}"
-    words = [group.message, digest.who(test.final), f"repeat: {group.repeat}"]
+    words = [group.message, aggregates.who(test.final), f"repeat: {group.repeat}"]
     return github.annotation(
         "error",
         "\n".join(word for word in words if word),
@@ -93,7 +88,7 @@ def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
 
 def _flaky(test: TestOutcome, repository: Repository, level: str) -> str:
     first = test.first_bad
-    message = f"passed at attempt {test.final.attempt}; attempt {first.attempt}: {digest.finding(first)}"
+    message = f"passed at attempt {test.final.attempt}; attempt {first.attempt}: {aggregates.finding(first)}"
     file = repository.relative(test.test.file)
     return github.annotation(
         level, message, title=f"{_title(test)} is flaky", file=file, line=max(1, test.test.line)

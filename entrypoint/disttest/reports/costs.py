@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from disttest.reports.text import count, duration
-from disttest.results.cost import Cost, cost_of
+from disttest.results.cost import Cost, costs_of
 from disttest.results.fold import RunResult
 
 
@@ -20,37 +21,54 @@ def cost_lines(run: RunResult) -> list[CostLine]:
     """Return what there is to say; nothing of a run in which no world ran."""
     if not run.worlds or run.duration_s <= 0:
         return []
-    cost = cost_of(run)
+    costs = costs_of(run)
+    lines = [_spent(cost) for cost in costs]
+    longest = max(costs, key=lambda cost: cost.makespan_s)
+    if not longest.slots:
+        return [*lines, CostLine("makespan", duration(longest.makespan_s))]
+    bound_s = max(cost.lower_bound_s for cost in costs)
+    lines.append(CostLine("makespan", _makespan(longest.makespan_s, bound_s)))
+    for cost in costs:
+        others_s = max((other.makespan_s for other in costs if other is not cost), default=0.0)
+        lines += _one_more_or_fewer(cost, run, longest.makespan_s, others_s)
+    return lines
+
+
+def _spent(cost: Cost) -> CostLine:
     minutes = "GPU-minutes" if cost.unit == "GPU" else f"{cost.unit} minutes"
     spent = f"{_minutes(cost.used_minutes)} in tests, {_minutes(cost.startup_minutes)} lost to starting and ending worlds"
-    if not cost.slots:  # an engine has them: nobody knows here what idled
-        return [CostLine(minutes, spent), CostLine("makespan", duration(cost.makespan_s))]
+    if not cost.slots:  # a scheduler has them: nobody knows here what idled
+        return CostLine(minutes, spent)
     idle = f"{_minutes(cost.idle_minutes)} idle ({cost.idle_share:.0%} of {count(cost.slots, cost.unit)})"
-    lines = [CostLine(minutes, f"{spent}, {idle}"), CostLine("makespan", _makespan(cost))]
+    return CostLine(minutes, f"{spent}, {idle}")
+
+
+def _one_more_or_fewer(cost: Cost, run: RunResult, makespan_s: float, others_s: float) -> Iterator[CostLine]:
+    """What the run would take then; ``others_s``: what slots of another kind take in any case."""
+    if cost.with_one_more_s is None:
+        return
     more, fewer = f"one {cost.runners} more", f"one {cost.runners} fewer"
-    if cost.with_one_more_s is not None:
-        lines.append(CostLine(more, _instead(cost.with_one_more_s, cost)))
+    yield CostLine(more, _instead(max(cost.with_one_more_s, others_s), makespan_s))
     if cost.with_one_fewer_s is not None:
-        lines.append(CostLine(fewer, _instead(cost.with_one_fewer_s, cost)))
-    elif cost.with_one_more_s is not None:
-        alone = (len(run.shards) if run.shards else cost.slots) <= 1
-        lines.append(CostLine(fewer, "none would be left" if alone else "too few for the widest world"))
-    return lines
+        yield CostLine(fewer, _instead(max(cost.with_one_fewer_s, others_s), makespan_s))
+    else:
+        alone = bool(run.shards) or cost.slots <= 1
+        yield CostLine(fewer, "none would be left" if alone else "too few for the widest world")
 
 
 def _minutes(minutes: float) -> str:
     return f"{minutes:,.1f}" if minutes >= 10 else f"{minutes:.2f}"
 
 
-def _makespan(cost: Cost) -> str:
-    if not cost.lower_bound_s:
-        return duration(cost.makespan_s)
-    least = f"the least that these worlds need ({duration(cost.lower_bound_s)})"
-    return f"{duration(cost.makespan_s)}, {cost.over_bound:.2f} times {least}"
+def _makespan(makespan_s: float, bound_s: float) -> str:
+    if not bound_s:
+        return duration(makespan_s)
+    least = f"the least that these worlds need ({duration(bound_s)})"
+    return f"{duration(makespan_s)}, {makespan_s / bound_s:.2f} times {least}"
 
 
-def _instead(seconds: float, cost: Cost) -> str:
-    change_s = seconds - cost.makespan_s
-    if abs(change_s) < 0.005 * cost.makespan_s:
+def _instead(seconds: float, makespan_s: float) -> str:
+    change_s = seconds - makespan_s
+    if abs(change_s) < 0.005 * makespan_s:
         return "no change"
     return f"about {duration(seconds)} ({duration(abs(change_s))} {'longer' if change_s > 0 else 'shorter'})"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from disttest import github
-from disttest.model import Cause, TestResult
-from disttest.reports import digest
-from disttest.reports.digest import FailureGroup
+from disttest.model import Cause, TestResult, rank_name
+from disttest.reports import aggregates
+from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
-from disttest.reports.logs import LogFolder
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, one_line, shorten
 from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.narrative import describe_ranks, without_stacks
@@ -41,18 +39,14 @@ class FailurePrinter:
 
     Args:
         console: where to; it decides on colour and width.
-        root: of the run: what files are relative to.
+        repository: what files are relative to.
         results_dir: where its logs are; without it, none is quoted.
-        on_github: keep GitHub from taking what tests have printed for commands.
     """
 
-    def __init__(
-        self, console: Console, *, root: str = "", results_dir: Path | None = None, on_github: bool = False
-    ) -> None:
+    def __init__(self, console: Console, repository: Repository, *, results_dir: Path | None = None) -> None:
         self._console = console
-        self._repository = Repository(root=root)
+        self._repository = repository
         self._logs = LogFolder(results_dir)
-        self._on_github = on_github
 
     def print_failure(self, group: FailureGroup) -> None:
         """Print one failure, or one that many tests share."""
@@ -73,16 +67,16 @@ class FailurePrinter:
 
     def _head(self, group: FailureGroup) -> Iterator[Text]:
         test = group.first
-        style = STYLES[digest.classify(test)]
+        style = STYLES[aggregates.classify(test)]
         # Like a compiler's message, so that editors, and GitHub through our problem matcher, can jump to it.
         place = None if test.final.cause is Cause.INFRASTRUCTURE else locate(test, self._repository)
         yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
         if len(group.tests) > 1:
             yield Text(f"  {count(len(group.tests), 'test')}, the first of them:", style="bold")
-        told = [one_line(test.test.nodeid), f"fault: {digest.fault(test)}", digest.who(test.final)]
+        told = [one_line(test.test.nodeid), f"fault: {aggregates.fault(test)}", aggregates.who(test.final)]
         yield Text("  " + " · ".join(part for part in told if part))
         for earlier in test.attempts[:-1]:
-            yield Text(f"  attempt {earlier.attempt}: {digest.finding(earlier)}", style="yellow")
+            yield Text(f"  attempt {earlier.attempt}: {aggregates.finding(earlier)}", style="yellow")
 
     def _evidence(self, test: TestOutcome) -> Iterator[str]:
         """The culprit's own words; what each rank did, in a line; stacks; the end of the culprit's log."""
@@ -99,26 +93,21 @@ class FailurePrinter:
         speaker = speaker or next(iter(result.ranks), None)
         excerpt = speaker and self._logs.excerpt(speaker.log, head_bytes=0, tail_bytes=_READ_LOG)
         text = without_stacks(excerpt.tail or excerpt.head)[-MAX_LOG:] if excerpt else ""
-        return f"end of the log of rank {speaker.rank}:\n{text}" if speaker and text else ""
+        return f"end of the log of {rank_name(speaker.rank)}:\n{text}" if speaker and text else ""
 
     def _print_evidence(self, text: str) -> None:
-        """Print what a test or a rank has written: cleaned, cut, indented, and without power over GitHub."""
+        """Print what a test or a rank has written: cleaned, cut, indented."""
         text = shorten(clean(text).strip("\n"), MAX_EVIDENCE)
         if not text:
             return
-        write: Callable[[str], object] = self._console.file.write
-        shield: AbstractContextManager[None] = (
-            github.commands_stopped(write) if self._on_github else nullcontext()
-        )
-        with shield:
-            # Straight to the file: there is nothing to style, and thousands of lines to write.
-            write("".join(f"    {line}\n" for line in text.splitlines()))
+        # Straight to the file: there is nothing to style, and thousands of lines to write.
+        self._console.file.write("".join(f"    {line}\n" for line in text.splitlines()))
 
 
 def _foot(group: FailureGroup) -> Iterator[Text]:
     result = group.first.final
     culprit_first = sorted(result.ranks, key=lambda rank: rank.rank != result.culprit)
-    logs = [clean(rank.log) for rank in culprit_first if rank.log]
+    logs = list(dict.fromkeys(clean(rank.log) for rank in culprit_first if rank.log))
     if logs:
         more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
         yield Text(f"  log: {logs[0]}{more}", style="bright_black")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+from disttest.beneath import create_file
 
 
 def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
@@ -15,9 +18,10 @@ def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:
         path: the report.
         content: its text; or what writes it piece by piece, so that a large one is never in memory as a whole.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Whoever else can write there cannot know its name, nor lead it elsewhere by a link.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(create_file(temporary), "wb") as file:
             if callable(content):
                 content(file)
             else:

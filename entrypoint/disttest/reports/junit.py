@@ -19,9 +19,9 @@ from xml.etree import ElementTree
 import junit_xml
 
 from disttest.model import Outcome
+from disttest.reports.junit_budget import MAX_BYTES, TextBudget, budgets_for
 from disttest.reports.junit_case import SHORTEST_S, Cases, safe_seconds, safe_text
-from disttest.reports.junit_room import MAX_BYTES, Room, rooms_for
-from disttest.reports.logs import LogFolder
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -44,12 +44,12 @@ def write_junit(run: RunResult, results_dir: Path | None, file: BinaryIO) -> Non
     the more tests failed, the less text each of them carries, and in the end tests that passed are a line each.
     What was cut is stated in the properties of each suite.
     """
-    logs, rooms = LogFolder(results_dir), rooms_for(run)
-    for room in rooms:
+    logs, budgets = LogFolder(results_dir), budgets_for(run)
+    for budget in budgets:
         file.seek(0)
         file.truncate()
-        limit = math.inf if room is rooms[-1] else MAX_BYTES
-        if _fits(_Document(run, logs, room).pieces(), file, limit):
+        limit = math.inf if budget is budgets[-1] else MAX_BYTES
+        if _fits(_Document(run, logs, budget).pieces(), file, limit):
             return
 
 
@@ -65,10 +65,10 @@ def _fits(pieces: Iterator[bytes], file: BinaryIO, limit: float) -> bool:
 class _Document:
     """Builds the document of one run."""
 
-    def __init__(self, run: RunResult, logs: LogFolder, room: Room) -> None:
+    def __init__(self, run: RunResult, logs: LogFolder, budget: TextBudget) -> None:
         self.run = run
-        self.room = room
-        self.made = Cases(run, logs, room)
+        self.budget = budget
+        self.made = Cases(run, logs, budget)
 
     def pieces(self) -> Iterator[bytes]:
         """The document from its first byte to its last."""
@@ -118,9 +118,9 @@ class _Document:
     def suite(self, name: str, sums: _Sum) -> ElementTree.Element:
         started = datetime.fromtimestamp(max(0.0, self.run.started_at_s), UTC).isoformat(timespec="seconds")
         facts = dict(_facts(self.run))
-        if self.room.cut:
+        if self.budget.cut:
             facts["disttest.shortened"] = (
-                f"left out to stay under {MAX_BYTES // 1_000_000} MB: {self.room.cut}"
+                f"left out to stay under {MAX_BYTES // 1_000_000} MB: {self.budget.cut}"
             )
         suite = junit_xml.TestSuite(
             name, [], timestamp=started, properties=facts, id=safe_text(self.run.run_id)

@@ -12,7 +12,7 @@ MAX_BYTES = 24_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class TextBudget:
     """How much text a test case may carry."""
 
     details: int
@@ -27,10 +27,10 @@ class Room:
     cut: str = ""
     """What the reader misses, in words."""
 
-    def scaled(self, factor: float, *, lines_for_good: bool = False) -> Room:
+    def scaled(self, factor: float, *, lines_for_good: bool = False) -> TextBudget:
         """The same with less of everything."""
         cut = "texts of failures and logs" if factor else "most text of failures, all text of logs"
-        return Room(
+        return TextBudget(
             details=int(self.details * factor) + 500,
             bad_log=int(self.bad_log * factor),
             good_log=int(self.good_log * factor),
@@ -39,9 +39,9 @@ class Room:
         )
 
 
-def rooms_for(run: RunResult) -> list[Room]:
+def budgets_for(run: RunResult) -> list[TextBudget]:
     """Return what to try, from the richest to the poorest; the last one is the last resort."""
-    fair = _fair_room(run)
+    fair = _fair_budget(run)
     poorest = fair.scaled(0.0, lines_for_good=True)
     if _least_bytes(run) > MAX_BYTES:
         return [poorest]
@@ -60,12 +60,12 @@ def _least_bytes(run: RunResult) -> int:
     )
 
 
-def _fair_room(run: RunResult) -> Room:
+def _fair_budget(run: RunResult) -> TextBudget:
     failures = sum(attempt.outcome.is_bad for test in run.tests for attempt in test.attempts)
     ranks = Counter[bool]()
     for test in run.tests:
         ranks[has_failed(test)] += sum(len(attempt.ranks) for attempt in test.attempts)
-    return Room(
+    return TextBudget(
         details=min(60_000, 5_000_000 // max(1, failures)),
         bad_log=min(16_000, 8_000_000 // max(1, ranks[True])),
         good_log=min(2_000, 3_000_000 // max(1, ranks[False])),

@@ -14,13 +14,15 @@ from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
-from disttest.reports.digest import evidence
-from disttest.reports.junit_room import Room, has_failed
-from disttest.reports.logs import LogFolder
+from disttest.model import Cause, Outcome, RankRecord, TestResult, rank_name
+from disttest.reports.aggregates import evidence
+from disttest.reports.junit_budget import TextBudget, has_failed
+from disttest.reports.location import Repository
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
+from disttest.results.rulings import is_disagreement
 
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
@@ -30,12 +32,13 @@ SHORTEST_S = 0.001
 class Cases:
     """Makes the cases of one run, as long as there is room for their texts."""
 
-    def __init__(self, run: RunResult, logs: LogFolder, room: Room) -> None:
+    def __init__(self, run: RunResult, logs: LogFolder, budget: TextBudget) -> None:
         self.run = run
         self.logs = logs
-        self.room = room
+        self.budget = budget
         self.seen: Counter[int] = Counter()
         """Hashes of names that were given, since the names themselves would be a copy of half the run."""
+        self.repository = Repository.of(run)
         root = Path(run.root)
         self.root = root if run.root and root.is_dir() else None
 
@@ -59,7 +62,7 @@ class Cases:
 
     def _judge(self, case: junit_xml.TestCase, outcome: TestOutcome) -> None:
         result = outcome.final
-        message = _message(result, limit=min(2000, self.room.details))
+        message = _message(result, limit=min(2000, self.budget.details))
         match result.outcome:
             case Outcome.FAILED:
                 case.add_failure_info(message, self._body(outcome), _kind(result, "failure"))
@@ -89,7 +92,7 @@ class Cases:
         last = error.message.strip().rpartition("\n")[2]
         case.add_error_info(
             one_line(f"could not be collected: {last}"),
-            safe_text(shorten(clean(error.message), self.room.details), "no message"),
+            safe_text(shorten(clean(error.message), self.budget.details), "no message"),
             "collection",
         )
         return case
@@ -102,21 +105,23 @@ class Cases:
         return (classname, name) if seen == 1 else self._unique(classname, f"{name} #{seen}")
 
     def _source(self, file: str) -> str | None:
-        """``file`` if it can be shown beside the code: relative, below the root, not known to be missing."""
+        """``file`` in the repository if it can be shown beside the code: relative, below the root, not known to be missing."""
         path = PurePosixPath(clean(file))
         if not file or path.is_absolute() or ".." in path.parts:
             return None
-        return None if self.root and not (self.root / path).exists() else str(path)
+        if self.root and not (self.root / path).exists():
+            return None
+        return self.repository.relative(str(path)) or str(path)
 
     def _body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
         """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
         result = result or outcome.final
         parts = [clean(result.message), *_labels(result), *evidence(result)]
-        text = shorten("\n\n".join(part for part in parts if part.strip()), self.room.details)
+        text = shorten("\n\n".join(part for part in parts if part.strip()), self.budget.details)
         return safe_text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
 
     def _system_out(self, outcome: TestOutcome) -> Iterator[str]:
-        if self.room.lines_for_good and not has_failed(outcome):
+        if self.budget.lines_for_good and not has_failed(outcome):
             return
         if outcome.test.world:
             yield f"world: {outcome.test.world}, {outcome.test.isolation}"
@@ -129,10 +134,10 @@ class Cases:
         yield from self._attachments(outcome)
 
     def _log_excerpt(self, attempt: TestResult, rank: RankRecord) -> Iterator[str]:
-        room = self.room.bad_log if attempt.outcome.is_bad else self.room.good_log
-        if room < 200:  # a few words of a log explain nothing; the whole of it is attached
+        budget = self.budget.bad_log if attempt.outcome.is_bad else self.budget.good_log
+        if budget < 200:  # a few words of a log explain nothing; the whole of it is attached
             return
-        excerpt = self.logs.excerpt(rank.log, head_bytes=room // 4, tail_bytes=room - room // 4)
+        excerpt = self.logs.excerpt(rank.log, head_bytes=budget // 4, tail_bytes=budget - budget // 4)
         if excerpt and str(excerpt).strip():
             yield f"----- {rank_name(rank.rank)} -----"
             yield _unattached(str(excerpt).strip("\n"))
@@ -186,7 +191,9 @@ def _kind(result: TestResult, default: str) -> str:
         return "timeout"
     if result.cause is Cause.INFRASTRUCTURE:
         return "infrastructure"
-    if culprit and culprit.end in (RankEnd.SIGNALLED, RankEnd.EXITED, RankEnd.LOST):
+    if is_disagreement(result):
+        return "disagreement"
+    if culprit and culprit.has_died and not culprit.has_failed:
         return "crash"
     return default
 

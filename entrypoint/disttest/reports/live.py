@@ -10,17 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from disttest.limits import PROMPT_S, REDRAW_S
 from disttest.model import TestResult
-from disttest.reports import digest
+from disttest.reports import aggregates
 from disttest.reports.failures import STYLES
 from disttest.reports.progress import Expect, Progress, Running, RunningWorld, attempt_line, status_line
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, TestFinished
-
-REDRAW_S = 0.1
-"""The live view is not drawn more often than this, however fast the events come."""
-PATIENCE_S = 0.5
-"""A line without an end is a question (a debugger's prompt) if no more comes for so long."""
 
 
 class LiveView:
@@ -77,7 +73,7 @@ class LiveView:
     def tick(self, now_s: float) -> None:
         """Let the seconds of the running tests go on."""
         self._progress.now_s = max(self._progress.now_s, now_s)
-        if any(self._cut.values()) and now_s - self._shown_at_s >= PATIENCE_S:
+        if any(self._cut.values()) and now_s - self._shown_at_s >= PROMPT_S:
             self._step_aside()
         if not self._steps_aside:
             self._refresh()
@@ -96,7 +92,7 @@ class LiveView:
         outcome = self._progress.outcome(result.nodeid)
         if outcome is None or not result.outcome.is_bad:
             return
-        finding = (f"✗ {digest.finding(result)}\n", STYLES[digest.classify(outcome)])
+        finding = (f"✗ {aggregates.finding(result)}\n", STYLES[aggregates.classify(outcome)])
         where = (f"  {one_line(result.nodeid)} · {duration(result.duration_s)}", "bright_black")
         self._say(Text.assemble(finding, where))
 

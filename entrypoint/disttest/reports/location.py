@@ -10,12 +10,13 @@ from pathlib import PurePosixPath
 
 from disttest.model import RankRecord, TestResult
 from disttest.reports.text import clean
-from disttest.results.fold import TestOutcome
+from disttest.results.events import RunStarted
+from disttest.results.fold import RunResult, TestOutcome
 
 # pytest: "tests/test_x.py:19: AssertionError", each frame in turn, innermost last.
-_PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): ", re.MULTILINE)
+_PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d{1,9}): ", re.MULTILINE)
 # Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?P<comma>,?) in ', re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?P<comma>,?) in ', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
@@ -36,13 +37,27 @@ class Repository:
     """Maps paths of the run (which may have been in a container) to paths in the repository."""
 
     root: str
-    """Root directory of the run, as it was seen there."""
+    """Root directory of the run, as it was seen there: files of tests are relative to it."""
     top: str = ""
     """Root of the repository, as it was seen there; empty if it is the same."""
+    cwd: str = ""
+    """Where the run was started, as it was seen there: files of tracebacks are relative to it; empty if it is the root."""
+
+    @classmethod
+    def of(cls, run: RunResult | RunStarted) -> Repository:
+        """The repository that a run has tested."""
+        return cls(root=run.root, top=run.invocation.workspace, cwd=run.invocation.cwd)
 
     def relative(self, file: str) -> str | None:
-        """Return ``file`` relative to the top of the repository; None if it is not the user's."""
-        whole = os.path.normpath(os.path.join(self.root or "/", file))  # noqa: PTH118 - a path of another machine
+        """Return the file of a test relative to the top of the repository; None if it is not the user's."""
+        return self._inside(file, self.root)
+
+    def traced(self, file: str) -> str | None:
+        """The same for the file of a traceback."""
+        return self._inside(file, self.cwd or self.root)
+
+    def _inside(self, file: str, base: str) -> str | None:
+        whole = os.path.normpath(os.path.join(base or "/", file))  # noqa: PTH118 - a path of another machine
         path = PurePosixPath(whole)
         top = PurePosixPath(os.path.normpath(self.top or self.root or "/"))
         if not path.is_relative_to(top):
@@ -96,5 +111,5 @@ def _frames(thread: str, repository: Repository) -> list[Location]:
 
 
 def _location(match: re.Match[str], repository: Repository) -> Location | None:
-    file = repository.relative(match["file"])
+    file = repository.traced(match["file"])
     return Location(file=file, line=max(1, int(match["line"]))) if file else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import stat
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+from disttest.beneath import Tree
 from disttest.reports.text import clean, size
 
 
@@ -30,44 +30,38 @@ class LogFolder:
     """The logs of one run; ``None`` as the root stands for a run whose logs are not at hand."""
 
     def __init__(self, root: Path | None) -> None:
-        self._root = root.resolve() if root else None
-        # The logs of all ranks of a test are in one folder, and links are slow to follow.
-        self._inside = lru_cache(maxsize=256)(self._find_folder)
+        self._root = root or Path()
+        self._tree: Tree | None = None
+        with contextlib.suppress(OSError):
+            self._tree = Tree(root) if root else None
 
     def path(self, log: str) -> Path | None:
-        """The regular file that ``log`` names, or None: missing, a pipe, or outside the results directory."""
-        folder, _, name = log.rpartition("/")
-        if not name or name in (".", "..") or "\0" in log:
+        """The regular file that ``log`` names, or None: missing, a pipe, a link, or outside the results directory."""
+        fd = self._open(log)
+        if fd is None:
             return None
-        parent = self._inside(folder)
-        if parent is None:
-            return None
-        try:
-            path = parent / name
-            return path if stat.S_ISREG(path.lstat().st_mode) else None
-        except OSError:
-            return None
+        os.close(fd)
+        return self._root / log
 
-    def _find_folder(self, folder: str) -> Path | None:
-        """The folder if it lies inside the results directory, wherever its links lead."""
-        if self._root is None:
+    def _open(self, log: str) -> int | None:
+        if self._tree is None:
             return None
         try:
-            path = (self._root / folder).resolve()
+            return self._tree.open(log)
         except OSError:
             return None
-        return path if path.is_relative_to(self._root) else None
 
     def excerpt(self, log: str, *, head_bytes: int, tail_bytes: int) -> Excerpt | None:
-        """Read the two ends of a log; None if there is none, or it can not be read."""
-        path = self.path(log)
-        if path is None:
+        """Read the two ends of a log; None if there is none, or it cannot be read."""
+        fd = self._open(log)
+        if fd is None:
             return None
         try:
-            with path.open("rb") as file:
-                return _read_ends(file.fileno(), head_bytes=head_bytes, tail_bytes=tail_bytes)
+            return _read_ends(fd, head_bytes=head_bytes, tail_bytes=tail_bytes)
         except OSError:
             return None
+        finally:
+            os.close(fd)
 
 
 def _read_ends(fd: int, *, head_bytes: int, tail_bytes: int) -> Excerpt:

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from disttest import github
+from disttest.beneath import read_regular
 from disttest.errors import ExitCode
-from disttest.reports.digest import tally
+from disttest.reports.aggregates import tally
 from disttest.reports.write import REPORTERS
 from disttest.results.fold import RunResult
 
@@ -44,6 +45,7 @@ _CONCLUSIONS = {
     ExitCode.NOT_ENOUGH_DEVICES: "infrastructure",
     ExitCode.INFRASTRUCTURE: "infrastructure",
     ExitCode.ENGINE: "infrastructure",
+    ExitCode.SCHEDULER: "infrastructure",
     ExitCode.DEADLINE: "timed-out",
 }
 
@@ -80,7 +82,7 @@ def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, 
 
 
 def failure_outputs(exit_code: int) -> dict[str, str]:
-    """Outputs where no test ran: an engine that refused, a request that makes no sense."""
+    """Outputs where no test ran: a container engine or a scheduler that refused, a request that makes no sense."""
     conclusion = conclude(exit_code)
     return {
         "conclusion": conclusion,
@@ -117,5 +119,5 @@ def publish_summary(results_dir: Path, environ: Mapping[str, str]) -> None:
     file, text = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
     if not file or not text.exists():
         return
-    if not github.append_summary(Path(file), text.read_text(encoding="utf-8")):
+    if not github.append_summary(Path(file), read_regular(text).decode("utf-8", "replace")):
         github.append_summary(Path(file), f"The summary is too long for this page: see `{text}`.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from disttest.model import TestCase, TestResult, WorldShape
-from disttest.reports import digest
+from disttest.reports import aggregates
 from disttest.reports.failures import STYLES
 from disttest.reports.text import duration, one_line
 from disttest.results.events import (
@@ -135,9 +135,9 @@ class Progress:
         after = self.outcome(result.nodeid)
         if after is None:
             return
-        self.counts[digest.classify(after)] += 1
+        self.counts[aggregates.classify(after)] += 1
         if before is not None:
-            self.counts[digest.classify(before)] -= 1
+            self.counts[aggregates.classify(before)] -= 1
             return
         self.waiting[after.test.suite] -= 1
         self._owe(result.nodeid, -1)
@@ -161,7 +161,7 @@ class Progress:
 
 def attempt_line(result: TestResult) -> Text:
     """One line for an attempt that failed and will be followed by another."""
-    text = f"↻ {one_line(result.nodeid)} failed at attempt {result.attempt}, tried again: {digest.finding(result)}"
+    text = f"↻ {one_line(result.nodeid)} failed at attempt {result.attempt}, tried again: {aggregates.finding(result)}"
     return Text(text, style=STYLES["flaky"])
 
 

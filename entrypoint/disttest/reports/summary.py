@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from disttest.model import RankRecord, TestResult, rank_name
-from disttest.reports import digest
+from disttest.reports import aggregates
+from disttest.reports.aggregates import FailureGroup, Tally
 from disttest.reports.costs import cost_lines
-from disttest.reports.digest import FailureGroup, Tally
-from disttest.reports.logs import LogFolder
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult
@@ -91,10 +91,10 @@ class _Summary:
         return "\n".join(line for section in sections for line in section).rstrip("\n") + "\n"
 
     def head(self) -> Iterator[str]:
-        icon = "✅" if digest.is_green(self.run) else "❌"
-        yield f"## {icon} disttest: {digest.verdict(self.run)}"
+        icon = "✅" if aggregates.is_green(self.run) else "❌"
+        yield f"## {icon} disttest: {aggregates.verdict(self.run)}"
         yield ""
-        yield f"**{digest.headline(self.run)}**" + (f" · {code(self.argv())}" if self.run.argv else "")
+        yield f"**{aggregates.headline(self.run)}**" + (f" · {code(self.argv())}" if self.run.argv else "")
         yield ""
         if self.run.reason:
             yield f"The run ended early: {escape(one_line(self.run.reason))}"
@@ -104,7 +104,7 @@ class _Summary:
         return one_line(" ".join(self.run.argv), 200)
 
     def failures(self) -> Iterator[str]:
-        groups = digest.failure_groups(self.run)
+        groups = aggregates.failure_groups(self.run)
         if not groups and not self.run.collection_errors:
             return
         yield "### Failures"
@@ -127,7 +127,7 @@ class _Summary:
         what = (
             code(test.test.nodeid) if len(group.tests) == 1 else f"<b>{count(len(group.tests), 'test')}</b>"
         )
-        title = f"{escape(digest.fault(test))} · {what}<br>{escape(group.message)}"
+        title = f"{escape(aggregates.fault(test))} · {what}<br>{escape(group.message)}"
         yield from _collapsible(title, [*self.failure_body(group)])
 
     def failure_body(self, group: FailureGroup) -> Iterator[str]:
@@ -137,13 +137,13 @@ class _Summary:
             if len(group.tests) > self.detail.listed:
                 yield f"- … and {count(len(group.tests) - self.detail.listed, 'more test')}"
             yield ""
-        if digest.who(result):
-            yield f"{escape(digest.who(result))}, in {escape(result.phase)}."
+        if aggregates.who(result):
+            yield f"{escape(aggregates.who(result))}, in {escape(result.phase)}."
             yield ""
-        yield from (f"- attempt {a.attempt}: {escape(digest.finding(a))}" for a in test.attempts[:-1])
+        yield from (f"- attempt {a.attempt}: {escape(aggregates.finding(a))}" for a in test.attempts[:-1])
         if len(test.attempts) > 1:
             yield ""
-        yield from self.block("\n\n".join(digest.evidence(result)))
+        yield from self.block("\n\n".join(aggregates.evidence(result)))
         yield from self.ranks(result)
         yield f"Repeat: {exact_code(group.repeat)}"
         yield ""
@@ -199,14 +199,14 @@ class _Summary:
             first = test.first_bad
             yield (
                 f"- {code(test.test.nodeid)} passed at attempt {test.final.attempt}; "
-                f"attempt {first.attempt}: {escape(digest.finding(first))}"
+                f"attempt {first.attempt}: {escape(aggregates.finding(first))}"
             )
         if len(flaky) > self.detail.listed * 5:
             yield f"- … and {count(len(flaky) - self.detail.listed * 5, 'more flaky test')}"
         yield ""
 
     def table(self) -> Iterator[str]:
-        rows = digest.table(self.run)
+        rows = aggregates.table(self.run)
         if not rows:
             return
         yield "### Results"
@@ -218,7 +218,7 @@ class _Summary:
         if len(rows) > self.detail.table:
             yield f"| … {count(len(rows) - self.detail.table, 'more row')} | | | | | | | | |"
         if len(rows) > 1:
-            yield _table_line("**all**", "", digest.tally(self.run))
+            yield _table_line("**all**", "", aggregates.tally(self.run))
         yield ""
 
     def cost(self) -> Iterator[str]:
@@ -235,11 +235,11 @@ class _Summary:
             yield from _collapsible("Timeline", [*fenced(render_lanes(timeline, width=80))])
 
     def lists(self) -> Iterator[str]:
-        slow = digest.slowest(self.run, self.detail.listed)
+        slow = aggregates.slowest(self.run, self.detail.listed)
         if slow:
             lines = [f"| {duration(test.final.duration_s)} | {code(test.test.nodeid)} |" for test in slow]
             yield from _collapsible("Slowest tests", ["| time | test |", "|---:|---|", *lines, ""])
-        reasons = digest.skip_reasons(self.run)
+        reasons = aggregates.skip_reasons(self.run)
         if reasons:
             lines = [f"| {number:,} | {cell(reason)} |" for reason, number in reasons[: self.detail.listed]]
             if len(reasons) > self.detail.listed:

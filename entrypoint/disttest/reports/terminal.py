@@ -13,10 +13,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from disttest.reports import digest
+from disttest.reports import aggregates
+from disttest.reports.aggregates import Row, Tally
 from disttest.reports.costs import cost_lines
-from disttest.reports.digest import Row, Tally
 from disttest.reports.failures import STYLES, FailurePrinter
+from disttest.reports.location import Repository
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -41,7 +42,6 @@ def print_final(
     results_dir: Path | None = None,
     failures: bool = True,
     slowest: int = 10,
-    on_github: bool = False,
 ) -> None:
     """Print what a run came to.
 
@@ -51,10 +51,9 @@ def print_final(
         results_dir: where its logs are, for the end of a culprit's; without it, none is quoted.
         failures: tell each failure in full; False where a view has told them as they came.
         slowest: number of slow tests to list; 0 for none.
-        on_github: keep GitHub from taking what tests have printed for commands.
     """
     if failures and (run.bad or run.collection_errors):
-        printer = FailurePrinter(console, root=run.root, results_dir=results_dir, on_github=on_github)
+        printer = FailurePrinter(console, Repository.of(run), results_dir=results_dir)
         _print_failures(console, run, printer)
     for block in _blocks(run, width=console.width, slowest=slowest):
         console.print(block, crop=False)
@@ -76,7 +75,7 @@ def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -
     for error in run.collection_errors[:MAX_FAILURES]:
         printer.print_collection_error(error)
         console.print()
-    groups = digest.failure_groups(run)
+    groups = aggregates.failure_groups(run)
     for group in groups[:MAX_FAILURES]:
         printer.print_failure(group)
         console.print()
@@ -88,7 +87,7 @@ def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -
 
 
 def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableType]:
-    rows = digest.table(run)
+    rows = aggregates.table(run)
     if rows:
         yield _table(rows, run) if width >= NARROW else _list(rows)
     if costs := cost_lines(run):
@@ -96,12 +95,12 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
-    if slowest and (slow := digest.slowest(run, slowest)):
+    if slowest and (slow := aggregates.slowest(run, slowest)):
         lines = [
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
         ]
         yield _titled("slowest", lines, len(lines))
-    reasons = digest.skip_reasons(run)
+    reasons = aggregates.skip_reasons(run)
     if reasons:
         lines = [_hanging(f"{number:>8,}  ", reason, width) for reason, number in reasons[:MAX_FAILURES]]
         yield _titled("skipped", lines, len(reasons))
@@ -131,7 +130,7 @@ def _flaky_line(test: TestOutcome) -> Text:
     first = test.first_bad
     nodeid = one_line(test.test.nodeid)
     return Text(
-        f"  {nodeid}: passed at attempt {test.final.attempt}; {digest.finding(first)}", style="yellow"
+        f"  {nodeid}: passed at attempt {test.final.attempt}; {aggregates.finding(first)}", style="yellow"
     )
 
 
@@ -140,7 +139,7 @@ COLUMNS = ("passed", "failed", "flaky", "skipped", "infra", "time", "GPU-min")
 
 def _table(rows: list[Row], run: RunResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(rows) > 1)
-    total = _cells(digest.tally(run)) if len(rows) > 1 else [Text()] * len(COLUMNS)
+    total = _cells(aggregates.tally(run)) if len(rows) > 1 else [Text()] * len(COLUMNS)
     table.add_column("suite", overflow="fold", footer=Text("all", style="bold"), ratio=1, min_width=8)
     table.add_column("world", no_wrap=True)
     for name, footer in zip(COLUMNS, total, strict=True):
@@ -182,11 +181,6 @@ def _list_line(row: Row) -> Text:
 
 
 def _last_line(run: RunResult) -> RenderableType:
-    style = "bold green" if digest.is_green(run) else "bold red"
-    line = Text(f"{digest.verdict(run)}: {digest.headline(run)}", style=style)
+    style = "bold green" if aggregates.is_green(run) else "bold red"
+    line = Text(f"{aggregates.verdict(run)}: {aggregates.headline(run)}", style=style)
     return Group(line, Text(one_line(run.reason), style=style)) if run.reason else line
-
-
-def results_line(results_dir: Path, names: list[str]) -> Text:
-    """Return the line that says where the reports are."""
-    return Text(f"reports: {results_dir}/ ({', '.join(names)})", style="bright_black")

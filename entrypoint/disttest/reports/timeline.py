@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
+from functools import cache, cached_property
+from itertools import chain, takewhile
 
 from disttest.model import TestResult
-from disttest.reports import digest
+from disttest.reports import aggregates
 from disttest.reports.text import duration
 from disttest.results.cost import least_makespan_s
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
@@ -48,11 +47,21 @@ class Timeline:
     lower_bound_s: float
     """No schedule of these worlds on these slots could have been shorter."""
 
-    def busy_s(self, lane: int) -> float:
-        """Seconds in which a lane was held by a world or a test."""
-        spans = [(bar.start_s, bar.end_s) for bar in self.bars if lane in bar.lanes]
-        spans += [(start, end) for lanes, start, end in self.worlds if lane in lanes]
-        return sum(end - start for start, end in _union(spans))
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds in which each lane was held by a world or a test."""
+        held: dict[tuple[int, ...], list[tuple[float, float]]] = defaultdict(list)
+        for lanes, start_s, end_s in (
+            *((bar.lanes, bar.start_s, bar.end_s) for bar in self.bars),
+            *self.worlds,
+        ):
+            held[lanes].append((start_s, end_s))
+        spans: list[list[tuple[float, float]]] = [[] for _ in self.slots]
+        for lanes, times in held.items():
+            united = tuple(_union(times))
+            for lane in lanes:
+                spans[lane].extend(united)
+        return tuple(sum(end_s - start_s for start_s, end_s in _union(each)) for each in spans)
 
 
 def build_timeline(run: RunResult) -> Timeline:
@@ -102,7 +111,7 @@ def _bar(
     return Bar(
         test=index,
         attempt=attempt.attempt,
-        kind=digest.classify(test if whole else TestOutcome(test=test.test, attempts=(attempt,))),
+        kind=aggregates.classify(test if whole else TestOutcome(test=test.test, attempts=(attempt,))),
         lanes=held[attempt.world_id] if attempt.world_id in held else (lane[CONTROLLER],),
         start_s=start_s,
         end_s=start_s + attempt.duration_s,
@@ -128,11 +137,12 @@ def _union(spans: list[tuple[float, float]]) -> Iterator[tuple[float, float]]:
         yield current
 
 
-def _natural(slot: str) -> tuple[bool, str, int]:
+def _natural(slot: str) -> tuple[bool, str, int, str]:
     """``gpu:10`` after ``gpu:9``; the controller last."""
-    match = re.fullmatch(r"(.*?)(\d*)", slot)
-    name, number = match.groups() if match else (slot, "")
-    return slot == CONTROLLER, name, int(number or -1)
+    name = slot.rstrip("0123456789")
+    number = slot[len(name) :].lstrip("0")
+    # By length first, not as an integer: a forged name may end in more digits than Python converts.
+    return slot == CONTROLLER, name, len(number) if len(slot) > len(name) else -1, number
 
 
 GLYPHS = {"passed": "█", "xfailed": "█", "flaky": "▒", "skipped": "░", "failed": "×", "infrastructure": "!"}
@@ -146,12 +156,12 @@ def render_lanes(timeline: Timeline, *, width: int) -> str:
     for bar in timeline.bars:
         first, last = int(bar.start_s / column_s), int(max(bar.start_s, bar.end_s - 1e-9) / column_s)
         for column in range(first, min(last, width - 1) + 1):
-            for lane in bar.lanes:
+            for lane in takewhile(MAX_LANES_IN_TEXT.__gt__, bar.lanes):
                 marks[lane, column].add(bar.kind)
     longest = max(map(len, timeline.slots))
     lines = [
         f"{slot:>{longest}} {''.join(_glyph(marks[lane, column]) for column in range(width))} "
-        f"{_share(timeline.busy_s(lane), timeline.makespan_s)}"
+        f"{_share(timeline.busy_s[lane], timeline.makespan_s)}"
         for lane, slot in enumerate(timeline.slots[:MAX_LANES_IN_TEXT])
     ]
     if len(timeline.slots) > MAX_LANES_IN_TEXT:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from disttest.beneath import read_regular
 from disttest.errors import UsageError
-from disttest.reports import digest, results_json
+from disttest.model import UNREADABLE
+from disttest.reports import aggregates, results_json
 from disttest.reports.text import duration, one_line
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
@@ -47,13 +48,13 @@ def load_run(results_dir: Path) -> RunResult:
     """
     path = results_dir / results_json.FILE_NAME
     try:
-        return results_json.load_results_json(path.read_bytes())
+        return results_json.load_results_json(read_regular(path))
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         # Cut, or of another version: the journal tells the same.
         if not (results_dir / JOURNAL).is_file():
-            raise UsageError(f"{path} can not be read, and there is no {JOURNAL} beside it") from None
+            raise UsageError(f"{path} cannot be read, and there is no {JOURNAL} beside it") from None
     try:
         return fold(read_events(results_dir / JOURNAL))
     except UsageError:
@@ -79,12 +80,12 @@ def _holds_run(path: Path) -> bool:
 
 def point(run: RunResult) -> Point:
     """Return what a trend shows of a run."""
-    tally = digest.tally(run)
+    tally = aggregates.tally(run)
     ran = max(1, tally.total - tally.skipped)
     return Point(
         label=datetime.fromtimestamp(max(0.0, run.started_at_s), UTC).strftime("%Y-%m-%d %H:%M"),
         run_id=run.run_id,
-        green=digest.is_green(run),
+        green=aggregates.is_green(run),
         tests=tally.total,
         duration_s=run.duration_s,
         bad=tally.bad,
@@ -105,7 +106,7 @@ def marks(nodeid: str, runs: Sequence[dict[str, str]]) -> list[str]:
 
 def kinds(run: RunResult) -> dict[str, str]:
     """Return node id -> what the test came to."""
-    return {test.test.nodeid: digest.classify(test) for test in run.tests}
+    return {test.test.nodeid: aggregates.classify(test) for test in run.tests}
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -14,20 +14,19 @@ from rich.console import Console
 from rich.text import Text
 
 from disttest import github
+from disttest.limits import HEARTBEAT_S, PROMPT_S
 from disttest.model import TestResult
-from disttest.reports import digest
-from disttest.reports.digest import FailureGroup
+from disttest.reports import aggregates
+from disttest.reports.aggregates import FailureGroup
 from disttest.reports.failures import STYLES, FailurePrinter
-from disttest.reports.live import PATIENCE_S, LiveView
+from disttest.reports.live import LiveView
+from disttest.reports.location import Repository
 from disttest.reports.progress import Expect, Progress, attempt_line, status_line
 from disttest.reports.terminal import MARKS
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestFinished
 from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.repeat import repeat_command
-
-HEARTBEAT_S = 30.0
-"""A log in CI is never silent for longer than this while tests run."""
 
 
 class View(Protocol):
@@ -93,7 +92,7 @@ class PlainView:
                 pass
 
     def show(self, text: str, *, error: bool) -> None:
-        """Show what pytest printed, whole lines only: on GitHub it has no power."""
+        """Show what pytest printed, whole lines only."""
         self._shown_at_s = self._progress.now_s
         whole, newline, self._cut[error] = (self._cut[error] + text).rpartition("\n")
         if newline:
@@ -102,7 +101,7 @@ class PlainView:
     def tick(self, now_s: float) -> None:
         """Say a word when nothing has been said for long."""
         self._progress.now_s = max(self._progress.now_s, now_s)
-        if now_s - self._shown_at_s >= PATIENCE_S:
+        if now_s - self._shown_at_s >= PROMPT_S:
             self._show_cut_lines()
         if now_s - self._spoke_at_s >= HEARTBEAT_S and self._progress.running:
             oldest = min(self._progress.running.values(), key=lambda entry: entry.started_at_s)
@@ -120,14 +119,14 @@ class PlainView:
         outcome = self._progress.outcome(result.nodeid)
         if outcome is None:
             return
-        kind = digest.classify(outcome)
+        kind = aggregates.classify(outcome)
         line = Text(f"{MARKS[kind]} {one_line(result.nodeid)} {_word(outcome, kind)}", style=STYLES[kind])
         line.append(f" ({duration(result.duration_s)})", style="bright_black")
         if result.outcome.is_bad:
             self._say(line)
             began = self._progress.began
             repeat = repeat_command(outcome.test, began) if began else ""
-            group = FailureGroup(message=digest.finding(result), tests=(outcome,), repeat=repeat)
+            group = FailureGroup(message=aggregates.finding(result), tests=(outcome,), repeat=repeat)
             self._printer().print_failure(group)
         elif self._on_github:
             self._held.setdefault(outcome.test.suite, []).append(line)
@@ -137,12 +136,9 @@ class PlainView:
 
     def _printer(self) -> FailurePrinter:
         self._spoke_at_s = self._progress.now_s
-        return FailurePrinter(
-            self._console,
-            root=self._progress.root,
-            results_dir=self._results_dir,
-            on_github=self._on_github,
-        )
+        began = self._progress.began
+        repository = Repository.of(began) if began else Repository(root=self._progress.root)
+        return FailurePrinter(self._console, repository, results_dir=self._results_dir)
 
     def _release_if_complete(self, suite: str) -> None:
         if suite in self._held and not self._progress.waiting[suite]:
@@ -154,8 +150,10 @@ class PlainView:
         if self._quiet:
             self._say(Text(title))
             return
-        for line in (Text(github.group(title)), *lines, Text(github.end_group())):
+        github.send(self._console.file, github.group(title))
+        for line in lines:
             self._say(line)
+        github.send(self._console.file, github.end_group())
 
     def _say(self, line: Text) -> None:
         self._spoke_at_s = self._progress.now_s
@@ -170,11 +168,7 @@ class PlainView:
 
     def _write(self, text: str, *, error: bool) -> None:
         file = sys.stderr if error else self._console.file
-        if self._on_github and github.has_commands(text):
-            with github.commands_stopped(file.write):
-                file.write(text if text.endswith("\n") else f"{text}\n")
-        else:
-            file.write(text)
+        file.write(text)
         file.flush()
 
 
@@ -183,6 +177,30 @@ def _word(outcome: TestOutcome, kind: str) -> str:
         return f"passed at attempt {outcome.final.attempt}"
     reason = one_line(outcome.final.message, 200)
     return f"{kind}: {reason}" if kind in ("skipped", "xfailed") and reason else kind
+
+
+class RelayView:
+    """pytest's own output, handed on as it comes: where pytest is to be heard and must not wait for who listens."""
+
+    tells_failures = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def take(self, event: AnyEvent) -> None:
+        """Nothing: pytest tells it."""
+
+    def show(self, text: str, *, error: bool) -> None:
+        """Hand it on."""
+        file = sys.stderr if error else self._console.file
+        file.write(text)
+        file.flush()
+
+    def tick(self, now_s: float) -> None:
+        """Nothing: pytest has its own time."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
 
 
 def make_view(
@@ -198,8 +216,8 @@ def make_view(
 
     Args:
         console: where it shows; it decides on colour and width.
-        live: whether somebody looks on; a terminal that can not move its cursor gets lines all the same.
-        on_github: fold what went well away, and keep GitHub from taking what tests print for commands.
+        live: whether somebody looks on; a terminal that cannot move its cursor gets lines all the same.
+        on_github: fold what went well away.
         quiet: of tests that went well, only the number.
         results_dir: where the logs of ranks are.
         expect: how long a test is expected to take, for the time left.

@@ -38,6 +38,12 @@ def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult], fi
     file.write(render_summary(run, results_dir).encode("utf-8", errors="replace"))
 
 
+def _ctrf(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+    from disttest.reports.ctrf import ctrf_pieces
+
+    file.writelines(ctrf_pieces(run))
+
+
 def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:
     from disttest.reports.html import render_html
 
@@ -49,6 +55,7 @@ REPORTERS: Mapping[str, tuple[str, Write]] = {
     "junit": ("junit.xml", _junit),
     "summary": ("summary.md", _summary),
     "html": ("report.html", _html),
+    "ctrf": ("ctrf.json", _ctrf),
 }
 """Format -> name of its file, and what writes it. The one that tools need most comes first."""
 

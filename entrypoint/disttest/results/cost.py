@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapreplace
 
-from disttest.model import Frozen, Gang, Isolation, WorldShape
+from msgspec import structs
+
+from disttest.model import Frozen, Gang, Isolation, ShardSpan, WorldShape
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
 SIMULATED_WORLDS = 2_000
 """Up to so many worlds the effect of one slot more or fewer is simulated; above, it follows from the bound."""
+
+
+SIMULATED_SLOTS = 10_000
+"""The same for slots."""
 
 
 class Cost(Frozen):
@@ -32,7 +38,7 @@ class Cost(Frozen):
     """What one more or fewer is of: the unit, or ``runner`` for merged shards."""
     with_one_more_s: float | None
     with_one_fewer_s: float | None
-    """Expected makespans; None where it can not be said (nothing would be left, or a world would no longer fit)."""
+    """Expected makespans; None where it cannot be said (nothing would be left, or a world would no longer fit)."""
 
     @property
     def used_minutes(self) -> float:
@@ -55,14 +61,18 @@ class Cost(Frozen):
         total_s = self.used_slot_s + self.startup_slot_s + self.idle_slot_s
         return self.idle_slot_s / total_s if total_s else 0.0
 
-    @property
-    def over_bound(self) -> float:
-        """Makespan over its lower bound; 1 is perfect, and what an empty run gets."""
-        return self.makespan_s / self.lower_bound_s if self.lower_bound_s else 1.0
+
+def costs_of(run: RunResult) -> tuple[Cost, ...]:
+    """The cost of a run for each kind of slot. There are two where shards with and without GPUs were merged."""
+    parts = _parts(run)
+    if len(parts) == 1:
+        return (cost_of(run),)
+    costs = map(cost_of, parts)
+    return tuple(structs.replace(cost, runners=f"{cost.unit.split()[0]} runner") for cost in costs)
 
 
 def cost_of(run: RunResult) -> Cost:
-    """Work out the cost of a run, or of merged shards; each shard's slots count while that shard ran.
+    """Work out the cost of a run, or of merged shards of one kind; each shard's slots count while that shard ran.
 
     Where worlds computed on GPUs and beside them on the CPU, only GPU time is counted; both have a say in the bound.
     """
@@ -81,9 +91,7 @@ def cost_of(run: RunResult) -> Cost:
     )
     makespan_s, offered_s = _window(run)
     more_s, fewer_s = _what_if(run, worlds, beside_s, makespan_s)
-    # A machine with GPUs may have been told to leave them alone.
-    on_gpus = run.cpu_slots or any(world.on_gpus for world in run.worlds)
-    unit = "GPU" if on_gpus else "CPU slot"
+    unit = "GPU" if _on_gpus(run.cpu_slots, run.worlds) else "CPU slot"
     return Cost(
         unit=unit,
         slots=run.slots,
@@ -91,7 +99,7 @@ def cost_of(run: RunResult) -> Cost:
         startup_slot_s=held_s - used_s,
         idle_slot_s=max(0.0, offered_s - held_s),
         makespan_s=makespan_s,
-        lower_bound_s=least_makespan_s(run),
+        lower_bound_s=_least_makespan_s(run),
         runners="runner" if run.shards else unit,
         with_one_more_s=more_s,
         with_one_fewer_s=fewer_s,
@@ -100,6 +108,37 @@ def cost_of(run: RunResult) -> Cost:
 
 def least_makespan_s(run: RunResult) -> float:
     """The time under which no schedule of these worlds and ordinary tests can be, each kind of slot by itself."""
+    return max(map(_least_makespan_s, _parts(run)))
+
+
+def _parts(run: RunResult) -> list[RunResult]:
+    """The run, or its shards with GPUs and those without."""
+    worlds: dict[str, list[WorldSpan]] = {}
+    for world in run.worlds if run.shards else ():
+        worlds.setdefault(world.world_id.partition("/")[0], []).append(world)
+    kinds: dict[bool, list[ShardSpan]] = {True: [], False: []}
+    for shard in run.shards:
+        kinds[_on_gpus(shard.cpu_slots, worlds.get(shard.label, ()))].append(shard)
+    if not all(kinds.values()):
+        return [run]
+    return [
+        structs.replace(
+            run,
+            shards=tuple(shards),
+            worlds=tuple(world for shard in shards for world in worlds.get(shard.label, ())),
+            slots=sum(shard.slots for shard in shards),
+            cpu_slots=sum(shard.cpu_slots for shard in shards),
+        )
+        for shards in kinds.values()
+    ]
+
+
+def _on_gpus(cpu_slots: int, worlds: Iterable[WorldSpan]) -> bool:
+    """Whether slots are GPUs. A machine with GPUs may have been told to leave them alone."""
+    return bool(cpu_slots) or any(world.on_gpus for world in worlds)
+
+
+def _least_makespan_s(run: RunResult) -> float:
     ordinary_s = 0.0
     if not run.shards:
         attempts = (attempt for test in run.tests for attempt in test.attempts)
@@ -161,7 +200,9 @@ def _what_if(
 
 
 def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:
-    if len(worlds) > SIMULATED_WORLDS:
+    # More slots than all worlds could hold at once change nothing.
+    most = min(run.slots, sum(width for _, width in worlds)) + 1
+    if len(worlds) > SIMULATED_WORLDS or most > SIMULATED_SLOTS:
         return run.slots, lambda slots: lower_bound_s(worlds, slots)
     gangs = [
         Gang(
@@ -173,7 +214,7 @@ def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int,
         )
         for index, (seconds, width) in enumerate(worlds)
     ]
-    return run.slots, lambda slots: simulate(gangs, plain_slots(slots)).makespan_s
+    return run.slots, lambda slots: simulate(gangs, plain_slots(min(slots, most))).makespan_s
 
 
 def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:

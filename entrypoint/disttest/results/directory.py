@@ -1,34 +1,222 @@
-"""The results directory: claimed once per run; what an earlier run left is kept aside, never mixed."""
+"""The results directory: one run holds it at a time; what an earlier run left is kept aside, never mixed.
+
+A run holds its directory by a lock (flock) on the directory itself, which leaves no file behind, follows it when it is
+renamed, and ends with the last process that keeps it: the command and its pytest process. Forked copies of these
+(worlds, ranks, whatever tests start) let go of it at once, so nothing that a test leaves running can prolong it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from disttest.descriptors import high_copy
 from disttest.errors import UsageError
-from disttest.results.journal import FILE_NAME
+from disttest.host.proc import is_alive
+from disttest.limits import KILL_S
+from disttest.model import Frozen
+from disttest.results.journal import FILE_NAME, Journal
+
+DEFAULT = Path("results")
+_MOST = 1000
+"""Directories of one name, ``results-2`` and so on."""
 
 
-def claim(path: Path) -> Path:
-    """Make the directory ready for a new run and return its absolute path.
+class DirectoryInUse(UsageError):
+    """Another run holds the directory.
 
-    An earlier run is renamed to ``<name>-<time of its journal>`` beside it; where that can not be done (a
+    Args:
+        path: the directory.
+        pid: the process that took it; None where it cannot be seen from here.
+    """
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        self.by = f"in use by another run{f' (pid {pid})' if pid else ''}"
+        super().__init__(
+            f"results directory {path} is {self.by}: wait until it has ended, or choose another with --results"
+        )
+
+
+class Home(Frozen):
+    """What processes of a run need to know to write into its results directory and into no other."""
+
+    path: str
+    device: int = 0
+    inode: int = 0
+    """Of the directory when it was claimed; 0: nobody else can have an interest in that path."""
+    refuge: str = ""
+    """Where to write from the moment on when the directory is gone, or is another run's."""
+
+    def now(self) -> Path:
+        """Where to write now."""
+        return Path(self.path if not self.inode or self.is_in_place() else self.refuge)
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the directory of this run."""
+        try:
+            found = Path(self.path).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+
+class ResultsDirectory:
+    """A results directory that this run holds.
+
+    Args:
+        path: absolute.
+        fd: open on the directory, with the lock.
+        run_pid: the process that the run is known by.
+    """
+
+    def __init__(self, path: Path, fd: int, *, run_pid: int) -> None:
+        self._run_pid = run_pid
+        self._fd = -1
+        self._hold(path, fd)
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _hold(self, path: Path, fd: int) -> None:
+        self._let_go()
+        self._fd = high_copy(fd)
+        os.close(fd)
+        found = os.fstat(self._fd)
+        refuge = path.with_name(f"{path.name}-{self._run_pid}")
+        self.home = Home(path=str(path), device=found.st_dev, inode=found.st_ino, refuge=str(refuge))
+
+    @property
+    def path(self) -> Path:
+        """Where it lies; another path after :meth:`restore` has had to move."""
+        return Path(self.home.path)
+
+    def fileno(self) -> int:
+        """For a process that is to hold the directory as well; see :func:`adopt`."""
+        return self._fd
+
+    def restore(self, journal: Journal) -> str:
+        """Put back what somebody has removed meanwhile, and nothing of another run; returns a note if that was needed.
+
+        The directory comes back under its name, unless there is something else by now: then under its refuge.
+        """
+        if self.home.is_in_place() and journal.is_in_place():
+            return ""
+        before = self.path
+        try:
+            if not self.home.is_in_place():
+                self._move()
+            journal.move_to(self.path / FILE_NAME)
+        except OSError as error:
+            return f"the results directory {before} was removed, and cannot be restored: {error.strerror}"
+        lost = "the logs of the ranks up to then are lost"
+        if self.path == before:
+            return f"{REMOVED}: journal and reports were restored, {lost}"
+        return f"{REMOVED}, and {before} is not this run's any more: journal and reports are in {self.path}, {lost}"
+
+    def _move(self) -> None:
+        path, refuge = self.path, Path(self.home.refuge)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+            fd = _locked(path)
+        except (FileExistsError, DirectoryInUse):
+            refuge.mkdir(exist_ok=True)
+            self._hold(refuge, _locked(refuge))
+            return
+        self._hold(path, fd)
+        if refuge.is_dir():
+            for child in refuge.iterdir():
+                child.rename(path / child.name)
+            refuge.rmdir()
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the descriptor only: to unlock would unlock it for the process that we were forked from."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+REMOVED = "the results directory was removed while the run wrote into it"
+
+
+def claim(path: Path) -> ResultsDirectory:
+    """Make the directory ready for a new run, which holds it from now on.
+
+    An earlier run is renamed to ``<name>-<time of its journal>`` beside it; where that cannot be done (a
     mounted volume), its content moves to ``earlier/<time>`` inside.
 
     Raises:
-        UsageError: it can not be made or written, or holds something that no run of ours has left.
+        DirectoryInUse: another run holds it.
+        UsageError: it cannot be made or written, or holds something that no run of ours has left.
     """
     path = path.absolute()
+    real = path.resolve()  # a link to another disk stays one
     try:
-        if path.is_dir() and any(child.name != "earlier" for child in path.iterdir()):
-            _keep_aside(path)
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
+        for _ in range(_MOST):
+            real.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # what it is, opening it will say
+                real.mkdir()
+            with contextlib.suppress(FileNotFoundError):  # somebody has renamed it meanwhile
+                fd = _locked(real)
+                try:
+                    if _is_at(fd, real) and _is_made_empty(real):
+                        return ResultsDirectory(path, os.dup(fd), run_pid=os.getpid())
+                finally:
+                    os.close(fd)
     except OSError as error:
-        raise UsageError(f"results directory {path} can not be used: {error.strerror}") from error
-    return path
+        raise UsageError(f"results directory {path} cannot be used: {error.strerror}") from error
+    raise UsageError(f"results directory {path} cannot be used: it is renamed all the time")
+
+
+def claim_default(say: Callable[[str], None]) -> ResultsDirectory:
+    """Claim ``results`` for a run that was given no directory; ``results-2`` and so on beside other runs.
+
+    Args:
+        say: told in one line where the results go, if not to ``results``.
+
+    Raises:
+        UsageError: as :func:`claim`.
+    """
+    try:
+        return claim(DEFAULT)
+    except DirectoryInUse as error:
+        by = error.by
+    for number in range(2, _MOST):
+        with contextlib.suppress(UsageError):
+            directory = claim(DEFAULT.with_name(f"{DEFAULT.name}-{number}"))
+            say(f"{DEFAULT} is {by}: this run writes into {directory.path.name}")
+            return directory
+    raise UsageError(f"{DEFAULT} is {by}, and no other name is free: choose a directory with --results")
+
+
+def adopt(path: Path, fd: int, *, run_pid: int) -> ResultsDirectory:
+    """Hold a directory that the command has claimed, by a descriptor that was inherited from it."""
+    return ResultsDirectory(path, fd, run_pid=run_pid)
+
+
+@contextlib.contextmanager
+def no_run_writes(path: Path) -> Iterator[None]:
+    """While this is open, no run can claim the directory.
+
+    Raises:
+        DirectoryInUse: a run holds it.
+    """
+    fd = _locked(path, shared=True)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def short_path(path: Path) -> str:
@@ -36,7 +224,17 @@ def short_path(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _keep_aside(path: Path) -> None:
+def _is_made_empty(path: Path) -> bool:
+    """Keep aside what an earlier run has left; False where that took the directory itself along."""
+    if any(child.name != "earlier" for child in path.iterdir()):
+        return _keep_aside(path)
+    probe = path / ".writable"
+    probe.write_bytes(b"x" * 4096)
+    probe.unlink()
+    return True
+
+
+def _keep_aside(path: Path) -> bool:
     journal = path / FILE_NAME
     if not journal.exists():
         raise UsageError(
@@ -50,6 +248,8 @@ def _keep_aside(path: Path) -> None:
         path.rename(target)
     except OSError:
         _move_inside(path, stamp)
+        return True
+    return False
 
 
 def _move_inside(path: Path, stamp: str) -> None:
@@ -62,8 +262,57 @@ def _move_inside(path: Path, stamp: str) -> None:
 
 
 def _unused(path: Path) -> Path:
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain((path,), numbered) if not candidate.exists())
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether a path leads to what a descriptor is open on: it may have been renamed between two calls."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _locked(path: Path, *, shared: bool = False) -> int:
+    """A descriptor of the directory, with the lock.
+
+    A command that was killed has its last process die a moment later: that moment is waited for.
+
+    Raises:
+        DirectoryInUse: another run holds it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    limit_s = time.monotonic() + KILL_S
+    try:
+        while not _try_lock(fd, shared=shared):
+            pid = _holder(fd)
+            if pid is None or is_alive(pid) or time.monotonic() > limit_s:
+                raise DirectoryInUse(path, pid)
+            time.sleep(0.01)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _try_lock(fd: int, *, shared: bool) -> bool:
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without such locks: there, nobody can be told from anybody
+        return True
+    return True
+
+
+def _holder(fd: int) -> int | None:
+    """The process that took the lock, as the kernel tells; None where it cannot be seen from here."""
+    found = os.fstat(fd)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if len(words) > 5 and words[1] == "FLOCK" and words[5] == file:
+                return int(words[4]) if int(words[4]) > 0 else None
+    return None

@@ -1,12 +1,13 @@
 """Timing files: what journals, ``results.json`` and JUnit files (of any tool) say about how long tests take.
 
-A timing file only makes the next plan better, so nothing in one is an error: what can not be used is a warning with
+A timing file only makes the next plan better, so nothing in one is an error: what cannot be used is a warning with
 file and line, and the plan is made without it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,9 @@ from xml.parsers import expat
 
 import msgspec
 
+from disttest.beneath import open_regular
 from disttest.errors import UsageError
-from disttest.model import Outcome, TestCase, TestResult
+from disttest.model import UNREADABLE, Outcome, TestCase, TestResult
 from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
 from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
 from disttest.results.fold import RunResult
@@ -54,25 +56,28 @@ def read_timings(
 
 
 def _read(path: Path, now_s: float) -> Reading:
-    file = path / FILE_NAME if path.is_dir() else path
+    # What the user names may be a link; what lies in a folder that he names may not.
+    file = real = path / FILE_NAME
+    if not path.is_dir():
+        file, real = path, path.resolve()
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_regular(real), "rb") as opened:
             head = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
         if head.startswith(b"<"):
             yield from _read_junit(file, now_s)
         elif head.startswith(b"{") and (file.suffix == ".jsonl" or b'"event"' in head.partition(b"\n")[0]):
-            yield from _read_journal(file, now_s)
+            yield from _read_journal(file, real, now_s)
         else:
             yield from _read_results(file, now_s)
     except (OSError, UsageError) as error:
         yield f"{file}: timings not read: {error}"
 
 
-def _read_journal(path: Path, now_s: float) -> Reading:
+def _read_journal(path: Path, real: Path, now_s: float) -> Reading:
     tests: dict[str, TestCase] = {}
     worlds: dict[str, WorldStarted] = {}
     hardware = ""
-    for number, event in read_lines(path):
+    for number, event in read_lines(real):
         match event:
             case str():
                 yield f"{path}:{number}: skipped, {event}"
@@ -96,7 +101,7 @@ def _read_results(path: Path, now_s: float) -> Reading:
     data = path.read_bytes()
     try:
         run = msgspec.json.decode(data, type=RunResult)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         yield f"{path}:{_broken_line(data)}: timings not read: not a journal, results.json or JUnit file: {error}"
         return
     hardware = hardware_key(run.hardware)
@@ -123,7 +128,7 @@ def _sample(test: TestCase, result: TestResult, hardware: str) -> Sample:
 
 def _checked(sample: Sample, place: str, now_s: float) -> Reading:
     if not is_usable(sample.duration_s):
-        yield f"{place}: skipped, a test can not take {sample.duration_s} seconds"
+        yield f"{place}: skipped, a test cannot take {sample.duration_s} seconds"
     elif not is_usable(sample.at_s) or sample.at_s > now_s + CLOCK_SKEW_S:
         yield f"{place}: skipped, it is said to have run at {_when(sample.at_s)}, which is not in the past"
     else:
@@ -145,6 +150,8 @@ def _broken_line(data: bytes) -> int:
         return error.lineno
     except UnicodeDecodeError as error:
         return data[: error.start].count(b"\n") + 1
+    except (ValueError, RecursionError):  # a number or a nesting that Python does not take
+        pass
     return 1
 
 

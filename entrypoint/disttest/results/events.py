@@ -6,14 +6,25 @@ from typing import dataclass_transform
 
 import msgspec
 
-from disttest.model import SCHEMA_VERSION, Hardware, Invocation, ShardSpan, TestCase, TestResult, WorldShape
+from disttest.model import (
+    SCHEMA_VERSION,
+    Code,
+    Count,
+    Hardware,
+    Invocation,
+    Moment,
+    ShardSpan,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=True):
     """Base of all events."""
 
-    at_s: float
+    at_s: Moment
     """Seconds since the epoch, on a clock that never jumps within a run."""
 
 
@@ -25,15 +36,15 @@ class RunStarted(Event, tag="run_started"):
     root: str
     """Directory that node ids and files are relative to."""
     hardware: Hardware
-    slots: int
+    slots: Count
     disttest: str
     schema_version: int = SCHEMA_VERSION
     plan_id: str = ""
     """The plan that this run is a shard of; empty when it is a whole run."""
-    shard: int | None = None
+    shard: Count | None = None
     """The number of that shard."""
     invocation: Invocation = Invocation()
-    cpu_slots: int = 0
+    cpu_slots: Count = 0
     """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run compute on both."""
 
 
@@ -75,7 +86,7 @@ class TestStarted(Event, tag="test_started"):
     __test__ = False
 
     nodeid: str
-    attempt: int = 1
+    attempt: Count = 1
     world_id: str = ""
 
 
@@ -105,7 +116,7 @@ class ShardJoined(Event, tag="shard_joined"):
 class RunFinished(Event, tag="run_finished"):
     """The last event. A journal without it is of a run that died."""
 
-    exit_code: int
+    exit_code: Code
     reason: str = ""
     """Why the run ended early; empty when it ran to its end."""
 

@@ -18,6 +18,7 @@ TEST_ERROR = 10
 
 
 NO_RANKS = "no rank was started, so nothing was tested (torch's harness passes such a test)"
+WOKEN = "was woken where it waited, since another thread had failed"
 NEVER_JOINED = "the test ended without waiting for this rank"
 
 
@@ -76,22 +77,21 @@ def exit_code_of(record: RankRecord) -> int | None:
 def read_record(record: RankRecord, rule: ExitRule, skips: Mapping[int, str]) -> RankRecord:
     """The record with its exit code understood: a pass, a skip or a failure in words."""
     code = exit_code_of(record)
-    failed = record.outcome is not None and record.outcome.is_bad
     if code is None or record.end is RankEnd.LOST:
         return record
-    if failed and record.end is RankEnd.REPORTED:
+    if record.has_failed:
         return _with_afterthought(record, code, skips)
     announced = record.end is RankEnd.REPORTED
-    if announced and code in skips and not failed:
+    if announced and code in skips:
         reason = record.message if record.outcome is Outcome.SKIPPED and record.message else skips[code]
         return _read(record, Outcome.SKIPPED, reason)
     if rule.allows(code, rank=record.rank) and (announced or code != 0 or rule.any_code):
         return _read(
-            record, Outcome.PASSED, "" if code == 0 else f"left with code {code}, as the test expects"
+            record, Outcome.PASSED, "" if code == 0 else f"exited with code {code}, as the test expects"
         )
     if announced:
         wanted = "" if rule.expected == 0 else f", where the test expects {rule.expected}"
-        return _read(record, Outcome.FAILED, f"left with exit code {code}{wanted}")
+        return _read(record, Outcome.FAILED, f"exited with code {code}{wanted}")
     return record
 
 
@@ -111,24 +111,10 @@ def _read(record: RankRecord, outcome: Outcome, message: str) -> RankRecord:
     )
 
 
-def agree_on_skips(records: Sequence[RankRecord]) -> tuple[RankRecord, ...]:
-    """Ranks that skipped what others ran have failed: nobody knows what such a test has shown."""
-    outcomes = {record.outcome for record in records}
-    if Outcome.SKIPPED not in outcomes or Outcome.PASSED not in outcomes:
-        return tuple(records)
-    ran = ",".join(str(record.rank) for record in records if record.outcome is Outcome.PASSED)
-    return tuple(
-        _read(record, Outcome.FAILED, f"skipped ({record.message}), while rank {ran} ran the test")
-        if record.outcome is Outcome.SKIPPED
-        else record
-        for record in records
-    )
-
-
 def torch_outcome(records: Sequence[RankRecord], rule: ExitRule, skips: Mapping[int, str]) -> Outcome | None:
     """What torch 2.13's own harness says: errors by code 10, else rank 0 alone decides.
 
-    None where it can not be known: rank 0 was ended by us before it could end by itself.
+    None where it cannot be known: rank 0 was ended by us before it could end by itself.
 
     Source: ``MultiProcessTestCase._check_return_codes``.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 
@@ -30,6 +29,8 @@ class Floors(Frozen):
 
     min_tests: int = 0
     """Tests that must have run, whatever came of them: all but the skipped ones."""
+    min_worlds: int = 0
+    """The same of those with a world."""
     max_skip_ratio: float = 1.0
     """Skipped tests over all tests, at most."""
     expect: tuple[Expectation, ...] = ()
@@ -48,20 +49,17 @@ def parse_expectations(text: str) -> tuple[Expectation, ...]:
 def make_floors(
     *,
     min_tests: int = 0,
+    min_worlds: int = 0,
     max_skip_ratio: float = 1.0,
     expect: str = "",
     expect_file: str = "",
     strict: bool = False,
 ) -> Floors:
-    """Check what the user asked for; ``expect`` is the text of the file of that name.
+    """What the user asked for; ``expect`` is the text of the file of that name.
 
     Raises:
-        UsageError: a number is out of range, or the file expects nothing.
+        UsageError: the file expects nothing.
     """
-    if min_tests < 0:
-        raise UsageError(f"--min-tests must be 0 or more, not {min_tests}")
-    if not (math.isfinite(max_skip_ratio) and 0 <= max_skip_ratio <= 1):
-        raise UsageError(f"--max-skip-ratio must be between 0 and 1, not {max_skip_ratio}")
     expectations = parse_expectations(expect)
     if expect_file and not expectations:
         raise UsageError(
@@ -69,6 +67,7 @@ def make_floors(
         )
     return Floors(
         min_tests=min_tests,
+        min_worlds=min_worlds,
         max_skip_ratio=max_skip_ratio,
         expect=expectations,
         expect_file=expect_file,
@@ -86,6 +85,14 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
             f"only {len(ran)} tests ran and --min-tests asks for {floors.min_tests} "
             f"({skipped} of {len(run.tests)} were skipped): see the skip reasons, or lower the floor"
         )
+    in_worlds = sum(
+        test.test.world is not None and test.final.outcome is not Outcome.SKIPPED for test in run.tests
+    )
+    if in_worlds < floors.min_worlds:
+        broken.append(
+            f"only {in_worlds} tests ran in a world and --min-worlds asks for {floors.min_worlds}: mark the tests that need "
+            "ranks (@pytest.mark.world_size(2)), or lower the floor"
+        )
     ratio = skipped / len(run.tests) if run.tests else 0.0
     if ratio > floors.max_skip_ratio:
         broken.append(
@@ -96,7 +103,7 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
 
 
 def idle_suites(run: RunResult) -> tuple[str, ...]:
-    """One message for each suite of which every test was skipped: this torch or this machine can not run it."""
+    """One message for each suite of which every test was skipped: this torch or this machine cannot run it."""
     suites: dict[str, list[TestOutcome]] = {}
     for test in run.tests:
         suites.setdefault(test.test.suite, []).append(test)

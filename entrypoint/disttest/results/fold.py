@@ -9,10 +9,13 @@ import msgspec
 from disttest.model import (
     SCHEMA_VERSION,
     Cause,
+    Code,
+    Count,
     FlakyRule,
     Frozen,
     Hardware,
     Invocation,
+    Moment,
     Outcome,
     ShardSpan,
     TestCase,
@@ -32,6 +35,7 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
+from disttest.results.rulings import has_not_run
 
 DIED_EARLY = "the run died without a last word"
 
@@ -67,8 +71,8 @@ class WorldSpan(Frozen):
     world_id: str
     shape: WorldShape
     slots: tuple[str, ...]
-    started_at_s: float
-    ended_at_s: float | None = None
+    started_at_s: Moment
+    ended_at_s: Moment | None = None
     reason: str = ""
 
     @property
@@ -91,11 +95,11 @@ class RunResult(Frozen):
     argv: tuple[str, ...]
     root: str
     hardware: Hardware
-    slots: int
+    slots: Count
     disttest: str
-    started_at_s: float
-    ended_at_s: float
-    exit_code: int
+    started_at_s: Moment
+    ended_at_s: Moment
+    exit_code: Code
     reason: str
     """Why the run ended early; empty when it ran to its end."""
     tests: tuple[TestOutcome, ...]
@@ -107,15 +111,20 @@ class RunResult(Frozen):
     """The shards that a merged result was joined from; empty for a run on one machine."""
     plan_id: str = ""
     """The plan that this run is a shard (or the merge) of."""
-    shard: int | None = None
+    shard: Count | None = None
     invocation: Invocation = Invocation()
-    cpu_slots: int = 0
+    cpu_slots: Count = 0
     """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run computed on both."""
 
     @property
     def duration_s(self) -> float:
         """Wall time of the run."""
         return max(0.0, self.ended_at_s - self.started_at_s)
+
+    @property
+    def attempts(self) -> tuple[TestResult, ...]:
+        """Of all tests."""
+        return tuple(attempt for test in self.tests for attempt in test.attempts)
 
     def is_beside(self, world: WorldSpan) -> bool:
         """Whether a world held slots of the CPU beside the GPUs, which are what this run's cost is counted in."""
@@ -139,6 +148,12 @@ class RunResult(Frozen):
         return tuple(test for test in self.tests if test.flaky)
 
     @property
+    def nothing_ran(self) -> bool:
+        """Whether tests were to run and none has been called, skips aside."""
+        finals = [test.final for test in self.tests]
+        return any(map(has_not_run, finals)) and all(final.outcome is Outcome.SKIPPED for final in finals)
+
+    @property
     def flaky_fails(self) -> bool:
         """Whether a flaky test makes this run red."""
         return self.invocation.options.get("flaky") == FlakyRule.FAIL
@@ -147,6 +162,11 @@ class RunResult(Frozen):
     def false_greens(self) -> tuple[TestOutcome, ...]:
         """The tests that are red here and that torch's own harness would have passed, in order."""
         return tuple(test for test in self.tests if test.final.is_false_green_avoided)
+
+    @property
+    def vacuous(self) -> tuple[TestOutcome, ...]:
+        """The tests that are skipped here and that torch's own harness passes without a rank, in order."""
+        return tuple(test for test in self.tests if test.final.is_vacuous)
 
 
 class Folding:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import Collective, RankEnd, RankRecord
+from disttest.planning.backends import backend_named
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/running)/|/disttest/masking\.py$|^<"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/runtime)/|/disttest/masking\.py$|^<"
 )
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
@@ -57,9 +58,14 @@ def explain(ranks: Sequence[RankRecord]) -> Finding | None:
 
 
 def pending_collective(rank: RankRecord) -> Collective | None:
-    """The collective that a rank waits in: the last one it called, if it is not complete."""
+    """The collective that a rank waits in: the last one it called, if it is not complete.
+
+    Those of NCCL and its like are queued on the device while the rank calls the next: there the first that is not
+    complete holds up the others.
+    """
     collectives = [c for c in rank.collectives if not c.p2p]
-    return collectives[-1] if collectives and not collectives[-1].done else None
+    queued = next((c for c in collectives if backend_named(c.backend).queues and not c.done), None)
+    return queued or (collectives[-1] if collectives and not collectives[-1].done else None)
 
 
 def _waits_in(rank: RankRecord) -> Collective | None:
@@ -203,12 +209,20 @@ def whereabouts(rank: RankRecord) -> str:
     """``rank 2 is in worker at test_step.py:39``, or that it had finished."""
     if _has_finished(rank):
         return f"rank {rank.rank} had finished the test"
-    frame = _user_frame(list(_frames(rank)))
+    frames = list(_frames(rank))
+    frame = _user_frame(frames)
     if rank.stacks.startswith(PROCESS_STATE):
         return f"rank {rank.rank} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
+    if frame is None and frames and _is_wait_for_gpu(frames[0]):
+        return f"rank {rank.rank} waits for its GPU to finish what the test has started there"
     if frame is None:
         return f"rank {rank.rank} is still in {rank.phase}"
     return f"rank {rank.rank} is in {frame.function} at {frame}"
+
+
+def _is_wait_for_gpu(frame: Frame) -> bool:
+    """Whether it is the wait with which a test on a GPU ends (``runtime/rank/gpu_state.py``)."""
+    return frame.function == "synchronize" and "/torch/cuda/" in frame.file
 
 
 def _has_finished(rank: RankRecord) -> bool:

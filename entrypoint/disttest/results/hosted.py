@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,8 @@ from disttest.model import Cause, Kind, Outcome, RankEnd, RankRecord, TestCase, 
 from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
+_ITS_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
+_ITSELF = {Kind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 
 
@@ -51,22 +54,36 @@ def judge_hosted(
     if test.kind is Kind.MAIN and not ranks and main.outcome is Outcome.PASSED and rule is VerdictRule.STRICT:
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
         torch_outcome = Outcome.PASSED
-    return _with_torch(_by_main(ruled([main]), main, ranks), torch_outcome)
+    decided = _by_main(test, ruled([main]), main, ranks)
+    if by_ranks is not None and not decided.outcome.is_bad:
+        decided = msgspec.structs.replace(decided, notes=(*decided.notes, *by_ranks.notes))
+    return _with_torch(decided, torch_outcome)
 
 
 def _is_bad(main: RankRecord) -> bool:
     return main.outcome is None or main.outcome.is_bad or main.end is not RankEnd.REPORTED
 
 
-def _by_main(result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
+def _told(message: str, test: TestCase) -> str:
+    """In the words for what is no rank; of a contained test, whatever fails there has failed by itself."""
+    if test.kind is not Kind.PROCESS:
+        return message.replace("rank -1 of 1", "the main process")
+    alone = _ITS_OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
+    return alone.replace("rank -1 of 1", "its process").replace("rank -1", "its process")
+
+
+def _by_main(test: TestCase, result: TestResult, main: RankRecord, ranks: Sequence[RankRecord]) -> TestResult:
     """The main process's own outcome, told as such: it is no rank."""
     bad = result.outcome.is_bad
-    message = result.message.replace("rank -1 of 1", "the main process") if bad else result.message
+    message = _told(result.message, test) if bad else result.message
     shown = (main, *ranks) if bad or not ranks else tuple(ranks)
     return msgspec.structs.replace(
         result,
         message=message,
         details=main.details if bad else "",
+        notes=tuple(
+            note.replace("rank -1 ", _ITSELF.get(test.kind, "the main process ")) for note in result.notes
+        ),
         culprit=None,
         victims=(),
         ranks=shown,

@@ -15,8 +15,11 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from disttest.beneath import open_regular
 from disttest.errors import JournalError, UsageError
+from disttest.host.lines import LONGEST_LINE, Lines
 from disttest.masking import masker
+from disttest.model import UNREADABLE
 from disttest.results.events import AnyEvent, Event, Noted
 
 FILE_NAME = "events.jsonl"
@@ -24,6 +27,9 @@ _NAMES = ("nodeid", "slug", "log")
 """Fields by which events and files belong together."""
 
 _BLOCK = 1 << 20
+MOST_TOLD = 100
+"""Lines that cannot be read are told one by one, up to so many."""
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _encoder = msgspec.json.Encoder()
@@ -40,21 +46,33 @@ def run_clock(
 
 
 class Journal:
-    """Appends events to a file; each is on disk (in the page cache) before ``append`` returns."""
+    """Appends events to a file; each is on disk (in the page cache) before ``append`` returns.
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] | None = None) -> None:
+    Args:
+        path: the file; made if it is not there.
+        fd: the file, open already (inherited from the process that has made it).
+        clock: for tests.
+    """
+
+    def __init__(
+        self, path: Path, *, fd: int | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
         self.path = path
         self.now = clock or run_clock()
         self.unwritten: list[Event] = []
         """Events for which there was no room on the disk."""
         self._names: dict[str, str] = {}
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, _FLAGS, 0o644) if fd is None else fd
+
+    def fileno(self) -> int:
+        """For a process that is to write into the same journal, whatever becomes of its path."""
+        return self._fd
 
     def append(self, event: Event) -> None:
         """Write one event as one line, in one system call; values that are to be hidden are.
 
         Raises:
-            JournalError: it can not be written. Only the first such event says so: the run is to end then, and what
+            JournalError: it cannot be written. Only the first such event says so: the run is to end then, and what
                 else happens meanwhile is kept in :attr:`unwritten`.
         """
         if self.unwritten:
@@ -65,12 +83,12 @@ class Journal:
         except OSError as error:
             self.unwritten.append(event)
             raise JournalError(
-                f"{self.path.parent} can not be written any more: {error.strerror}. The run ends here, since results "
+                f"{self.path.parent} cannot be written any more: {error.strerror}. The run ends here, since results "
                 "would be lost: make room, or choose another place with --results"
             ) from error
 
     def _encode(self, event: Event) -> bytes:
-        """One event as JSON: without values that are to be hidden, and without what UTF-8 can not say."""
+        """One event as JSON: without values that are to be hidden, and without what UTF-8 cannot say."""
         if not masker.active:
             try:
                 return _encoder.encode(event)
@@ -89,25 +107,36 @@ class Journal:
             return [self._clean(item) for item in value]
         return value
 
-    def restore(self) -> bool:
-        """Put the journal back where it was, if somebody has removed it meanwhile; whether that was so."""
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to this journal."""
         try:
-            if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
-                return False
+            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
         except OSError:
-            pass
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+            return False
+
+    def move_to(self, path: Path) -> None:
+        """Write all that it has into a new file, and go on there.
+
+        Raises:
+            OSError: it cannot be written, or there is such a file: that would be somebody else's.
+        """
+        fd = os.open(path, _FLAGS | os.O_EXCL, 0o644)
+        try:
+            _write_line(fd, os.pread(self._fd, os.fstat(self._fd).st_size, 0))
+        except OSError:
+            os.close(fd)
+            raise
         os.close(self._fd)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._fd, 0)
-        _write_line(self._fd, content)
-        return True
+        self._fd, self.path = fd, path
 
     def events(self) -> Iterator[AnyEvent]:
-        """Yield what has been appended so far, by whomever, and what could not be."""
-        yield from read_events(self.path)
+        """Yield what has been appended so far, by whomever, and what could not be; also if the path is gone."""
+        yield from self.follow().close()
         yield from cast("list[AnyEvent]", self.unwritten)
+
+    def follow(self) -> JournalFollower:
+        """A reader of what is and will be written; also if the path is gone. It moves no position that the writer needs."""
+        return JournalFollower(self.path, open(f"/proc/self/fd/{self._fd}", "rb"))  # noqa: PTH123
 
     def end_line(self) -> None:
         """Give a line that its writer could not finish an end, so that it does not swallow the next event."""
@@ -129,57 +158,71 @@ def _write_line(fd: int, line: bytes) -> None:
 
 
 class JournalFollower:
-    """Reads a journal while somebody else writes it.
+    """Reads a journal, also while somebody else writes it.
+
+    Args:
+        path: the file.
+        file: the same, open already.
 
     Raises:
         UsageError: there is no such file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = _opened(path)
-        self._cut = b""
-        """The beginning of a line that is not whole yet."""
-        self._number = 0
+    def __init__(self, path: Path, file: BinaryIO | None = None) -> None:
+        self._name = path.name
+        self._file = _opened(path) if file is None else file
+        self._lines = Lines(LONGEST_LINE)
+        self._number = self._unreadable = 0
         self._at_s = 0.0
 
-    def new_events(self) -> Iterator[AnyEvent]:
-        """Yield what has been written since the last call; what can not be read becomes a ``Noted`` event."""
+    def new_events(self, *, last: bool = False) -> Iterator[AnyEvent]:
+        """Yield what has been written since the last call; what cannot be read becomes a ``Noted`` event.
+
+        Args:
+            last: nobody writes any more, so a line without an end counts.
+        """
+        for number, read in self.new_lines(last=last):
+            if isinstance(read, str):
+                self._unreadable += 1
+                if self._unreadable > MOST_TOLD:
+                    continue
+                read = Noted(at_s=self._at_s, message=f"{self._name}:{number}: skipped, {read}")
+            self._at_s = read.at_s
+            yield read
+
+    def new_lines(self, *, last: bool = False) -> Iterator[tuple[int, AnyEvent | str]]:
+        """The same as ``(line number, event)``, or the line number and why that line is not an event."""
+        for line in self._whole_lines(last=last):
+            self._number += 1
+            if line.strip():
+                yield self._number, _decoded(line)
+
+    def _whole_lines(self, *, last: bool) -> Iterator[bytes]:
         while block := self._file.read(_BLOCK):
-            *lines, self._cut = (self._cut + block).split(b"\n")
-            for line in lines:
-                yield from self._event_in(line)
+            yield from self._lines.feed(block)
+        if last:
+            yield bytes(self._lines.rest)
 
     def close(self) -> Iterator[AnyEvent]:
         """Nobody writes any more: yield what is left, the last line too if it was cut, and close the file."""
-        yield from self.new_events()
-        yield from self._event_in(self._cut)
-        self._file.close()
+        with self._file:
+            yield from self.new_events(last=True)
+        if (more := self._unreadable - MOST_TOLD) > 0:
+            yield Noted(at_s=self._at_s, message=f"{self._name}: {more} more lines skipped, not events")
 
     @property
     def cut_short(self) -> bool:
-        """Whether the last line has no end: its writer died over it."""
-        return bool(self._cut)
-
-    def _event_in(self, line: bytes) -> Iterator[AnyEvent]:
-        self._number += 1
-        if line.strip():
-            event = _noted(_decoded(line), self._path, self._number, self._at_s)
-            self._at_s = event.at_s
-            yield event
+        """Whether the last line has no end: its writer died over it, once all is read."""
+        return bool(self._lines.rest)
 
 
 def read_events(path: Path) -> Iterator[AnyEvent]:
-    """Yield the events of a journal; what can not be read becomes a ``Noted`` event, never an exception.
+    """Yield the events of a journal; what cannot be read becomes a ``Noted`` event, never an exception.
 
     Raises:
         UsageError: there is no such file.
     """
-    at_s = 0.0
-    for number, read in read_lines(path):
-        event = _noted(read, path, number, at_s)
-        at_s = event.at_s
-        yield event
+    yield from JournalFollower(path).close()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
@@ -189,26 +232,21 @@ def read_lines(path: Path) -> Iterator[tuple[int, AnyEvent | str]]:
         UsageError: there is no such file.
     """
     with _opened(path) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, _decoded(line)
+        yield from JournalFollower(path, file).new_lines(last=True)
 
 
 def _opened(path: Path) -> BinaryIO:
+    # Whoever wrote the results may have put a link or a pipe in its place.
     try:
-        return path.open("rb")
+        return os.fdopen(open_regular(path), "rb")
     except OSError as error:
         raise UsageError(f"no journal at {path}: {error.strerror}") from error
 
 
 def _decoded(line: bytes) -> AnyEvent | str:
+    if len(line) > LONGEST_LINE:
+        return f"not an event: longer than {LONGEST_LINE >> 20} MiB"
     try:
         return _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         return f"not an event: {error}"
-
-
-def _noted(read: AnyEvent | str, path: Path, number: int, at_s: float) -> AnyEvent:
-    if isinstance(read, str):
-        return Noted(at_s=at_s, message=f"{path.name}:{number}: skipped, {read}")
-    return read

@@ -7,25 +7,22 @@ The merged run is a journal like any other, so every reporter reads it. The rule
 - A test that two shards report counts once. A failure counts more than a pass, whichever came first: the attempts are
   joined when the last of them is as bad as any, else the better report is set aside with a note.
 - With ``reruns``, a shard may report more than once; the later run decides, and the earlier ones are its attempts.
-- Logs are hard-linked into ``logs/<shard>/`` of the merged directory (copied where that is another file system). A
-  log that was not downloaded is left out and counted in a note.
+- Logs are hard-linked into ``logs/<shard>/`` of the merged directory (copied where that is another file system, up to
+  1 GiB each). A log that was not downloaded, or is no regular file below its shard, is left out and counted in a note.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
-from urllib.parse import quote
 
 import msgspec
 
 from disttest.errors import ExitCode, UsageError
-from disttest.model import Cause, Hardware, Invocation, Outcome, RankRecord, ShardSpan, TestCase, TestResult
-from disttest.planning.plan import VANISHED, Plan, Shard
+from disttest.model import Cause, Hardware, Invocation, Outcome, ShardSpan, TestCase, TestResult
+from disttest.planning.shard_plan import VANISHED, Plan, Shard
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -41,6 +38,8 @@ from disttest.results.events import (
 )
 from disttest.results.fold import DIED_EARLY, RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.results.shard_ends import ShardEnd, ShardEnds
+from disttest.results.shard_logs import ShardLogs
 from disttest.results.shards import ShardSource, find_shards, refuse_repeats
 
 replace = msgspec.structs.replace
@@ -133,7 +132,7 @@ class _Merge:
         self._same: dict[_Verdict, _Verdict] = {}
         self._vanished: set[str] = set()
         self._collection_errors: set[tuple[str, str]] = set()
-        self._codes: dict[str, tuple[int, str]] = {}
+        self._ends = ShardEnds()
         self._last_at_s = 0.0
 
     def events(self) -> Iterator[AnyEvent]:
@@ -147,10 +146,10 @@ class _Merge:
             number = shard.span.shard
             # Of a shard that was run again, the later run decides how it ended, too.
             name = source.label if number is None else f"shard {number}"
-            self._codes[name] = (shard.span.exit_code, shard.span.reason)
+            self._ends.add(name, shard.end, label=source.label)
             yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
         yield from self._missing()
-        code, reason = self._exit()
+        code, reason = self._ends.conclude(self._verdicts.values(), vanished=bool(self._vanished))
         yield RunFinished(at_s=self._last_at_s, exit_code=code, reason=reason)
 
     def _started(self) -> RunStarted:
@@ -217,7 +216,7 @@ class _Merge:
         for number in range(1, self._expected_shards + 1) if not self._plan else ():
             if number not in reported:
                 message = f"shard {number} of {self._expected_shards} never reported: see the log of its job"
-                self._codes[f"shard {number}"] = (ExitCode.INFRASTRUCTURE, message)
+                self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
                 yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
 
     def _owed(self, test: TestCase, message: str) -> Iterator[AnyEvent]:
@@ -232,25 +231,6 @@ class _Merge:
         yield TestCollected(at_s=self._last_at_s, test=test)
         yield TestFinished(at_s=self._last_at_s, result=result)
 
-    def _exit(self) -> tuple[int, str]:
-        """The merged exit code and reason: a failed test first, then what else went wrong, the worst shard by name."""
-        reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in self._codes.items() if reason)
-        bad = [verdict for verdict in self._verdicts.values() if verdict.bad]
-        if any(not verdict.infrastructure for verdict in bad):
-            return ExitCode.FAILED, reasons
-        if bad:
-            return ExitCode.INFRASTRUCTURE, reasons
-        if self._collection_errors:
-            return ExitCode.INTERRUPTED, reasons
-        if self._verdicts or self._vanished:
-            fine: tuple[int, ...] = (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
-        else:
-            fine = (ExitCode.PASSED,)
-        codes = [code for code, _ in self._codes.values() if code not in fine]
-        if not codes and not self._verdicts and not self._codes:
-            return ExitCode.NOTHING_COLLECTED, "no shard had anything to run"
-        return (codes[0] if codes else ExitCode.PASSED), reasons
-
 
 class _ShardStream:
     """The events of one shard, renamed so that they can stand beside those of others, and completed."""
@@ -258,6 +238,8 @@ class _ShardStream:
     def __init__(self, source: ShardSource, into: Path) -> None:
         self.source = source
         self.vanished: set[str] = set()
+        self.has_concluded = False
+        self.is_uncollected = False
         started = source.started
         self.span = ShardSpan(
             shard=source.number,
@@ -269,12 +251,19 @@ class _ShardStream:
             ended_at_s=started.at_s if started else 0.0,
             exit_code=ExitCode.INTERNAL,
             reason=DIED_EARLY,
+            label=source.label,
+            cpu_slots=started.cpu_slots if started else 0,
         )
-        self._logs = _Logs(source, into)
+        self._logs = ShardLogs(source, into)
         self._same: dict[object, object] = {}
         """Equal values that many events repeat, kept once: a third of the memory of a large merge."""
         self._open: dict[str, TestStarted | None] = {}
         """What is owed: node id to how it was started."""
+
+    @property
+    def end(self) -> ShardEnd:
+        """How the shard ended, once its events are read."""
+        return ShardEnd(self.span.exit_code, self.span.reason, self.has_concluded, self.is_uncollected)
 
     def events(self) -> Iterator[AnyEvent]:
         """Yield the events; afterwards ``span`` says how the shard ended and ``vanished`` what was not there."""
@@ -285,11 +274,16 @@ class _ShardStream:
                 ended = event
             yield from self._renamed(event)
         reason = ended.reason if ended else DIED_EARLY
+        self.has_concluded = ended is not None
         code = ended.exit_code if ended else int(ExitCode.INTERNAL)
         self.span = replace(self.span, ended_at_s=at_s, exit_code=code, reason=reason)
         yield from self._unfinished(at_s, reason or "it ended")
+        self._logs.close()
         if self._logs.missing:
-            text = f"{self.source.label}: {self._logs.missing} rank logs are not in the download"
+            text = (
+                f"{self.source.label}: {self._logs.missing} rank logs are not in the download, "
+                "or are no regular files there"
+            )
             yield Noted(at_s=at_s, message=text)
 
     def _renamed(self, event: AnyEvent) -> Iterator[AnyEvent]:
@@ -318,6 +312,7 @@ class _ShardStream:
                     self.vanished.add(nodeid)
                 yield replace(event, message=f"{label}: {message}")
             case CollectionFailed():
+                self.is_uncollected = True
                 yield event
 
     def _moved(self, result: TestResult) -> TestResult:
@@ -341,59 +336,6 @@ class _ShardStream:
                 message=f"did not finish: it {what} when {self.source.label} ended ({reason})",
             )
             yield TestFinished(at_s=at_s, result=result)
-
-
-class _Logs:
-    """Brings the logs of one shard into the merged directory."""
-
-    def __init__(self, source: ShardSource, into: Path) -> None:
-        self._directory = source.directory
-        self._into = into
-        # One flat folder a shard: making 200,000 folders would take longer than all the rest of a large merge.
-        self._folder = f"logs/{source.label}"
-        (into / self._folder).mkdir(parents=True, exist_ok=True)
-        self.missing = 0
-
-    def moved(self, record: RankRecord) -> RankRecord:
-        """The record with its log linked into the merged directory."""
-        if not record.log:
-            return record
-        # Artifacts are other people's input: a log is a file below its own results directory and nothing else.
-        path = PurePosixPath(record.log)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or not self._link(record.log, target := self._target(path))
-        ):
-            self.missing += 1
-            return replace(record, log="")
-        return replace(record, log=target)
-
-    def _target(self, path: PurePosixPath) -> str:
-        parts = path.parts[1:] if path.parts[0] == "logs" else path.parts
-        return f"{self._folder}/{'+'.join(quote(part, safe='[]') for part in parts)}"
-
-    def _link(self, log: str, target: str) -> bool:
-        source, destination = f"{self._directory}/{log}", f"{self._into}/{target}"
-        try:
-            # Never a link to elsewhere, a pipe or a device.
-            if not stat.S_ISREG(os.lstat(source).st_mode):
-                return False
-            os.link(source, destination)
-        except FileExistsError:
-            return True
-        except OSError:
-            return _copied(source, destination)
-        return True
-
-
-def _copied(source: str, destination: str) -> bool:
-    """Copy where no hard link is possible: another file system, or one without links."""
-    try:
-        shutil.copyfile(source, destination, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
 
 
 def _why_missing(shard: Shard, *, reported: bool) -> str:

@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterator
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.results.exit_codes import WOKEN
 
 STACKS_HEADING = "[disttest: stacks of rank "
 """Below a line that begins so, a rank's log has the stacks that we have appended to it."""
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
-_OWN_THREAD = "/disttest/running/flight.py"
-_RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/running)/')
+_OWN_THREAD = "/disttest/runtime/rank/flight.py"
+_TORCHS_ACCOUNT = re.compile(
+    r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
+)
+"""torch's harness logs the traceback that the report has already, a prefix before each line of it."""
+_RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/runtime)/')
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
@@ -35,20 +40,25 @@ def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None
     elif record.rank in result.victims:
         role = " [victim]"
     log = f" (log: {logs_in}{record.log})" if record.log and logs_in is not None else ""
-    return f"{_deed(record)}{role}{log}"
+    return f"{_describe_end(record)}{role}{log}"
 
 
-def _deed(record: RankRecord) -> str:
+def _describe_end(record: RankRecord) -> str:
     after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
+    if record.message == WOKEN:
+        return WOKEN
     if record.end is RankEnd.KILLED:
         why = "still ran at the deadline" if record.hung else "was still running"
         if record.outcome is not None and record.outcome.is_bad:
             return f"failed in {record.phase}{after}: {record.message}; it did not finish and was ended"
         return f"{why} in {record.phase}, ended by disttest"
-    if record.end is not RankEnd.REPORTED:
+    if record.has_died and not record.has_failed:
         return f"{record.message}{after}"
-    if record.outcome is Outcome.PASSED or record.outcome is None:
-        return "passed"
+    if record.outcome is None:
+        return "did not run it: there is no report of its call"
+    if record.outcome is Outcome.PASSED:
+        left_out = record.subtests_skipped
+        return f"passed, {left_out} subtests skipped or expected to fail" if left_out else "passed"
     return f"{record.outcome} in {record.phase}{after}: {record.message}"
 
 
@@ -67,8 +77,10 @@ def _names(ranks: list[int]) -> str:
 
 
 def without_stacks(log: str) -> str:
-    """What a rank has printed itself, crash dumps shortened; its stacks at the end are told elsewhere."""
-    return shorten_stacks(log.partition(STACKS_HEADING)[0].strip())
+    """What a rank has printed itself, crash dumps shortened; stacks and tracebacks of the report are told elsewhere."""
+    own = log.partition(STACKS_HEADING)[0].strip()
+    lines = (line for line in own.splitlines() if not _TORCHS_ACCOUNT.match(line))
+    return shorten_stacks("\n".join(lines))
 
 
 def shorten_stacks(text: str) -> str:

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import os.path
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
 from disttest.model import Invocation, Kind, TestCase
-from disttest.planning.cluster_options import CLUSTER_OPTIONS, Takes
-
-KEPT = ("isolation", "verdict", "timeout", "grace", "seed")
-"""Options that are repeated as they were given; those that make the world come from the test itself."""
-
-PATIENCE = ("jobs", "job-limit", "queue-limit", "silence-limit")
-"""Options of a cluster that decide nothing for one test."""
+from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
+from disttest.planning.backends import backend_named
 
 _DROPPED_WITH_VALUE = (
     "-k",
@@ -56,6 +51,15 @@ _DROPPED = (
 )
 
 
+_OF_CLASSES = ("BACKEND", "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG")
+"""What torch's own classes read when they are imported or set up; ranks of a world get theirs from the world."""
+
+
+def variables_of_classes(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that belongs to the record of a run."""
+    return {name: environ[name] for name in _OF_CLASSES if name in environ}
+
+
 class Run(Protocol):
     """What has to be known of the run: its first event and its result both know it."""
 
@@ -72,21 +76,22 @@ def repeat_command(test: TestCase, run: Run) -> str:
     """The command, quoted for a shell, to be run where the run was started."""
     asked = run.invocation
     words = ["disttest", "run", _target(test, run), *_world(test)]
-    for name in KEPT:
-        if value := asked.options.get(name):
-            words += [f"--{name}", value]
+    variables = asked.environment if test.kind in (Kind.MAIN, Kind.THREADS) else {}
+    for option in RUN_OPTIONS:  # those that make the world come from the test itself
+        if option.repeated and (value := asked.options.get(option.name)):
+            words += [option.flag, value]
     words += _cluster(asked)
     if extra := tuple(keep_pytest_args(asked.pytest_args)):
         words += ["--", *extra]
-    return " ".join(map(quote, words))
+    return " ".join([*(f"{name}={quote(value)}" for name, value in variables.items()), *map(quote, words)])
 
 
 def _target(test: TestCase, run: Run) -> str:
     """The node id, its file as it is seen from where the run was started; bundled suites go by name."""
-    asked = run.invocation
+    asked, nodeid = run.invocation, test.collected_as or test.nodeid
     if asked.bundled or not (asked.cwd and run.root):
-        return test.nodeid
-    file, colons, rest = test.nodeid.partition("::")
+        return nodeid
+    file, colons, rest = nodeid.partition("::")
     path = os.path.relpath(os.path.join(run.root, file), asked.cwd)  # noqa: PTH118 - perhaps of another machine
     return f"{path}{colons}{rest}"
 
@@ -97,20 +102,20 @@ def _world(test: TestCase) -> Iterator[str]:
     if test.kind is Kind.RANKS:
         yield from ("--world-sizes", str(test.world.size))
     yield from ("--backend", test.world.backend)
-    if test.world.backend != "nccl":  # which has no other device
+    if len(backend_named(test.world.backend).devices) != 1:
         yield from ("--device", test.world.device)
 
 
 def _cluster(asked: Invocation) -> Iterator[str]:
-    """The engine and what it was asked for; nothing of a run on one machine."""
+    """The scheduler and what it was asked for; nothing of a run on one machine."""
     if not asked.options.get("launcher"):
         return
     for option in CLUSTER_OPTIONS:
-        if option.name in PATIENCE or not (value := asked.options.get(option.name)):
+        if not option.repeated or not (value := asked.options.get(option.name)):
             continue
-        for each in value.splitlines() if option.takes is Takes.MANY else [value]:
+        for each in value.splitlines() if option.many else [value]:
             # One word, as these values may begin with a dash.
-            yield f"--{option.name}={each}"
+            yield f"{option.flag}={each}"
 
 
 def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
@@ -126,7 +131,7 @@ def keep_pytest_args(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def quote(word: str) -> str:
-    """The word for a shell; with bash's escapes where it has characters that can not be seen."""
+    """The word for a shell; with bash's escapes where it has characters that cannot be seen."""
     if word.isprintable():
         return shlex.quote(word)
     escaped = "".join(char if char.isprintable() and char not in "\\'" else _escape(char) for char in word)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from disttest.beneath import read_regular
 from disttest.errors import UsageError
-from disttest.model import Frozen
+from disttest.model import UNREADABLE, Frozen
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -121,13 +123,21 @@ def _order(found: tuple[RunStarted | None, Path]) -> tuple[float, float, Path]:
 
 
 def _events(directory: Path) -> Iterator[AnyEvent]:
-    if (directory / FILE_NAME).exists():
-        return read_events(directory / FILE_NAME)
+    if os.path.lexists(directory / FILE_NAME):
+        return _journal_events(directory / FILE_NAME)
     try:
-        run = msgspec.json.decode((directory / RESULTS).read_bytes(), type=RunResult)
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
-        return iter([Noted(at_s=0.0, message=f"{directory / RESULTS} can not be read: {error}")])
+        run = msgspec.json.decode(read_regular(directory / RESULTS), type=RunResult)
+    except (*UNREADABLE, OSError) as error:
+        return iter([Noted(at_s=0.0, message=f"{directory / RESULTS} cannot be read: {error}")])
     return unfold(run)
+
+
+def _journal_events(path: Path) -> Iterator[AnyEvent]:
+    """The events of a journal; one that cannot be opened, or is a link to elsewhere, costs its own shard alone."""
+    try:
+        yield from read_events(path)
+    except UsageError as error:
+        yield Noted(at_s=0.0, message=str(error))
 
 
 def unfold(run: RunResult) -> Iterator[AnyEvent]:
@@ -166,9 +176,16 @@ def find_plan(directories: Iterable[Path]) -> Path | None:
     """The plan in or below the given directories; results directories are looked into, but not below."""
     for directory in directories:
         for folder, below, files in os.walk(directory):
-            if PLAN in files:
+            if PLAN in files and _is_regular(Path(folder) / PLAN):
                 return Path(folder) / PLAN
             if FILE_NAME in files or RESULTS in files:
                 below.clear()
             below.sort()
     return None
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -1,7 +1,7 @@
 """From what every rank did to one outcome with a culprit. Pure, and the heart of "no false green".
 
-A test passes only if every rank reported the whole protocol and none of them failed. The earliest
-failure that we did not cause ourselves is the culprit; whoever failed or was ended after it is a victim.
+:mod:`.rulings` has the table of outcomes. The earliest failure that we did not cause ourselves is the culprit; whoever
+failed or was ended after it is a victim.
 """
 
 from __future__ import annotations
@@ -10,9 +10,22 @@ import re
 from collections.abc import Sequence
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult
-from disttest.results.explain import explain
+from disttest.results.hang_findings import explain
+from disttest.results.rulings import (
+    NO_TEST_RAN,
+    STRICT_XPASS,
+    Rule,
+    Ruling,
+    State,
+    describe_disagreement,
+    rule_for,
+    state_of,
+)
 
-STRICT_XPASS = "[XPASS(strict)]"
+_ADVICE = (
+    "Ranks must agree on what they run: decide a skip or an xfail by something that all ranks see alike. A test whose "
+    "ranks may differ says so: @pytest.mark.ranks_may_differ"
+)
 
 # How a rank words it when a peer went away: a consequence, however early it is noticed.
 SYMPTOM = re.compile(
@@ -20,6 +33,9 @@ SYMPTOM = re.compile(
     r"|remote process exited|connectFullMesh failed|recvValue failed|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
+
+# Where a frame is: pytest's "test_x.py:19: AssertionError", Python's '  File "x.py", line 3, in f'.
+_PLACE = re.compile(r'^(\S[^:\n]*\.py:\d+): |^\s*(File "[^"\n]+", line \d+)', re.MULTILINE)
 
 
 def judge(
@@ -43,10 +59,13 @@ def judge(
         world_id: the world that ran it.
         cancelled: why the world was told to stop; empty if it was not.
     """
-    suspects = sorted((r for r in ranks if _accused(r)), key=_by_guilt)
-    outcome, phase, message, culprit = _decide(
-        test, ranks, suspects, duration_s=duration_s, cancelled=cancelled
+    rule = rule_for(
+        {state_of(record) for record in ranks}, cancelled=bool(cancelled), may_differ=test.ranks_may_differ
     )
+    outcome, phase, message, culprit = _decide(test, ranks, rule, duration_s=duration_s, cancelled=cancelled)
+    details = _ADVICE if rule.ruling is Ruling.DISAGREED else ""
+    if culprit is None and are_alike(ranks):
+        details = ranks[0].details
     return TestResult(
         nodeid=test.nodeid,
         outcome=outcome,
@@ -56,7 +75,7 @@ def judge(
         duration_s=duration_s,
         phase=phase,
         message=message,
-        details=culprit.details if culprit else "",
+        details=culprit.details if culprit else details,
         culprit=culprit.rank if culprit else None,
         victims=_victims(ranks, culprit) if outcome.is_bad else (),
         notes=_notes(ranks, outcome),
@@ -69,69 +88,104 @@ _Decision = tuple[Outcome, str, str, RankRecord | None]
 
 
 def _decide(
-    test: TestCase,
-    ranks: Sequence[RankRecord],
-    suspects: Sequence[RankRecord],
-    *,
-    duration_s: float,
-    cancelled: str,
+    test: TestCase, ranks: Sequence[RankRecord], rule: Rule, *, duration_s: float, cancelled: str
 ) -> _Decision:
-    if suspects:
-        culprit = suspects[0]
-        outcome = _outcome_of(culprit)
-        return outcome, culprit.phase, _accusation(culprit, len(ranks)), culprit
-    hung = [r for r in ranks if r.hung]
-    if hung:
-        return _explain_hang(test, ranks, hung)
-    xfailed = [r for r in ranks if r.outcome is Outcome.XFAILED]
-    if xfailed:
-        return Outcome.XFAILED, "call", xfailed[0].message, None
-    ended_by_us = [r for r in ranks if r.end is RankEnd.KILLED]
-    if ended_by_us or cancelled:
-        why = cancelled or "its world was ended"
-        return Outcome.ERROR, "call", f"did not finish after {duration_s:.1f} s: {why}", None
-    return _peaceful(ranks)
+    outcome = rule.outcome or Outcome.ERROR
+    match rule.ruling:
+        case Ruling.CULPRIT if are_alike(ranks):
+            first = ranks[0]
+            return _outcome_of(first), first.phase, _shared_accusation(ranks), None
+        case Ruling.CULPRIT:
+            culprit = min((r for r in ranks if is_red(r)), key=by_guilt)
+            return _outcome_of(culprit), culprit.phase, _accusation(culprit, len(ranks)), culprit
+        case Ruling.HANG:
+            return _explain_hang(test, ranks, [r for r in ranks if r.hung])
+        case Ruling.CANCELLED | Ruling.UNFINISHED:
+            why = cancelled or "its world was ended"
+            return outcome, "call", f"did not finish after {duration_s:.1f} s: {why}", None
+        case Ruling.STRICT:
+            return outcome, "call", _passed_strictly(ranks), None
+        case Ruling.NOT_RUN:
+            return outcome, "call", NOT_RUN, None
+        case Ruling.DISAGREED:
+            return outcome, "call", describe_disagreement(ranks), None
+        case Ruling.EXPECTED | Ruling.AGREED:
+            speaker = next((r for r in ranks if r.outcome is outcome), ranks[0])
+            phase = speaker.phase if outcome is Outcome.SKIPPED else "call"
+            return outcome, phase, "" if outcome is Outcome.PASSED else speaker.message, None
 
 
-def _peaceful(ranks: Sequence[RankRecord]) -> _Decision:
-    """The decision when every rank reported and none failed."""
-    outcomes = {r.outcome for r in ranks}
-    if outcomes == {Outcome.SKIPPED}:
-        return Outcome.SKIPPED, ranks[0].phase, ranks[0].message, None
-    if outcomes == {Outcome.XPASSED}:
-        if any(r.message.startswith(STRICT_XPASS) for r in ranks):
-            message = f"passed on all {len(ranks)} ranks, although it is marked as a strict xfail"
-            reason = ranks[0].message.removeprefix(STRICT_XPASS).strip()
-            return Outcome.FAILED, "call", f"{message}: {reason}" if reason else message, None
-        return Outcome.XPASSED, "call", ranks[0].message, None
-    return Outcome.PASSED, "call", "", None
+NOT_RUN = (
+    f"{NO_TEST_RAN}: no rank has reported the call (--setup-only or --setup-plan, or a plugin or conftest that runs "
+    "the test and does not report it)"
+)
 
 
-def _died(record: RankRecord) -> bool:
-    return record.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
+def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
+    strict = [r for r in ranks if state_of(r) is State.STRICT]
+    who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"rank {_names(strict)} of {len(ranks)}"
+    message = f"passed on {who}, although it is marked as a strict xfail"
+    reason = strict[0].message.removeprefix(STRICT_XPASS).strip()
+    return f"{message}: {reason}" if reason else message
 
 
-def _accused(record: RankRecord) -> bool:
-    return _died(record) or (record.outcome is not None and record.outcome.is_bad)
+def _names(ranks: Sequence[RankRecord]) -> str:
+    return ",".join(str(record.rank) for record in ranks)
 
 
-def _by_guilt(record: RankRecord) -> tuple[bool, float, int]:
-    symptom = not _died(record) and SYMPTOM.search(record.message) is not None
+def is_red(record: RankRecord) -> bool:
+    """Whether this rank alone makes its test bad."""
+    return record.has_died or record.has_failed
+
+
+def is_symptom(record: RankRecord) -> bool:
+    """Whether its failure may come of another rank's; a rank that died before it failed is no victim of that kind."""
+    return (record.has_failed or not record.has_died) and SYMPTOM.search(record.message) is not None
+
+
+def by_guilt(record: RankRecord) -> tuple[bool, float, int]:
+    """What ranks that are red are sorted by: the culprit comes first."""
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
-    return symptom, after_s, record.rank
+    return is_symptom(record), after_s, record.rank
 
 
 def _outcome_of(culprit: RankRecord) -> Outcome:
     """In pytest's words: a failure is of the test's own call, everything else is an error."""
-    return Outcome.ERROR if _died(culprit) else culprit.outcome or Outcome.ERROR
+    return culprit.outcome if culprit.outcome is not None and culprit.has_failed else Outcome.ERROR
 
 
 def _accusation(culprit: RankRecord, size: int) -> str:
     who = f"rank {culprit.rank} of {size}"
-    if _died(culprit):
+    if not culprit.has_failed:
         return f"{who} {culprit.message}"
     where = "" if culprit.phase == "call" else f" in {culprit.phase}"
     return f"{who} failed{where}: {culprit.message}"
+
+
+def are_alike(ranks: Sequence[RankRecord]) -> bool:
+    """Whether all ranks, more than one, have reported the same failure: then none of them is the culprit of the others."""
+    first, *others = ranks
+    return bool(others) and all(
+        rank.end is RankEnd.REPORTED
+        and rank.outcome is not None
+        and rank.outcome.is_bad
+        and rank.phase == first.phase
+        and (rank.message == first.message or _kind(rank) == _kind(first) is not None)
+        for rank in ranks
+    )
+
+
+def _kind(record: RankRecord) -> tuple[str, str] | None:
+    """The exception and the line that raised it; values may differ from rank to rank."""
+    places = _PLACE.findall(record.details)
+    return (record.message.partition(":")[0], "".join(places[-1])) if places else None
+
+
+def _shared_accusation(ranks: Sequence[RankRecord]) -> str:
+    first = ranks[0]
+    where = "" if first.phase == "call" else f" in {first.phase}"
+    same = all(rank.message == first.message for rank in ranks)
+    return f"all {len(ranks)} ranks failed{where}{':' if same else ', rank 0:'} {first.message}"
 
 
 def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> _Decision:
@@ -144,9 +198,10 @@ def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[Ra
             message,
             None if finding.culprit is None else ranks[finding.culprit],
         )
-    names = ",".join(str(r.rank) for r in hung)
     finished = [str(r.rank) for r in ranks if not r.hung]
-    message = f"timed out after {test.timeout_s:g} s: rank {names} of {len(ranks)} still in {hung[0].phase}"
+    message = (
+        f"timed out after {test.timeout_s:g} s: rank {_names(hung)} of {len(ranks)} still in {hung[0].phase}"
+    )
     if finished:
         message += f"; rank {','.join(finished)} had finished"
     return Outcome.FAILED, hung[0].phase, message, hung[0] if len(hung) == 1 else None
@@ -155,7 +210,7 @@ def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[Ra
 def _victims(ranks: Sequence[RankRecord], culprit: RankRecord | None) -> tuple[int, ...]:
     if culprit is None:
         return ()
-    hurt = (r for r in ranks if r is not culprit and (r.end is RankEnd.KILLED or _accused(r)))
+    hurt = (r for r in ranks if r is not culprit and (r.end is RankEnd.KILLED or is_red(r)))
     return tuple(r.rank for r in hurt)
 
 
@@ -169,8 +224,7 @@ def _notes(ranks: Sequence[RankRecord], outcome: Outcome) -> tuple[str, ...]:
     notes = []
     skipped = [r for r in ranks if r.outcome is Outcome.SKIPPED]
     if skipped and outcome is not Outcome.SKIPPED:
-        names = ",".join(str(r.rank) for r in skipped)
-        notes.append(f"rank {names} skipped it: {skipped[0].message}")
+        notes.append(f"rank {_names(skipped)} skipped it: {skipped[0].message}")
     reasons = {r.message for r in skipped}
     if outcome is Outcome.SKIPPED and len(reasons) > 1:
         notes.append("the ranks gave different reasons: " + "; ".join(sorted(reasons)))

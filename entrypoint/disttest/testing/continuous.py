@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
-from disttest.planning.options import check_world_size
+from disttest.options.values import check_world_size
+from disttest.planning.backends import BACKENDS
 from disttest.testing.hosting import current_host
 from disttest.testing.processes import check_method
 
@@ -148,7 +149,7 @@ class MultiProcContinuousTest(TestCase):
 
 
 def _need_backend(backend: str | None) -> None:
-    if backend in ("nccl", "gloo", "mpi", "ucc", "xccl") and not dist.is_backend_available(backend):
+    if backend in {row.name for row in BACKENDS} and not dist.is_backend_available(backend):
         raise unittest.SkipTest(f"Backend '{backend}' is not available")
 
 

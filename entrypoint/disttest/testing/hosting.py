@@ -70,6 +70,9 @@ class RankHost(Protocol):
     def release(self, owner: object) -> None:
         """Let the kept ranks of ``owner`` leave."""
 
+    def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
+        """Ranks that are threads of this process have ended, and these raised, in this order."""
+
 
 _host: RankHost | None = None
 
@@ -78,6 +81,12 @@ def provide_host(host: RankHost | None) -> None:
     """Say who starts ranks in this process; None: nobody does."""
     global _host
     _host = host
+
+
+def tell_of_threads(size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
+    """Have the host, if there is one, report ranks that are threads of this process."""
+    if _host is not None:
+        _host.report_threads(size, raised)
 
 
 def current_host() -> RankHost:

@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
-from disttest.planning.options import check_world_size
+from disttest.options.values import check_world_size
+from disttest.planning.backends import ANY_CPU_BACKEND, BACKENDS, backend_named
 from disttest.results.exit_codes import TEST_ERROR, TEST_SKIPS, ExitRule
 from disttest.testing.helpers import FILE_SCHEMA
 from disttest.testing.hosting import RankHandle, RankPipe, current_host
@@ -179,8 +180,8 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def backend(self, device: str) -> str:
         """The backend for a device type."""
-        by_device = {"cuda": "nccl", "hpu": "hccl", "xpu": "xccl"}
-        return next((backend for name, backend in by_device.items() if name in device), "gloo")
+        own = (row.name for row in BACKENDS if any(name in device for name in row.devices))
+        return next(own, ANY_CPU_BACKEND)
 
     def create_pg(self, device: str, world_size: int | None = None) -> dist.ProcessGroup:
         """Make the default group over the rendezvous file, and each rank's accelerator its default device.
@@ -192,7 +193,7 @@ class DistributedTestBase(MultiProcessTestCase):
         backend = self.backend(device)
         store = dist.FileStore(self.file_name, size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, world_size=size, rank=self.rank, store=store)
-        if backend in ("nccl", "xccl"):
+        if backend_named(backend).needs_accelerator:
             accelerator = torch.accelerator.current_accelerator()
             if accelerator is None:
                 raise RuntimeError(f"the backend {backend} needs an accelerator, and this machine has none")

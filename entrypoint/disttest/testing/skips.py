@@ -13,13 +13,14 @@ import unittest
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from disttest.planning.backends import BACKENDS
 from disttest.results.exit_codes import TEST_SKIPS, TestSkip
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Check = Callable[[], TestSkip | None]
 ATTRIBUTE = "__disttest_checks__"
 
-ACCELERATOR_DIST_BACKENDS = ["nccl", "xccl", "hccl"]
+ACCELERATOR_DIST_BACKENDS = [row.name for row in BACKENDS if row.needs_accelerator]
 DDP_RANK_DEVICES = ["cuda", "xpu"]
 _ENOUGH_RANKS = 3
 """The group tests use ranks 1 and 2. (torch 2.13 says 8, only to spare its CI machines of four GPUs.)"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import traceback
 import unittest
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from disttest.host.loaded import reset_compiler
+from disttest.planning.backends import backend_named
 
 
 def run_subtests(
@@ -40,7 +42,7 @@ def run_subtests(
 
 
 def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> str | None:
-    _reset_compiler()
+    reset_compiler()
     try:
         with case.subTest(**config):
             call()
@@ -49,7 +51,7 @@ def _run_one(case: Any, config: Mapping[str, Any], call: Callable[[], Any]) -> s
     except Exception:  # noqa: BLE001  # collected, and raised with the others
         return traceback.format_exc()
     finally:
-        _reset_compiler()
+        reset_compiler()
     return None
 
 
@@ -64,9 +66,4 @@ def _anyone(failed: bool) -> bool:
 
 
 def _wants_accelerator() -> bool:
-    return dist.get_backend() in ("nccl", "xccl", "hccl")
-
-
-def _reset_compiler() -> None:
-    if dynamo := sys.modules.get("torch._dynamo"):
-        dynamo.reset()
+    return backend_named(dist.get_backend()).needs_accelerator

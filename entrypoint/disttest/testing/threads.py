@@ -23,9 +23,10 @@ import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
-from disttest.planning.options import check_world_size
+from disttest.options.values import check_world_size
 from disttest.results.exit_codes import SKIP_MESSAGES, TEST_SKIPS
 from disttest.testing.helpers import TIMEOUT_DEFAULT
+from disttest.testing.hosting import tell_of_threads
 from disttest.testing.processes import DEFAULT_WORLD_SIZE, check_method
 
 Failure = tuple[int, tuple[Any, Any, Any]]
@@ -74,7 +75,9 @@ class ThreadedWorld:
         if stuck:
             names = ", ".join(f"Thread {rank}" for rank in stuck)
             raise RuntimeError(f"{names} terminated or timed out after {limit_s:g} seconds\n{stacks}")
-        evaluate(_drain(self.failures))
+        failures = _drain(self.failures)
+        tell_of_threads(len(self.threads), [(rank, exc_info[1]) for rank, exc_info in failures])
+        evaluate(failures)
 
     def _stack(self, rank: int) -> str:
         frame = sys._current_frames().get(self.threads[rank].ident or 0)
@@ -103,7 +106,7 @@ def evaluate(failures: Sequence[Failure]) -> None:
         elif isinstance(error, SystemExit):
             skip = skip or SKIP_MESSAGES.get(error.code if isinstance(error.code, int) else -1)
             if _is_bad_exit(error):
-                errors.append(f"Thread {rank} left with exit code {error.code}\n")
+                errors.append(f"Thread {rank} exited with code {error.code}\n")
         else:
             text = "".join(traceback.format_exception(*exc_info))
             errors.append(f"Thread {rank} exited with exception:\n{text}\n")

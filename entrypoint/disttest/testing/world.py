@@ -87,7 +87,7 @@ def _this_process() -> _Provider:
 def current_world() -> World:
     """The world of the test that runs in this process, its process group initialised.
 
-    The way to the world for ``unittest`` methods, which can not ask for the ``world`` fixture.
+    The way to the world for ``unittest`` methods, which cannot ask for the ``world`` fixture.
 
     Raises:
         LookupError: this process is not a rank of a world.

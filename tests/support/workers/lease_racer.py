@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from disttest.host.devices import detect_machine
-from disttest.host.lease import Leaser, Request
+from disttest.host.leases.lease import Leaser, Request
 
 
 def main() -> None:

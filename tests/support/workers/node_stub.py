@@ -8,15 +8,15 @@ import time
 
 import msgspec
 
-from disttest.cluster.place import find_place
-from disttest.cluster.wire import (
+from disttest.cluster.node.assignment import find_assignment
+from disttest.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
     LineWriter,
     NodeDone,
+    NodeNote,
     NodeReady,
     TakeJob,
-    Told,
     Versions,
     decode_order,
 )
@@ -24,7 +24,7 @@ from disttest.cluster.wire import (
 
 def main() -> int:
     mode, *values = sys.argv[1:]
-    place = find_place(os.environ)
+    place = find_assignment(os.environ)
     writer = LineWriter(place.node)
 
     def say(message: object) -> None:
@@ -43,14 +43,14 @@ def main() -> int:
                 return int(values[0])
             if mode == "hold":
                 time.sleep(float(values[0]))
-                say(Told(message=str(time.monotonic())))
+                say(NodeNote(message=str(time.monotonic())))
                 say(NodeDone())
                 return 0
         elif isinstance(order, FinishJob | CancelJob):
             say(NodeDone(reason=getattr(order, "reason", "")))
             return 0
         else:
-            say(Told(message=line.decode()))
+            say(NodeNote(message=line.decode()))
     return 0
 
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 from sample_runs import ASSERTION, SampleRun, rank
 
-from disttest.cli import command
+from disttest.cli.main import command
 from disttest.model import Outcome, RankEnd
 from disttest.results.journal import FILE_NAME, Journal
-from tests.unit.test_explain import CASES
+from tests.unit.results.test_explain import CASES
 
 ERRORS = Path(__file__).parents[3] / "docs" / "errors.md"
 
@@ -80,7 +80,7 @@ FINDINGS = {
     **{name: case[1] for name, case in CASES.items()},
     "raised while others wait": "rank 1 of 2 failed: ValueError: boom",
     "killed": "rank 1 of 2 was killed by SIGSEGV in call, before it reported",
-    "left": "rank 1 of 2 left with exit code 3 in call, before it reported",
+    "left": "rank 1 of 2 exited with code 3 in call, before it reported",
     "nobody could be asked": "timed out after 300 s: rank 0,1 of 2 still in call",
 }
 

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from planning_cases import case
 from shard_runs import ShardRun, cases
 
-from disttest.cli import run_options
-from disttest.commands.merge import merge_command
-from disttest.commands.plan import plan_command
+from disttest.cli.merge import merge_command
+from disttest.cli.plan import plan_command
 from disttest.errors import DisttestError
 from disttest.model import Outcome, TestCase
-from disttest.planning.plan import decode_plan
+from disttest.planning.shard_plan import decode_plan
 from disttest.reports import write_reports
 
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
@@ -40,9 +39,7 @@ def run(command: click.Command, *arguments: str) -> tuple[int, str, str]:
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments, tests=TESTS: run(
-        plan_command(lambda *_: tests, leave, run_options), "suite", *arguments
-    )
+    return lambda *arguments, tests=TESTS: run(plan_command(lambda *_: tests, leave), "suite", *arguments)
 
 
 def test_a_plan_is_written_and_shown(plan, tmp_path: Path) -> None:
@@ -98,7 +95,8 @@ def test_timings_split_by_time_and_bad_ones_warn(plan, tmp_path: Path) -> None:
         (("--pool", "a:0:1"), "GPUs per runner must be"),
         (("--pool", "a:8:1", "--slots", "2"), "--slots goes with --shards"),
         (("--shards", "2", "--labels", "a=b"), "--labels goes with --pool"),
-        (("--shards", "0"), "--shards must be between 1 and 256, not 0"),
+        (("--shards", "0"), "--shards: '0' is not a whole number from 1"),
+        (("--shards", "257"), "--shards must be between 1 and 256, not 257"),
         (("--shards", "2", "--slots", "-1"), "--slots: '-1' is not a whole number"),
     ],
 )
@@ -126,7 +124,7 @@ def test_a_place_that_can_not_be_written_is_named(plan, tmp_path: Path) -> None:
 
     code, _, err = plan("--shards", "1", "--output", "file/plan.json")
 
-    assert (4, True) == (code, "file/plan.json can not be written: " in err)
+    assert (4, True) == (code, "file/plan.json cannot be written: " in err)
 
 
 def test_no_tests_are_an_error_unless_allowed(plan, tmp_path: Path) -> None:
@@ -194,12 +192,12 @@ def test_floors_make_a_merged_run_red(merge, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("nowhere",), "no directory nowhere"),
-        (("in", "--plan", "none.json"), "the plan can not be read from none.json"),
+        (("in", "--plan", "none.json"), "the plan cannot be read from none.json"),
         (("in", "--plan", "in/r1/events.jsonl"), "is not a plan"),
-        (("in", "--expect", "none.txt"), "--expect can not be read from none.txt"),
-        (("in", "--max-skip-ratio", "nan"), "--max-skip-ratio must be between 0 and 1"),
-        (("in", "--min-tests", "-1"), "--min-tests must be 0 or more"),
-        (("in", "--shards", "-1"), "--shards must be at least 1"),
+        (("in", "--expect", "none.txt"), "--expect cannot be read from none.txt"),
+        (("in", "--max-skip-ratio", "nan"), "--max-skip-ratio: 'nan' is not a number between 0 and 1"),
+        (("in", "--min-tests", "-1"), "--min-tests: '-1' is not a whole number"),
+        (("in", "--shards", "-1"), "--shards: '-1' is not a whole number from 1"),
         (("in", "--shards", "1"), "is shard 2, and there are 1"),
     ],
 )

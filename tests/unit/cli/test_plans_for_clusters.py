@@ -1,4 +1,4 @@
-"""`disttest plan` for the nodes of an engine, and `disttest run` of a shard that asks for some."""
+"""`disttest plan` for the nodes of a scheduler, and `disttest run` of a shard that asks for some."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
+from fake_scheduler import FakeScheduler
 from planning_cases import case
 
-from disttest.cli import run_options
-from disttest.cluster.fake import FakeLauncher
-from disttest.cluster.launcher import Capacity
-from disttest.commands.cluster import cluster_options, take_cluster
-from disttest.commands.plan import plan_command
-from disttest.errors import DisttestError, EngineError, UsageError
-from disttest.planning.plan import Grant, Plan, decode_plan
-from disttest.running.collect import Host
+from disttest.cli.cluster import take_cluster
+from disttest.cli.plan import plan_command
+from disttest.cluster.protocol.launcher import Capacity
+from disttest.errors import DisttestError, SchedulerError, UsageError
+from disttest.options.flags import flags
+from disttest.planning.shard_plan import Grant, Plan, decode_plan
+from disttest.runtime.controller.target_host import TargetHost
 
-GPUS = Capacity(nodes=4, gpus_per_node=8, cpus_per_node=64, engine="fake")
-CPUS = Capacity(nodes=3, gpus_per_node=0, cpus_per_node=16, engine="fake")
+GPUS = Capacity(nodes=4, gpus_per_node=8, cpus_per_node=64, scheduler="fake")
+CPUS = Capacity(nodes=3, gpus_per_node=0, cpus_per_node=16, scheduler="fake")
 TESTS = [
     case("a", 1, backend="nccl", device="cuda"),
     case("b", 16, nodes=2, backend="nccl", device="cuda"),
@@ -45,10 +45,10 @@ class Planned:
         self._collected = collected
 
     @property
-    def host(self) -> Host:
+    def host(self) -> TargetHost:
         """The machine that the tests were collected for."""
-        (argument,) = [word for word in self._collected[0] if word.startswith("--disttest-host=")]
-        return msgspec.json.decode(argument.partition("=")[2], type=Host)
+        (argument,) = [word for word in self._collected[0] if word.startswith("--disttest-collect-for=")]
+        return msgspec.json.decode(argument.partition("=")[2], type=TargetHost)
 
     @property
     def collected(self) -> bool:
@@ -67,11 +67,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
         asked: list[tuple[str, str]] = []
         collected: list[Any] = []
 
-        def launcher_for(engine: str, partition: str) -> FakeLauncher:
-            asked.append((engine, partition))
+        def launcher_for(scheduler: str, partition: str) -> FakeScheduler:
+            asked.append((scheduler, partition))
             if isinstance(capacity, Exception):
                 raise capacity
-            return FakeLauncher(capacity=capacity)
+            return FakeScheduler(capacity=capacity)
 
         def collect(_targets: object, _flags: object, extra: Sequence[str], _gpus: int) -> Sequence[Any]:
             collected.append(extra)
@@ -80,21 +80,21 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
         def leave(code: int) -> None:
             raise click.exceptions.Exit(code)
 
-        command = plan_command(collect, leave, run_options, launcher_for)
+        command = plan_command(collect, leave, launcher_for)
         result = CliRunner().invoke(command, ["suite", *arguments], obj=["-k", "x"])
         return Planned(result, tmp_path, asked, collected)
 
     return planned
 
 
-def test_the_engine_is_asked_and_the_tests_are_collected_for_its_nodes(plan) -> None:
+def test_the_scheduler_is_asked_and_the_tests_are_collected_for_its_nodes(plan) -> None:
     done = plan("--pool", "big:slurm:gpu", "--nodes", "2", "--matrix", "matrix.json")
 
     assert (0, [("slurm", "gpu")]) == (done.exit_code, done.asked), done.message
-    assert Host(gpus=8, device="cuda", pool=4, nodes=2) == done.host
+    assert TargetHost(gpus=8, device="cuda", pool=4, nodes=2) == done.host
     assert [(2, 8), (1, 1)] == [(s.grant.nodes, s.grant.ranks_per_node) for s in done.plan.shards]
     assert {("slurm", "gpu", 2)} == {
-        (s.grant.engine, s.grant.partition, s.grant.spread) for s in done.plan.shards
+        (s.grant.scheduler, s.grant.partition, s.grant.spread) for s in done.plan.shards
     }
     entries = json.loads((done.folder / "matrix.json").read_text())["include"]
     assert [("big-1", 1, "slurm", 2), ("big-2", 2, "slurm", 1)] == [
@@ -102,19 +102,19 @@ def test_the_engine_is_asked_and_the_tests_are_collected_for_its_nodes(plan) -> 
     ]
 
 
-def test_an_engine_is_not_asked_for_what_the_words_say(plan) -> None:
-    done = plan("--pool", "big:slurm::2x8", "--pool", "gpu1:1:2", capacity=EngineError("not installed"))
+def test_a_scheduler_is_not_asked_for_what_the_words_say(plan) -> None:
+    done = plan("--pool", "big:slurm::2x8", "--pool", "gpu1:1:2", capacity=SchedulerError("not installed"))
 
     assert (0, []) == (done.exit_code, done.asked), done.message
-    assert Host(gpus=8, device="cuda", pool=2) == done.host
+    assert TargetHost(gpus=8, device="cuda", pool=2) == done.host
     assert ["gpu1-1", "big-1"] == [shard.name for shard in done.plan.shards]
 
 
 @pytest.mark.parametrize(
     ("capacity", "arguments", "host"),
     [
-        (CPUS, (), Host(gpus=0, device="cpu", pool=3)),
-        (GPUS, ("--device", "cpu"), Host(gpus=0, device="cpu", pool=4)),
+        (CPUS, (), TargetHost(gpus=0, device="cpu", pool=3)),
+        (GPUS, ("--device", "cpu"), TargetHost(gpus=0, device="cpu", pool=4)),
     ],
 )
 def test_without_gpus_ranks_take_processors(plan, capacity, arguments, host) -> None:
@@ -136,8 +136,8 @@ def test_a_plan_for_runners_only_collects_for_this_machine(plan) -> None:
     ("arguments", "code", "message"),
     [
         (("--pool", "big:slurm:gpu:x"), 4, "'x' is no number of nodes and of GPUs on each"),
-        (("--pool", "gpu8:8:1", "--nodes", "2"), 4, "--nodes goes with a --pool that an engine has"),
-        (("--shards", "2", "--nodes", "2"), 4, "--nodes goes with a --pool that an engine has"),
+        (("--pool", "gpu8:8:1", "--nodes", "2"), 4, "--nodes goes with a --pool of a scheduler"),
+        (("--shards", "2", "--nodes", "2"), 4, "--nodes goes with a --pool of a scheduler"),
         (("--pool", "big:slurm", "--nodes", "5"), 6, "--nodes 5, and the pool has 4 nodes that work"),
         (("--pool", "big:slurm", "--pool", "big:1:1"), 4, "two pools are named 'big'"),
     ],
@@ -150,10 +150,10 @@ def test_bad_words_are_refused_before_anything_is_collected(plan, arguments, cod
     assert not list(done.folder.iterdir())
 
 
-def test_what_the_engine_says_instead_of_an_answer_ends_the_command(plan) -> None:
-    done = plan("--pool", "big:slurm:gpu", capacity=EngineError("Slurm says: Partition gpu not found"))
+def test_what_the_scheduler_says_instead_of_an_answer_ends_the_command(plan) -> None:
+    done = plan("--pool", "big:slurm:gpu", capacity=SchedulerError("Slurm says: Partition gpu not found"))
 
-    assert (8, False) == (done.exit_code, done.collected)
+    assert (9, False) == (done.exit_code, done.collected)
     assert "Partition gpu not found" in done.message
 
 
@@ -165,7 +165,7 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
 
     @click.command()
-    @cluster_options
+    @flags("run")
     def command(**given: Any) -> None:
         choice = take_cluster(given, grant)
         chosen.update(choice.given, launcher=choice.launcher, record=choice.record())
@@ -174,10 +174,10 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     return chosen
 
 
-GRANT = Grant(engine="slurm", partition="gpu", nodes=2, ranks_per_node=8, spread=2)
+GRANT = Grant(scheduler="slurm", partition="gpu", nodes=2, ranks_per_node=8, spread=2)
 
 
-def test_a_shard_brings_its_engine_and_is_one_allocation() -> None:
+def test_a_shard_brings_its_scheduler_and_is_one_allocation() -> None:
     given = taken(grant=GRANT)
 
     assert ("slurm", "gpu", 2, 1) == tuple(given[name] for name in ("launcher", "partition", "nodes", "jobs"))
@@ -209,20 +209,21 @@ def test_what_was_asked_of_a_cluster_is_on_record_as_far_as_it_was_given() -> No
     assert taken("--partition", "gpu", grant=None)["record"] == {}
 
 
-def test_what_the_command_line_says_of_the_engine_wins() -> None:
+def test_what_the_command_line_says_of_the_scheduler_wins() -> None:
     given = taken("--launcher", "local", "--partition", "other", "--nodes", "2", grant=GRANT)
 
     assert ("local", "other") == (given["launcher"], given["partition"])
 
 
 def test_another_spread_than_the_plans_is_refused() -> None:
-    with pytest.raises(UsageError, match="the plan was made with --nodes 2"):
-        taken("--nodes", "4", grant=GRANT)
+    for nodes in ("4", "1"):  # 1 is the default, and is refused all the same where it is said
+        with pytest.raises(UsageError, match=f"--nodes {nodes}: the plan was made with --nodes 2"):
+            taken("--nodes", nodes, grant=GRANT)
 
 
 def test_without_a_grant_nothing_changes() -> None:
     assert ("", 0) == tuple(taken(grant=None)[name] for name in ("launcher", "jobs"))
-    with pytest.raises(UsageError, match="--nodes 2 needs an engine"):
+    with pytest.raises(UsageError, match="--nodes 2 needs a scheduler"):
         taken("--nodes", "2", grant=None)
 
 

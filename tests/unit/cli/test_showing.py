@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from disttest.commands.showing import asks_for_terminal, choose_showing, runs_nothing
-from disttest.reports.views import PlainView
-from disttest.running.quiet import DEFAULT_CHARS, QuietReporter
+from disttest.cli.progress_mode import asks_for_terminal, choose_progress, runs_nothing
+from disttest.reports.views import PlainView, RelayView
+from disttest.runtime.controller.quiet import DEFAULT_CHARS, QuietReporter
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,6 @@ from disttest.running.quiet import DEFAULT_CHARS, QuietReporter
         "--capture no",
         "--pdb",
         "--trace",
-        "-n 2",
-        "-n2",
         "--setup-show",
     ],
 )
@@ -65,35 +63,38 @@ def test_a_value_that_looks_like_a_question_is_none():
 
 
 def test_lines_for_a_log_and_pytest_is_told_how_wide(tmp_path):
-    showing = choose_showing("auto", [], {}, tmp_path, ())
+    mode = choose_progress("auto", [], {}, tmp_path, ())
 
-    assert isinstance(showing.view, PlainView)
-    assert showing.pytest_arguments() == [f"--disttest-view={showing.console.width}"]
-    assert not showing.owes_failures
+    assert isinstance(mode.view, PlainView)
+    assert mode.pytest_arguments() == [f"--disttest-view={mode.console.width}"]
+    assert not mode.owes_failures
 
 
 @pytest.mark.parametrize(
     ("progress", "words", "addopts"), [("pytest", [], ""), ("auto", ["-v"], ""), ("auto", [], "-s -q")]
 )
-def test_pytests_own_output(tmp_path, progress, words, addopts):
-    showing = choose_showing(progress, words, {"PYTEST_ADDOPTS": addopts}, tmp_path, ())
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_pytests_own_output(tmp_path, monkeypatch, progress, words, addopts, at_terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: at_terminal, raising=False)
+    mode = choose_progress(progress, words, {"PYTEST_ADDOPTS": addopts}, tmp_path, ())
 
-    assert showing.view is None
-    assert showing.pytest_arguments() == []
-    assert not showing.owes_failures
+    # Elsewhere than at a terminal we stand between, so that pytest waits for no reader and misses none.
+    assert mode.view is None if at_terminal else isinstance(mode.view, RelayView)
+    assert [] == [word for word in mode.pytest_arguments() if word.startswith("--disttest-view")]
+    assert not mode.owes_failures
 
 
 def test_the_live_view_owes_the_failures_in_full(tmp_path):
-    showing = choose_showing("live", ["-v"], {}, tmp_path, ())
-    assert showing.view is not None
-    showing.view.close()
+    mode = choose_progress("live", ["-v"], {}, tmp_path, ())
+    assert mode.view is not None
+    mode.view.close()
 
-    assert showing.owes_failures
-    assert "--color=yes" in showing.pytest_arguments()
+    assert mode.owes_failures
+    assert "--color=yes" in mode.pytest_arguments()
 
 
 def test_a_broken_variable_is_pytests_to_complain_about(tmp_path):
-    assert choose_showing("auto", [], {"PYTEST_ADDOPTS": "-k 'open"}, tmp_path, ()).view is not None
+    assert choose_progress("auto", [], {"PYTEST_ADDOPTS": "-k 'open"}, tmp_path, ()).view is not None
 
 
 def test_pytest_still_has_what_the_quiet_terminal_overrides():

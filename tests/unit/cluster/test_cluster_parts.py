@@ -10,18 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.cluster.agent_command import travelling
-from disttest.cluster.division import jobs_at_once
-from disttest.cluster.fingerprint import disagreement
-from disttest.cluster.job import JobKind, JobShape, JobSpec, decode_job, encode_job
-from disttest.cluster.launcher import Capacity, EngineEnd, EngineState
-from disttest.cluster.local import LocalLauncher
-from disttest.cluster.names import dead_names, new_run_id
-from disttest.cluster.pipes import room_for
-from disttest.cluster.place import find_place
-from disttest.cluster.slurm_queue import SlurmQueue
-from disttest.cluster.slurm_submission import SlurmOptions, srun_arguments
-from disttest.cluster.slurm_words import (
+from disttest.cluster.client.division import jobs_at_once
+from disttest.cluster.client.node_verdict import (
+    PartitionRecord,
+    check_lease_result,
+    judge_partitions,
+    verdict,
+)
+from disttest.cluster.node.assignment import find_assignment
+from disttest.cluster.protocol.fingerprint import disagreement
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec, decode_job, encode_job
+from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
+from disttest.cluster.protocol.names import dead_names, new_run_id
+from disttest.cluster.protocol.wire import LineReader, LineWriter, NodeDone, NodeNote, NodeReady, Versions
+from disttest.cluster.schedulers.agent_command import travelling
+from disttest.cluster.schedulers.local import LocalLauncher
+from disttest.cluster.schedulers.pipes import room_for
+from disttest.cluster.schedulers.slurm_queue import SlurmQueue
+from disttest.cluster.schedulers.slurm_submission import SlurmOptions, srun_arguments
+from disttest.cluster.schedulers.slurm_words import (
     end_of,
     parse_capacity,
     parse_queue,
@@ -29,9 +36,7 @@ from disttest.cluster.slurm_words import (
     parse_version,
     stuck,
 )
-from disttest.cluster.verdict import ShareRecord, check_lease_result, judge_shares, verdict
-from disttest.cluster.wire import LineReader, LineWriter, NodeDone, NodeReady, Told, Versions
-from disttest.errors import EngineError, ProtocolError, UsageError
+from disttest.errors import ProtocolError, SchedulerError, UsageError
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 
 GREEN = {"end": RankEnd.REPORTED, "outcome": Outcome.PASSED}
@@ -64,8 +69,8 @@ def a_job(**changes: object) -> JobSpec:
     return JobSpec(**{**given, **changes})
 
 
-def share(node: int, *ranks: RankRecord) -> ShareRecord:
-    return ShareRecord(nodeid="test_a.py::test_a", node=node, host=f"n{node + 1}", ranks=ranks)
+def share(node: int, *ranks: RankRecord) -> PartitionRecord:
+    return PartitionRecord(nodeid="test_a.py::test_a", node=node, host=f"n{node + 1}", ranks=ranks)
 
 
 def rank(number: int, **facts: object) -> RankRecord:
@@ -83,7 +88,7 @@ class TestLines:
     @given(st.lists(st.text(max_size=3000), max_size=5))
     def test_messages_of_two_nodes_arrive_whole_however_their_lines_mix(self, texts: list[str]) -> None:
         writers, reader = [LineWriter(0), LineWriter(1)], LineReader()
-        said = [Told(message=text.encode("utf-8", "replace").decode()) for text in texts]
+        said = [NodeNote(message=text.encode("utf-8", "replace").decode()) for text in texts]
         streams = [
             b"".join(writer.lines(msgspec.json.encode(m)) for m in said).splitlines() for writer in writers
         ]
@@ -93,7 +98,7 @@ class TestLines:
             assert [message for at, message in heard if at == node] == said
 
     def test_a_lost_line_is_an_error_with_the_nodes_number(self) -> None:
-        lines = LineWriter(3).lines(msgspec.json.encode(Told(message="x" * 5000))).splitlines()
+        lines = LineWriter(3).lines(msgspec.json.encode(NodeNote(message="x" * 5000))).splitlines()
         reader = LineReader()
         assert list(reader.feed(lines[0])) == []
         with pytest.raises(ProtocolError, match="node 3: line 2 came where line 1 was due"):
@@ -117,32 +122,32 @@ class TestPlace:
     }
 
     def test_slurms_variables(self) -> None:
-        place = find_place(self.SLURM)
-        assert (place.engine, place.node, place.nodes, place.host) == ("slurm", 1, 2, "n2")
+        place = find_assignment(self.SLURM)
+        assert (place.scheduler, place.node, place.nodes, place.host) == ("slurm", 1, 2, "n2")
         assert (place.gpus, place.address, place.interface) == (("0", "3"), "127.0.0.1", "lo")
 
     @pytest.mark.parametrize("value", ["", "NoDevFiles", "void"])
     def test_no_gpus(self, value: str) -> None:
-        assert find_place({**self.SLURM, "CUDA_VISIBLE_DEVICES": value}).gpus == ()
+        assert find_assignment({**self.SLURM, "CUDA_VISIBLE_DEVICES": value}).gpus == ()
 
     @pytest.mark.parametrize(
         ("environ", "words"),
         [
-            ({}, "no engine has started this agent"),
+            ({}, "no scheduler has started this agent"),
             ({"SLURM_NODEID": "0"}, "is None, which is no number"),
             ({"SLURM_NODEID": "2", "SLURM_NNODES": "2"}, "is no node of 2"),
         ],
     )
     def test_nonsense(self, environ: dict[str, str], words: str) -> None:
         with pytest.raises(UsageError, match=words):
-            find_place(environ)
+            find_assignment(environ)
 
 
 class TestVerdict:
-    END = EngineEnd(state=EngineState.NODE_LOST, reason="Node failure on n2", exit_code=0)
+    END = JobOutcome(state=JobState.NODE_LOST, reason="Node failure on n2", exit_code=0)
 
-    def judged(self, *shares: ShareRecord, end: EngineEnd | None = None) -> TestResult:
-        return judge_shares(a_test(), shares, end, job_id="j1", hosts=("n1", "n2"))
+    def judged(self, *shares: PartitionRecord, end: JobOutcome | None = None) -> TestResult:
+        return judge_partitions(a_test(), shares, end, job_id="j1", hosts=("n1", "n2"))
 
     def test_every_rank_green_is_a_pass(self) -> None:
         result = self.judged(share(0, rank(0), rank(1)), share(1, rank(2), rank(3)))
@@ -221,7 +226,7 @@ class TestSlurmsWords:
         assert capacity.longest_job_s == 86_400
 
     def test_no_node_works(self) -> None:
-        with pytest.raises(EngineError, match="no node there that works"):
+        with pytest.raises(SchedulerError, match="no node there that works"):
             parse_capacity("1|gpu:8|64|drain|1:00|gpu*\n", "slurm")
 
     @pytest.mark.parametrize(
@@ -232,22 +237,22 @@ class TestSlurmsWords:
 
     def test_versions(self) -> None:
         assert parse_version("slurm-wlm 22.05.8") == (22, 5)
-        with pytest.raises(EngineError, match=r"needs Slurm 20\.11"):
+        with pytest.raises(SchedulerError, match=r"needs Slurm 20\.11"):
             parse_version("slurm 19.05.5")
-        with pytest.raises(EngineError, match="no version"):
+        with pytest.raises(SchedulerError, match="no version"):
             parse_version("command of another kind")
 
     @pytest.mark.parametrize(
         ("line", "state"),
         [
-            ("7|PENDING|PartitionTimeLimit||name", EngineState.REJECTED),
-            ("7|PENDING|JobHeldAdmin||name", EngineState.HELD),
+            ("7|PENDING|PartitionTimeLimit||name", JobState.REJECTED),
+            ("7|PENDING|JobHeldAdmin||name", JobState.HELD),
             ("7|PENDING|Resources||name", None),
             ("7|PENDING|Priority||name", None),
             ("7|RUNNING|None|n1|name", None),
         ],
     )
-    def test_what_keeps_a_job_waiting_for_ever(self, line: str, state: EngineState | None) -> None:
+    def test_what_keeps_a_job_waiting_for_ever(self, line: str, state: JobState | None) -> None:
         (read,) = parse_queue(line)
         found = stuck(read)
         assert (found.state if found else None) is state
@@ -256,35 +261,35 @@ class TestSlurmsWords:
     @pytest.mark.parametrize(
         ("queue", "complaint", "state"),
         [
-            ("7|NODE_FAIL|NodeFail|n1|name", "", EngineState.NODE_LOST),
-            ("7|TIMEOUT|TimeLimit|n1|name", "", EngineState.TIME_LIMIT),
-            ("7|PREEMPTED|None|n1|name", "", EngineState.PREEMPTED),
-            ("7|OUT_OF_MEMORY|None|n1|name", "", EngineState.OUT_OF_MEMORY),
+            ("7|NODE_FAIL|NodeFail|n1|name", "", JobState.NODE_LOST),
+            ("7|TIMEOUT|TimeLimit|n1|name", "", JobState.TIME_LIMIT),
+            ("7|PREEMPTED|None|n1|name", "", JobState.PREEMPTED),
+            ("7|OUT_OF_MEMORY|None|n1|name", "", JobState.OUT_OF_MEMORY),
             (
                 "7|CANCELLED|None|n1|name",
                 "slurmstepd: error: *** STEP 7.0 CANCELLED DUE TO TIME LIMIT ***",
-                EngineState.TIME_LIMIT,
+                JobState.TIME_LIMIT,
             ),
-            ("7|COMPLETED|None|n1|name", "", EngineState.COMPLETED),
-            ("", "srun: error: Unable to allocate resources: Invalid account", EngineState.REJECTED),
+            ("7|COMPLETED|None|n1|name", "", JobState.COMPLETED),
+            ("", "srun: error: Unable to allocate resources: Invalid account", JobState.REJECTED),
             (
                 "7|FAILED|NonZeroExitCode||name",
                 "docker: Error response from daemon: no",
-                EngineState.REJECTED,
+                JobState.REJECTED,
             ),
-            ("", "slurmstepd: error: pyxis: failed to import docker image", EngineState.REJECTED),
+            ("", "slurmstepd: error: pyxis: failed to import docker image", JobState.REJECTED),
             (
                 "",
                 "srun: error: Unable to contact slurm controller (connect failure)",
-                EngineState.UNREACHABLE,
+                JobState.UNREACHABLE,
             ),
         ],
     )
-    def test_how_a_job_ended(self, queue: str, complaint: str, state: EngineState) -> None:
+    def test_how_a_job_ended(self, queue: str, complaint: str, state: JobState) -> None:
         seen = next(iter(parse_queue(queue)), None)
         end = end_of(seen, [complaint], 1 if complaint else 0, started=seen is not None)
         assert end.state is state
-        assert end.advice or state in (EngineState.COMPLETED, EngineState.CANCELLED)
+        assert end.advice or state in (JobState.COMPLETED, JobState.CANCELLED)
 
 
 class TestQueue:
@@ -305,7 +310,7 @@ class TestQueue:
             said = f"{len(made)}|PENDING|Resources||a\n9|RUNNING|None|n1|b|c\nnonsense\n"
             return subprocess.CompletedProcess(argv, 0, said, "")
 
-        monkeypatch.setattr("disttest.cluster.slurm_queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.cluster.schedulers.slurm_queue.subprocess.run", run)
         return made
 
     def test_jobs_share_an_answer_that_is_fresh_enough_for_them(self, calls: list[list[str]]) -> None:
@@ -321,13 +326,13 @@ class TestQueue:
         assert queue.line("gone", fresh_s=15.0) is None
         other = queue.line("b|c", fresh_s=15.0)
         assert other is not None
-        assert (other.state, other.nodes) == (EngineState.RUNNING, "n1")
+        assert (other.state, other.nodes) == (JobState.RUNNING, "n1")
 
     def test_a_queue_that_does_not_answer_is_no_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(argv: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
             raise subprocess.TimeoutExpired(argv, 1.0)
 
-        monkeypatch.setattr("disttest.cluster.slurm_queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.cluster.schedulers.slurm_queue.subprocess.run", run)
         queue = SlurmQueue({})
         assert queue.line("a", fresh_s=1.0) is None
         assert queue.final_line("a") is None
@@ -339,7 +344,7 @@ class TestQueue:
 def test_a_client_has_a_job_for_each_node_unless_asked_for_a_number(
     asked: int, nodes: int, jobs: int
 ) -> None:
-    assert jobs_at_once(asked, Capacity(nodes=nodes, gpus_per_node=8, cpus_per_node=8, engine="")) == jobs
+    assert jobs_at_once(asked, Capacity(nodes=nodes, gpus_per_node=8, cpus_per_node=8, scheduler="")) == jobs
 
 
 class TestRoom:
@@ -361,8 +366,10 @@ class TestRoom:
         self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, room: int, raised: int | None
     ) -> None:
         set_to: list[tuple[int, int]] = []
-        monkeypatch.setattr("disttest.cluster.pipes.resource.getrlimit", lambda _: (soft, hard))
-        monkeypatch.setattr("disttest.cluster.pipes.resource.setrlimit", lambda _, to: set_to.append(to))
+        monkeypatch.setattr("disttest.cluster.schedulers.pipes.resource.getrlimit", lambda _: (soft, hard))
+        monkeypatch.setattr(
+            "disttest.cluster.schedulers.pipes.resource.setrlimit", lambda _, to: set_to.append(to)
+        )
         assert room_for(200) == room
         assert set_to == ([] if raised is None else [(raised, hard)])
 
@@ -423,7 +430,7 @@ class TestSubmission:
         assert argv[-4:] == ["--entrypoint=python3", "ours:1", "-m", "x"]
 
     def test_local_agents_have_no_image(self) -> None:
-        with pytest.raises(EngineError, match="--image needs an engine that starts containers"):
+        with pytest.raises(SchedulerError, match="--image needs a scheduler that starts containers"):
             LocalLauncher({}).start(a_job(image="ours:1"))
 
     def test_secrets_stay_at_home(self) -> None:
@@ -444,9 +451,10 @@ class TestSubmission:
     def test_a_living_clients_jobs_are_not_leftovers(self) -> None:
         living = a_job().name
         machine, pid, _ = new_run_id().split("-")
-        dead = f"disttest-{machine}-{pid}-1-j4"
-        elsewhere = "disttest-0000000000-1-1-j1"
-        assert dead_names([living, dead, elsewhere, "other", "disttest-mine"]) == (dead,)
+        dead = f"disttest-{machine}-{pid}-t1-j4"
+        elsewhere = "disttest-0000000000-1-t1-j1"
+        older = f"disttest-{machine}-{pid}-1-j1"
+        assert dead_names([living, dead, elsewhere, older, "other", "disttest-mine"]) == (dead,)
 
 
 class TestNodesAgree:
@@ -469,3 +477,16 @@ class TestNodesAgree:
         said = disagreement(client, "d", {0: self.ready("n1"), 1: self.ready("n2", **other)})
         assert said.startswith(words)
         assert bool(said) == bool(words)
+
+    def test_parameters_that_differ_under_one_id_are_shown(self) -> None:
+        client = Versions(disttest="1", python="3.11", torch="2.13")
+        first, second = (
+            msgspec.structs.replace(self.ready(host), parameters={"t::a": "", "t::b": f"x={host!r}"})
+            for host in ("n1", "n2")
+        )
+        same = msgspec.structs.replace(first, host="n3")
+
+        assert disagreement(client, "d", {0: first, 1: same}) == ""
+        assert disagreement(client, "d", {0: first, 1: same, 2: second}).startswith(
+            "t::b is not the same test on all nodes: x='n1' on node n1, x='n2' on node n2"
+        )

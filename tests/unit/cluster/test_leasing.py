@@ -7,24 +7,33 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fake_scheduler import FakeScheduler
 
-from disttest.cluster.book import Book
-from disttest.cluster.conductor import Expected, Limits, conduct
-from disttest.cluster.fake import FakeLauncher
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.launcher import EngineEnd, EngineState
-from disttest.cluster.lease import timings_journal
-from disttest.cluster.leasing import LeaseConductor
-from disttest.cluster.wire import ENGINE_ENDED, JournalLine, NodeDone, NodeReady, TakeJob, ToNode, Versions
+from disttest.cluster.client.conductor import Expected, JobLimits, conduct
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.leasing import LeaseConductor
+from disttest.cluster.node.lease_work import timings_journal
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
+    JournalLine,
+    NodeDone,
+    NodeReady,
+    TakeJob,
+    ToNode,
+    Versions,
+)
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.results.directory import Home
 from disttest.results.durations import read_timings
 from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
-from disttest.running.protocol import Message
+from disttest.runtime.messages.protocol import Message
 
 VERSIONS = Versions(disttest="1", python="3", torch="2")
-LOST = EngineEnd(state=EngineState.NODE_LOST, reason="gone")
+LOST = JobOutcome(state=JobState.NODE_LOST, reason="gone")
 
 
 def a_test(name: str) -> TestCase:
@@ -63,7 +72,7 @@ def finished(name: str, *, attempt: int = 1, bad: bool = False, again: bool = Fa
     return TestFinished(at_s=6.0, result=result, again=again)
 
 
-def run_of(folder: Path, *events: Event, end: EngineEnd | None = None) -> RunResult:
+def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunResult:
     """What becomes of a lease whose node writes these events, and then says that it is done (or ends like that)."""
 
     def answer(_node: int, order: ToNode) -> Sequence[Message]:
@@ -74,12 +83,12 @@ def run_of(folder: Path, *events: Event, end: EngineEnd | None = None) -> RunRes
         return [ready, *lines, *([] if end else [NodeDone()])]
 
     journal = Journal(folder / FILE_NAME)
-    book = Book(journal, folder, lambda _line: None)
+    recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
     for test in JOB.tests:
-        book.event(TestCollected(at_s=0.0, test=test))
+        recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JOB, book, expected, Limits(), lambda: 0.0)
-    conduct(FakeLauncher(answer, end=end).start(JOB), conductor, lambda: "")
+    conductor = LeaseConductor(JOB, recorder, expected, JobLimits(), lambda: 0.0)
+    conduct(FakeScheduler(answer, end=end).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))
 
@@ -147,24 +156,28 @@ def test_a_lease_schedules_by_what_the_client_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "state", "words"),
     [
-        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.TIME_LIMIT, "time limit: its minutes are over"),
-        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.PREEMPTED, "preempted: its minutes are over"),
-        (f"{ENGINE_ENDED} (SIGTERM)", EngineState.CANCELLED, "node lost: node n1: the engine ended the job"),
-        ("the disk is full", EngineState.TIME_LIMIT, "node lost: node n1: the disk is full"),
+        (f"{SCHEDULER_ENDED} (SIGTERM)", JobState.TIME_LIMIT, "time limit: its minutes are over"),
+        (f"{SCHEDULER_ENDED} (SIGTERM)", JobState.PREEMPTED, "preempted: its minutes are over"),
+        (
+            f"{SCHEDULER_ENDED} (SIGTERM)",
+            JobState.CANCELLED,
+            "node lost: node n1: the scheduler ended the job",
+        ),
+        ("the disk is full", JobState.TIME_LIMIT, "node lost: node n1: the disk is full"),
     ],
 )
-def test_the_engines_word_counts_where_it_told_the_node_to_end(
-    tmp_path: Path, reason: str, state: EngineState, words: str
+def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
+    tmp_path: Path, reason: str, state: JobState, words: str
 ) -> None:
     journal = Journal(tmp_path / FILE_NAME)
-    book = Book(journal, tmp_path, lambda _line: None)
+    recorder = JobRecorder(journal, Home(path=str(tmp_path)), lambda _line: None)
     for test in JOB.tests:
-        book.event(TestCollected(at_s=0.0, test=test))
+        recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JOB, book, expected, Limits(), lambda: 0.0)
+    conductor = LeaseConductor(JOB, recorder, expected, JobLimits(), lambda: 0.0)
     conductor.hear(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
     conductor.hear(0, NodeDone(reason=reason))
-    conductor.close(EngineEnd(state=state, reason="its minutes are over"))
+    conductor.close(JobOutcome(state=state, reason="its minutes are over"))
     journal.close()
 
     (message, _) = [test.final.message for test in fold(read_events(tmp_path / FILE_NAME)).tests]

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from disttest.cluster.share import PORT_ATTEMPTS, listen
+from disttest.cluster.node.partition import PORT_ATTEMPTS, listen
 from disttest.errors import InfrastructureError, UsageError
 from disttest.model import WorldShape
-from disttest.planning.options import RunOptions
-from disttest.running.collect import Host, wanted_shapes
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.wanted_worlds import wanted_shapes
 
 
 class Item:
@@ -25,7 +26,7 @@ class Item:
 
 
 def shapes(item: Item, **host: int) -> list[tuple[int, int]]:
-    wanted = wanted_shapes(item, RunOptions(), Host(gpus=0, device="cpu", **host))
+    wanted = wanted_shapes(item, RunOptions(), TargetHost(gpus=0, device="cpu", **host))
     return [(shape.size, shape.nodes) for shape in wanted]
 
 
@@ -39,7 +40,7 @@ def test_the_mark_wins_over_the_run_and_the_run_spreads_what_comes_out_even() ->
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        (3, "4 ranks can not be spread evenly over 3 nodes"),
+        (3, "4 ranks cannot be spread evenly over 3 nodes"),
         (0, "nodes mark takes one whole number from 1"),
         ("2", "nodes mark takes one whole number from 1"),
         (True, "nodes mark takes one whole number from 1"),
@@ -52,11 +53,11 @@ def test_a_mark_that_makes_no_sense(nodes: object, words: str) -> None:
 
 def test_a_world_over_more_machines_than_there_are_is_skipped_with_the_reason() -> None:
     shape = WorldShape(size=4, backend="gloo", nodes=4)
-    assert Host(gpus=0, device="cpu", pool=4).refusal(shape) == ""
-    assert "needs 4 nodes for 4xgloo@4nodes, this pool has 2: " in Host(gpus=0, device="cpu", pool=2).refusal(
-        shape
-    )
-    alone = Host(gpus=0, device="cpu").refusal(shape)
+    assert TargetHost(gpus=0, device="cpu", pool=4).refusal(shape) == ""
+    assert "needs 4 nodes for 4xgloo@4nodes, this pool has 2: " in TargetHost(
+        gpus=0, device="cpu", pool=2
+    ).refusal(shape)
+    alone = TargetHost(gpus=0, device="cpu").refusal(shape)
     assert "this machine is one: run it with --launcher slurm --nodes N" in alone
 
 

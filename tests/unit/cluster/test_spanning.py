@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from disttest.cluster.book import Book
-from disttest.cluster.conductor import Expected, Limits, conduct
-from disttest.cluster.fake import FakeLauncher
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.spanning import SpanningConductor
-from disttest.cluster.wire import (
+from fake_scheduler import FakeScheduler
+
+from disttest.cluster.client.conductor import Expected, JobLimits, conduct
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.spanning import SpanningConductor
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
     FinishJob,
@@ -19,21 +20,22 @@ from disttest.cluster.wire import (
     NodeDone,
     NodeReady,
     OpenWorld,
+    PartitionDone,
+    PartitionEnded,
+    PartitionUp,
     RankFailed,
     RunShare,
-    ShareDone,
-    ShareEnded,
-    ShareUp,
     TakeJob,
     ToNode,
     Versions,
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
-from disttest.planning.options import RunOptions
+from disttest.options.run import RunOptions
+from disttest.results.directory import Home
 from disttest.results.events import TestCollected, TestFinished
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, Journal, read_events
-from disttest.running.protocol import Message
+from disttest.runtime.messages.protocol import Message
 
 VERSIONS = Versions(disttest="1", python="3", torch="2")
 
@@ -77,11 +79,11 @@ class Node:
             case JoinWorld(world=world):
                 self.world = world
                 self.attempts.update(zip(order.tests, order.attempts, strict=True))
-                return [ShareUp(world=world)]
+                return [PartitionUp(world=world)]
             case RunShare(test=test):
                 return self.run(node, test)
             case CloseWorld(world=world):
-                return [ShareEnded(world=world)]
+                return [PartitionEnded(world=world)]
             case FinishJob() | CancelJob():
                 return [NodeDone()]
         return []
@@ -92,7 +94,7 @@ class Node:
     def run(self, node: int, test: int) -> Sequence[Message]:
         return [self.done(node, test)]
 
-    def done(self, node: int, test: int, *, bad: int | None = None) -> ShareDone:
+    def done(self, node: int, test: int, *, bad: int | None = None) -> PartitionDone:
         ranks = tuple(
             RankRecord(
                 rank=2 * node + local,
@@ -104,7 +106,7 @@ class Node:
             )
             for local in range(2)
         )
-        return ShareDone(
+        return PartitionDone(
             test=test,
             ranks=ranks,
             started_at_s=1.0,
@@ -128,12 +130,12 @@ def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float
         return now_s[0]
 
     journal = Journal(folder / FILE_NAME)
-    book = Book(journal, folder, lambda _line: None)
+    recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
     for test in JOB.tests:
-        book.event(TestCollected(at_s=0.0, test=test))
+        recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = SpanningConductor(JOB, book, expected, Limits(), clock, options)
-    conduct(FakeLauncher(node).start(JOB), conductor, lambda: "")
+    conductor = SpanningConductor(JOB, recorder, expected, JobLimits(), clock, options)
+    conduct(FakeScheduler(node).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))
 
@@ -177,7 +179,9 @@ def test_a_world_process_that_dies_costs_its_test_and_nothing_else(tmp_path: Pat
         def run(self, node: int, test: int) -> Sequence[Message]:
             if test == 0 and node == 1:
                 return [
-                    ShareEnded(world=self.world, failure="the world process on node n2 ended with SIGKILL")
+                    PartitionEnded(
+                        world=self.world, failure="the world process on node n2 ended with SIGKILL"
+                    )
                 ]
             return [self.done(node, test)]
 
@@ -295,7 +299,7 @@ class TestRetries:
         class LosesItsWorld(Node):
             def run(self, node: int, test: int) -> Sequence[Message]:
                 if test == 0 and node == 1 and self.attempts[0] == 1:
-                    return [ShareEnded(world=self.world, failure="the world process on node n2 is gone")]
+                    return [PartitionEnded(world=self.world, failure="the world process on node n2 is gone")]
                 return [self.done(node, test)]
 
             def __call__(self, node: int, order: ToNode) -> Sequence[Message]:

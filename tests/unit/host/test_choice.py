@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.host.choice import choose_slots
 from disttest.host.devices.machine import Gpu, Peer
+from disttest.host.leases.choice import choose_slots
 from disttest.model import Slot
 
 

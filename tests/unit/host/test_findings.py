@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disttest.host.advice import SLUGS, cuda_version_of, explain
-from disttest.host.devices.findings import Grade, judge_gpu, judge_machine
+from disttest.host.devices.findings import Grade, driver_too_old, judge_gpu, judge_machine, torch_refusal
 from disttest.host.devices.machine import CpuShare, Fabric, Gpu, GpuProcess, Limits, Machine, MigSlice
 from disttest.host.devices.torch_facts import TorchFacts
+from disttest.host.machine_advice import SLUGS, cuda_version_of, explain
 
 GIB = 1 << 30
 TORCH = TorchFacts(
@@ -82,7 +82,7 @@ def test_a_healthy_machine_has_no_complaints():
         ({"pcie_width": 4}, "pcie", "warning", "x4 instead of x16", "slow-gpu"),
         ({"nvlinks_active": 16, "nvlinks_down": 2}, "nvlink", "warning", "2 of 18", "nvlink-down"),
         ({"processes": (GpuProcess(pid=7, name="train"),)}, "use", "warning", "train (pid 7)", "gpu-busy"),
-        ({"memory_used": 40 * GIB}, "use", "warning", "can not be seen from here", "gpu-busy"),
+        ({"memory_used": 40 * GIB}, "use", "warning", "cannot be seen from here", "gpu-busy"),
         ({"compute_capability": "7.0"}, "kernels", "broken", "no kernels for sm_70", "torch-without-kernels"),
     ],
 )
@@ -244,3 +244,52 @@ def test_every_advice_has_its_section():
     missing = [slug for slug in SLUGS if f"\n## {slug}\n" not in page]
 
     assert missing == []
+
+
+SEES_BOTH = msgspec.structs.replace(TORCH, devices=("NVIDIA H100", "NVIDIA H100"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "torch", "expected"),
+    [
+        ({}, SEES_BOTH, ""),
+        (
+            {"driver": "550.54.15", "cuda_driver": "12.4"},
+            TORCH,
+            "torch 2.13.0+cu130 was built for CUDA 13.0, driver 550.54.15 serves up to CUDA 12.4: "
+            "the driver is too old. Update the driver of the host, or use an image with an older CUDA. "
+            "(docs/errors.md#driver-too-old)",
+        ),
+        (
+            {},
+            msgspec.structs.replace(TORCH, devices=("NVIDIA H100",)),
+            "torch sees 1 of the 2 GPUs of this run (torch 2.13.0+cu130 was built for CUDA 13.0, "
+            "driver 580.65 serves up to CUDA 13.0). Ask disttest doctor which GPU does not answer; "
+            "leave it out with --gpus, or reboot the host. (docs/errors.md#gpu-missing-in-torch)",
+        ),
+        (
+            {},
+            msgspec.structs.replace(TORCH, error="CUDA error: unknown error"),
+            "torch 2.13.0+cu130 was built for CUDA 13.0; it cannot use the GPUs of this run: CUDA error: unknown "
+            "error (driver 580.65 serves up to CUDA 13.0). Install torch for this machine, and see the message. "
+            "(docs/errors.md#torch-unusable)",
+        ),
+        (
+            {},
+            TorchFacts(version="2.13.0+cpu"),
+            "torch 2.13.0+cpu was built without CUDA and cannot use the GPUs of this run: "
+            "install a build for CUDA, or use --device cpu",
+        ),
+    ],
+    ids=["it can", "old driver", "a GPU is missing", "an error", "built without CUDA"],
+)
+def test_why_torch_cannot_use_the_gpus_of_a_run(machine, torch, expected):
+    assert torch_refusal(msgspec.structs.replace(MACHINE, **machine), torch, needed=2) == expected
+
+
+def test_a_driver_is_judged_without_asking_torch():
+    assert driver_too_old(MACHINE, "13.2") == ""
+    assert driver_too_old(MACHINE, "") == ""
+    assert driver_too_old(MACHINE, "14.0").startswith(
+        "the installed torch was built for CUDA 14.0, driver 580.65 serves up to CUDA 13.0: the driver is too old."
+    )

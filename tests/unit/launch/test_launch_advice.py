@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.launch.advice import KNOWN, advise, explain
+from disttest.launch.engine_advice import KNOWN, advise, explain
 
 MESSAGES = {
     "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",

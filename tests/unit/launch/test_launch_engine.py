@@ -1,4 +1,4 @@
-"""Images are pulled with patience, and the SDK's errors become ours; the engine here is a fake."""
+"""Images are pulled with several attempts, and the SDK's errors become ours; the engine here is a fake."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_may_pass_is_tried_again(failure: Any) -> None:
     assert sum("trying again" in line for line in said) == 2
 
 
-def test_patience_ends_after_four_attempts() -> None:
+def test_it_gives_up_after_four_attempts() -> None:
     engine = FakeEngine(*[requests.ConnectionError("dial tcp: i/o timeout")] * 9)
     with pytest.raises(EngineError, match="registry-unreachable"):
         ensure(engine)

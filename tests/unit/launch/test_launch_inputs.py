@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttest.cli.github_step import check_command, enter
 from disttest.errors import UsageError
 from disttest.launch.environment import is_allowed
-from disttest.launch.inputs import INPUTS, Kind, read_inputs, secret_variables, step_arguments
-from disttest.launch.step import check_command, enter
+from disttest.options.action_inputs import INPUTS, Input, read_inputs, secret_variables, step_arguments
+
+
+def _takes_any_text(one: Input) -> bool:
+    option = one.own or one.launch
+    return option is not None and not (option.many or option.is_switch or option.secret)
+
 
 HOSTILE = "$(touch x); `id` \"'\n${{ github.token }} --help -x"
 
@@ -20,8 +26,8 @@ def test_a_launched_run() -> None:
         "results": "out", "deadline": "60", "read-only": "true", "env": "A=1\n\n B ", "working-directory": "sub",
     }  # fmt: skip
     assert step_arguments("run", values, in_place=False) == [
-        "launch", "--gpus=all", "--deadline=60", "--results=out", "--read-only", "--env=A=1",
-        "--env=B", "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
+        "launch", "--gpus=all", "--deadline=60", "--results=out", "--env=A=1", "--env=B", "--read-only=true",
+        "run", "--world-sizes=2", "ddp", "my tests", "--", "-k", "a or b",
     ]  # fmt: skip
 
 
@@ -34,11 +40,11 @@ def test_in_place_only_the_run_remains() -> None:
 
 def test_with_a_launcher_the_run_is_in_place_and_the_image_is_the_nodes() -> None:
     values = {
-        "suite": "ddp", "launcher": "slurm", "nodes": "2", "partition": "gpu", "engine-args": "--qos=ci --mem=64G",
+        "suite": "ddp", "launcher": "slurm", "nodes": "2", "partition": "gpu", "scheduler-args": "--qos=ci --mem=64G",
         "pass-env": "A\n\nB", "image": "ours", "mount": "/data:/data:ro", "container": "docker", "pull": "never",
     }  # fmt: skip
     assert step_arguments("run", values, in_place=True) == [
-        "run", "--launcher=slurm", "--nodes=2", "--partition=gpu", "--engine-args=--qos=ci --mem=64G",
+        "run", "--launcher=slurm", "--nodes=2", "--partition=gpu", "--scheduler-args=--qos=ci --mem=64G",
         "--container=docker", "--pass-env=A", "--pass-env=B", "--image=ours", "--mount=/data:/data:ro", "ddp",
     ]  # fmt: skip
     with pytest.raises(UsageError, match="input launcher: 'slurm' is reached from the runner itself"):
@@ -49,7 +55,7 @@ def test_plan_runs_in_the_image_and_merge_on_the_host() -> None:
     plan = step_arguments("plan", {"suite": "t", "pool": "a:1:2\nb:8:1", "image": "x"}, in_place=False)
     assert plan == ["launch", "--image=x", "plan", "--pool=a:1:2", "--pool=b:8:1", "t"]
     merge = step_arguments("merge", {"directories": "a b", "reruns": "TRUE", "results": "m"}, in_place=False)
-    assert merge == ["merge", "--reruns", "--results=m", "a", "b"]
+    assert merge == ["merge", "--reruns=TRUE", "--results=m", "a", "b"]
     assert step_arguments("doctor", {"level": "full"}, in_place=True) == ["doctor", "--level=full"]
 
 
@@ -72,7 +78,7 @@ def test_nonsense_names_its_input(values: dict[str, str], message: str) -> None:
         step_arguments("run", values, in_place=False)
 
 
-@pytest.mark.parametrize("name", [one.name for one in INPUTS["run"] if one.kind in (Kind.RUN, Kind.LAUNCH)])
+@pytest.mark.parametrize("name", [one.name for one in INPUTS["run"] if _takes_any_text(one)])
 def test_a_value_is_one_word_whatever_is_in_it(name: str) -> None:
     arguments = step_arguments("run", {"suite": "ddp", name: HOSTILE}, in_place=name == "launcher")
     assert [word for word in arguments if HOSTILE in word] == [word for word in arguments if "touch" in word]
@@ -95,9 +101,9 @@ def test_no_text_becomes_a_flag_of_the_launcher(suite: str, pytest_args: str, gp
 def test_commands_and_folders_that_are_none(tmp_path) -> None:
     with pytest.raises(UsageError, match="there are actions for run, plan, merge, doctor"):
         check_command("rm")
-    with pytest.raises(UsageError, match="can not be entered"):
+    with pytest.raises(UsageError, match="cannot be entered"):
         enter(str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="can not be entered"):
+    with pytest.raises(UsageError, match="cannot be entered"):
         enter("a\0b")
 
 
@@ -109,3 +115,10 @@ def test_what_is_to_be_masked_travels_as_a_variable(in_place: bool) -> None:
     assert {"DISTTEST_MASK": "one s3cret\nanother"} == secret_variables("run", values)
     assert {} == secret_variables("run", {"suite": "ddp"})
     assert is_allowed("DISTTEST_MASK")
+
+
+def test_a_switch_that_is_false_says_so() -> None:
+    """Nothing would leave the variable of the job in force."""
+    assert ["run", "--allow-busy-gpus=false", "ddp"] == step_arguments(
+        "run", {"suite": "ddp", "allow-busy-gpus": "false"}, in_place=True
+    )

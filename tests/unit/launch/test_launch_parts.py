@@ -10,17 +10,17 @@ from docker.errors import APIError
 
 from disttest.errors import UsageError
 from disttest.host.devices.machine import Gpu, MigSlice
+from disttest.host.proc import ProcessIdentity
 from disttest.launch.endpoints import endpoints
 from disttest.launch.engine import EngineFacts, is_passing, read_facts, split_tag
 from disttest.launch.environment import choose_environment
 from disttest.launch.gpus import HostGpu
-from disttest.launch.host import usable
-from disttest.launch.leftovers import Client
+from disttest.launch.launch_host import usable
+from disttest.launch.launching import exit_code
 from disttest.launch.options import LaunchOptions
 from disttest.launch.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
 from disttest.launch.prepare import choose_image, prepare
-from disttest.launch.session import exit_code
-from disttest.launch.supervise import Outcome
+from disttest.launch.supervise import ContainerOutcome
 
 DOCKER = EngineFacts(name="docker", version="27")
 ROOTLESS = EngineFacts(name="docker", version="27", rootless=True)
@@ -187,7 +187,7 @@ def prepared(options: LaunchOptions, environ: dict[str, str] | None = None, gpus
         environ=environ or {},
         facts=DOCKER,
         host_gpus=gpus,
-        client=Client(boot="b", namespace="n", pid=1, started=2.0),
+        client=ProcessIdentity(boot="b", namespace="n", pid=1, started=2),
         now_s=100.0,
         version="1",
     )
@@ -225,6 +225,6 @@ def test_folders_that_can_not_be_mounted(folder: str) -> None:
 
 
 def test_a_killed_run_ends_with_our_signal_and_others_with_their_own_code() -> None:
-    assert exit_code(Outcome(code=137, signum=2, killed=True)) == 130
-    assert exit_code(Outcome(code=2, signum=2)) == 2
-    assert exit_code(Outcome(code=1)) == 1
+    assert exit_code(ContainerOutcome(code=137, signum=2, killed=True)) == 130
+    assert exit_code(ContainerOutcome(code=2, signum=2)) == 2
+    assert exit_code(ContainerOutcome(code=1)) == 1

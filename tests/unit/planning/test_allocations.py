@@ -1,4 +1,4 @@
-"""Pools of an engine: what `--pool NAME:slurm:…` says, and which allocations come of it."""
+"""Pools of a scheduler: what `--pool NAME:slurm:…` says, and which allocations come of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_cases import case
 
-from disttest.errors import EngineError, NotEnoughDevices, UsageError
+from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
 from disttest.model import TestCase
 from disttest.planning.allocations import NodePool, allocate
-from disttest.planning.plan import Grant, decode_plan, encode_plan, plan_shards, render_matrix, select
 from disttest.planning.pools import Size, parse_pool, parse_pools
+from disttest.planning.shard_plan import Grant, decode_plan, encode_plan, plan_shards, render_matrix, select
 from disttest.planning.timings import Sample, Timings
 
 POOL = NodePool(nodes=4, gpus_per_node=8, cpus_per_node=64)
@@ -139,18 +139,18 @@ class TestWords:
     def test_what_the_words_say_is_not_asked_for(self) -> None:
         pool = parse_pool("big:slurm:gpu:16x8:0.5")
 
-        assert ("big", "slurm", "gpu") == (pool.name, pool.engine, pool.partition)
+        assert ("big", "slurm", "gpu") == (pool.name, pool.scheduler, pool.partition)
         assert (16, 8, 0.5, ("big",)) == (pool.runners, pool.gpus, pool.cost_per_minute, pool.labels)
         assert "" == parse_pool("big:slurm::2x4").partition
 
     @pytest.mark.parametrize(
         ("text", "partition"), [("a:slurm", ""), ("a:slurm:gpu", "gpu"), ("a:SLURM:gpu:", "gpu")]
     )
-    def test_what_they_do_not_say_is_asked_of_the_engine(self, text: str, partition: str) -> None:
+    def test_what_they_do_not_say_is_asked_of_the_scheduler(self, text: str, partition: str) -> None:
         asked: list[tuple[str, str]] = []
 
-        def ask(engine: str, named: str) -> Size:
-            asked.append((engine, named))
+        def ask(scheduler: str, named: str) -> Size:
+            asked.append((scheduler, named))
             return Size(nodes=3, gpus=2)
 
         pool = parse_pool(text, ask)
@@ -166,10 +166,10 @@ class TestWords:
             ("big:slurm:gpu:0x8", "'0x8' is no number of nodes"),
             ("big:slurm:gpu:16x", "'16x' is no number of nodes"),
             ("big:slurm:gpu:16x8:free", "the cost per minute must be a number of at least 0, not 'free'"),
-            ("big:slurm:gpu:16x8:1:1", "can not be read; write NAME:slurm"),
-            ("big:slurm:$(id)", "can not be read; write NAME:slurm"),
-            ("big:slurm:--all", "can not be read; write NAME:slurm"),
-            (":slurm:gpu:1x1", "can not be read; write NAME:slurm"),
+            ("big:slurm:gpu:16x8:1:1", "cannot be read; write NAME:slurm"),
+            ("big:slurm:$(id)", "cannot be read; write NAME:slurm"),
+            ("big:slurm:--all", "cannot be read; write NAME:slurm"),
+            (":slurm:gpu:1x1", "cannot be read; write NAME:slurm"),
             ("big:pbs:gpu", "GPUs per runner must be a whole number of at least 1, not 'pbs'"),
             ("big:pbs", "or NAME:slurm"),
         ],
@@ -180,11 +180,11 @@ class TestWords:
 
         assert message in str(caught.value)
 
-    def test_what_the_engine_says_instead_of_an_answer_is_passed_on(self) -> None:
-        def refuse(_engine: str, _partition: str) -> Size:
-            raise EngineError("Slurm says: no such partition")
+    def test_what_the_scheduler_says_instead_of_an_answer_is_passed_on(self) -> None:
+        def refuse(_scheduler: str, _partition: str) -> Size:
+            raise SchedulerError("Slurm says: no such partition")
 
-        with pytest.raises(EngineError, match="no such partition") as caught:
+        with pytest.raises(SchedulerError, match="no such partition") as caught:
             parse_pools(["big:slurm:gpu"], (), refuse)
 
         assert "--pool 'big:slurm:gpu': Slurm says" in str(caught.value)
@@ -194,14 +194,14 @@ class TestWords:
 class TestPlans:
     POOLS = parse_pools(["gpu1:1:2", "big:slurm:gpu:4x8"], ["big=submits"])
 
-    def test_worlds_that_span_nodes_go_to_the_engine_and_small_ones_to_the_cheap_runners(self) -> None:
+    def test_worlds_that_span_nodes_go_to_the_scheduler_and_small_ones_to_the_cheap_runners(self) -> None:
         tests = [wide("a", 1), wide("b", 8), wide("c", 16, 2)]
 
         plan = plan_shards(tests, Timings(), pools=self.POOLS, spread=2)
 
         assert ["gpu1-1", "big-1", "big-2"] == [shard.name for shard in plan.shards]
         assert plan.shards[0].grant is None
-        assert Grant(engine="slurm", partition="gpu", nodes=2, ranks_per_node=8, spread=2) == (
+        assert Grant(scheduler="slurm", partition="gpu", nodes=2, ranks_per_node=8, spread=2) == (
             plan.shards[1].grant
         )
         assert [1, 16, 8] == [shard.gpus for shard in plan.shards]

@@ -12,7 +12,7 @@ from disttest.planning.breaker import (
     Cleared,
     GiveUp,
     Prove,
-    Quarantine,
+    QuarantineDecision,
     State,
     find_device_sign,
     results_not_run,
@@ -129,7 +129,9 @@ def test_failures_while_proving_join_the_case():
     breaker, _ = suspicious("a", "b")
 
     assert breaker.observe(failed("c"), GPUS[:1]) is None
-    assert breaker.proved({"gpu:0": "bad"}) == Quarantine(broken={"gpu:0": "bad"}, again=("a", "b", "c"))
+    assert breaker.proved({"gpu:0": "bad"}) == QuarantineDecision(
+        broken={"gpu:0": "bad"}, again=("a", "b", "c")
+    )
 
 
 def test_failures_on_cpu_slots_never_trip_it():
@@ -149,7 +151,7 @@ def test_a_broken_gpu_is_taken_out_and_its_tests_run_again():
 
     decision = breaker.proved({"gpu:1": "matmul failed on GPU 1"})
 
-    assert Quarantine(broken={"gpu:1": "matmul failed on GPU 1"}, again=("a", "b")) == decision
+    assert QuarantineDecision(broken={"gpu:1": "matmul failed on GPU 1"}, again=("a", "b")) == decision
     assert (GPUS[0], GPUS[2], GPUS[3]) == breaker.slots
     assert State.CLOSED is breaker.state
 
@@ -161,7 +163,7 @@ def test_only_tests_of_the_broken_gpu_run_again():
 
     decision = breaker.proved({"gpu:1": "bad"})
 
-    assert Quarantine(broken={"gpu:1": "bad"}, again=("b",)) == decision
+    assert QuarantineDecision(broken={"gpu:1": "bad"}, again=("b",)) == decision
 
 
 def test_too_few_left_opens_it_for_good():
@@ -189,7 +191,9 @@ def test_the_drivers_own_word_needs_no_second_test():
     breaker, answer = suspicious("a")
     assert answer is None
 
-    assert Quarantine(broken={"gpu:1": "GPU is lost"}, again=("a",)) == breaker.lost({"gpu:1": "GPU is lost"})
+    assert QuarantineDecision(broken={"gpu:1": "GPU is lost"}, again=("a",)) == breaker.lost(
+        {"gpu:1": "GPU is lost"}
+    )
     assert State.CLOSED is breaker.state
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_cases import case
 
-from disttest.model import TestCase
+from disttest.model import ALONE, Isolation, Kind, TestCase
 from disttest.planning.gangs import build_gangs
 from disttest.planning.timings import Sample, Timings
 
@@ -33,6 +34,25 @@ def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_gang() -> None:
 
     assert [(tests[0].nodeid,), (tests[1].nodeid,)] == [gang.nodeids for gang in gangs]
     assert [1.3, 2.3] == [gang.expected_s for gang in gangs]  # the start of a world on the CPU is 0.3 s
+
+
+def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them() -> None:
+    def contained(name: str, file: str, isolation: Isolation = Isolation.WARM) -> TestCase:
+        return msgspec.structs.replace(case(name, None, file=file), kind=Kind.PROCESS, isolation=isolation)
+
+    tests = [
+        contained("a", "test_a.py"),
+        contained("b", "test_a.py"),
+        contained("c", "test_a.py", Isolation.FRESH),
+        contained("d", "test_a.py", Isolation.FRESH),
+        contained("e", "test_b.py"),
+    ]
+
+    gangs = build_gangs(tests, timed(tests, 1, 1, 1, 1, 1), slots=4)
+
+    names = [tuple(nodeid.partition("::")[2] for nodeid in gang.nodeids) for gang in gangs]
+    assert [("a", "b"), ("c",), ("d",), ("e",)] == names
+    assert all(gang.exclusive and gang.shape == ALONE for gang in gangs)
 
 
 def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planning_cases import case
 
 from disttest.errors import ExitCode, NotEnoughDevices, UsageError
-from disttest.planning.plan import (
+from disttest.planning.pools import parse_pool, parse_pools
+from disttest.planning.shard_plan import (
     check_device,
     check_revision,
     decode_plan,
@@ -22,7 +23,6 @@ from disttest.planning.plan import (
     render_matrix,
     select,
 )
-from disttest.planning.pools import parse_pool, parse_pools
 from disttest.planning.timings import Sample, Timings
 
 POOLS = parse_pools(["gpu1:1:4", "gpu8:8:2"])
@@ -116,11 +116,11 @@ def test_equal_shards_with_too_few_slots_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gpu8", "can not be read; write NAME:GPUS:RUNNERS"),
-        ("gpu8:8", "can not be read"),
-        ("gpu8:8:2:1:1", "can not be read"),
-        ("../x:8:2", "can not be read"),
-        (":8:2", "can not be read"),
+        ("gpu8", "cannot be read; write NAME:GPUS:RUNNERS"),
+        ("gpu8:8", "cannot be read"),
+        ("gpu8:8:2:1:1", "cannot be read"),
+        ("../x:8:2", "cannot be read"),
+        (":8:2", "cannot be read"),
         ("gpu8:0:2", "GPUs per runner must be a whole number of at least 1, not '0'"),
         ("gpu8:-8:2", "GPUs per runner must be a whole number of at least 1, not '-8'"),
         ("gpu8:8:0", "runners must be a whole number of at least 1, not '0'"),
@@ -148,7 +148,7 @@ def test_two_pools_of_one_name_are_refused() -> None:
 def test_labels_belong_to_a_pool() -> None:
     assert ("self-hosted", "h100") == parse_pools(["a:1:1"], ["a=self-hosted,h100"])[0].labels
     for bad in ("b=x", "a=", "a", "a=x y", "a=$(id)"):
-        with pytest.raises(UsageError, match="can not be read; write NAME=LABEL,LABEL"):
+        with pytest.raises(UsageError, match="cannot be read; write NAME=LABEL,LABEL"):
             parse_pools(["a:1:1"], [bad])
 
 

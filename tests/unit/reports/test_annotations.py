@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree as ET
 from importlib.resources import files
 
 import pytest
@@ -12,18 +13,20 @@ from hypothesis import strategies as st
 from sample_runs import ASSERTION, STACKS, SampleRun, mixed_run, rank
 
 from disttest import github
-from disttest.model import Cause, Outcome, RankEnd
+from disttest.model import Cause, Invocation, Outcome, RankEnd
 from disttest.reports.annotations import render_annotations
+from disttest.reports.ctrf import ctrf_pieces
+from disttest.reports.junit import render_junit
 from disttest.reports.location import Repository, locate
 
 
-def lines_of(sample: SampleRun, **options) -> list[str]:
-    return render_annotations(sample.finish(), **options).splitlines()
+def lines_of(sample: SampleRun) -> list[str]:
+    return render_annotations(sample.finish()).splitlines()
 
 
-def place_of(sample: SampleRun, top: str = "") -> str:
+def place_of(sample: SampleRun) -> str:
     run = sample.finish()
-    return str(locate(run.tests[0], Repository(root=run.root, top=top)))
+    return str(locate(run.tests[0], Repository.of(run)))
 
 
 class TestWhich:
@@ -129,10 +132,30 @@ class TestWhere:
         assert place_of(sample) == "tests/test_ddp.py:12"
 
     def test_paths_of_a_container_are_mapped_to_the_workspace(self):
-        sample = SampleRun(root="/src/python")
+        sample = SampleRun(root="/src/python", invocation=Invocation(workspace="/src"))
         sample.test(Outcome.FAILED, message="x", details=ASSERTION)
 
-        assert place_of(sample, top="/src") == "python/tests/test_ddp.py:19"
+        assert place_of(sample) == "python/tests/test_ddp.py:19"
+
+    @pytest.mark.parametrize(("details", "line"), [("test_ddp.py:19: AssertionError", 19), ("", 12)])
+    def test_a_run_in_a_folder_below_its_root_and_the_root_in_the_workspace(self, details, line):
+        """Tracebacks are relative to where the run was started, files of tests to pytest's root, GitHub's to its workspace."""
+        asked = Invocation(cwd="/src/python/tests", workspace="/src")
+        sample = SampleRun(root="/src/python", invocation=asked)
+        sample.test(Outcome.FAILED, message="x", details=details, case={"file": "tests/test_ddp.py"})
+        run = sample.finish()
+
+        assert f"file=python/tests/test_ddp.py,line={line}::" in lines_of(sample)[0]
+        (case,) = ET.fromstring(render_junit(run)).iter("testcase")
+        assert case.get("file") == "python/tests/test_ddp.py"
+        shown = json.loads(b"".join(ctrf_pieces(run)))["results"]["tests"]
+        assert [test["filePath"] for test in shown] == ["python/tests/test_ddp.py"]
+
+    def test_what_is_outside_of_the_workspace_has_no_place_in_it(self):
+        sample = SampleRun(root="/opt/suites", invocation=Invocation(workspace="/src"))
+        sample.test(Outcome.FAILED, message="x", case={"file": "tests/test_ddp.py"})
+
+        assert "file=" not in lines_of(sample)[0]
 
     @pytest.mark.parametrize(
         "file", ["/etc/passwd", "../other/x.py", ".venv/lib/x.py", "a/site-packages/x.py"]
@@ -179,23 +202,6 @@ class TestGithub:
     @given(st.text(), st.text())
     def test_no_text_leaves_its_line(self, message, title):
         assert len(github.annotation("error", message, title=title).split("\n")) == 1
-
-    def test_commands_are_stopped_with_a_token_that_differs_each_time(self):
-        out: list[str] = []
-        for _ in range(2):
-            with github.commands_stopped(out.append):
-                out.append("::error::forged\n")
-        tokens = [line.strip().removeprefix("::stop-commands::") for line in out[::3]]
-
-        assert tokens[0] != tokens[1]
-        assert [out[2], out[5]] == [f"::{token}::\n" for token in tokens]
-
-    def test_commands_are_resumed_even_after_an_error(self):
-        out: list[str] = []
-        with pytest.raises(KeyError), github.commands_stopped(out.append):
-            raise KeyError
-
-        assert out[0].strip().removeprefix("::stop-commands::") in out[1]
 
     def test_an_output_can_not_end_itself_early(self, tmp_path):
         path = tmp_path / "output"

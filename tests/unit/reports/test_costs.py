@@ -7,7 +7,7 @@ import pytest
 from sample_runs import EPOCH_S, SampleRun
 
 from disttest.model import WorldShape
-from disttest.reports import digest
+from disttest.reports import aggregates
 from disttest.reports.costs import cost_lines
 from disttest.reports.html import render_html
 from disttest.reports.summary import render_summary
@@ -44,7 +44,7 @@ def test_the_makespan_stands_against_the_least_that_is_needed():
     assert "times the least that these worlds need (2 min 0" in lines["makespan"]
 
 
-def test_of_an_engines_slots_nothing_is_said_but_what_was_held():
+def test_of_a_schedulers_slots_nothing_is_said_but_what_was_held():
     run = msgspec.structs.replace(run_of(gpus=4, worlds=8), slots=0)
 
     (_, fact), (_, makespan) = cost_lines(run)
@@ -103,4 +103,4 @@ def test_worlds_on_the_cpu_cost_no_gpu_minutes_in_a_merged_run_either():
         for name, device in (("w1", "cpu"), ("w2", "cuda"))
     ]
 
-    assert digest.gpus_by_world(worlds) == {"w1": 0, "w2": 2}
+    assert aggregates.gpus_by_world(worlds) == {"w1": 0, "w2": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 
 import pytest
 from sample_runs import SampleRun, mixed_run, rank, write_log
@@ -12,6 +13,7 @@ from disttest.model import Collective, Outcome, TestResult
 from disttest.reports.html import render_html
 from disttest.reports.html.collectives import collective_table
 from disttest.reports.html.data import choose_tests
+from disttest.reports.write import write_reports
 
 
 def embedded(page: str, name: str):
@@ -171,3 +173,22 @@ def test_a_hung_rank_that_called_nothing_has_a_column():
 
 def test_no_recorder_no_table():
     assert collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=(rank(0),))) is None
+
+
+def test_a_number_of_5000_digits_in_a_failure_costs_no_report(tmp_path):
+    sample = SampleRun()
+    huge = "9" * 5000
+    sample.test(
+        Outcome.FAILED,
+        message=f'File "a.py", line {huge} in f',
+        details=f'a.py:{huge}: in test\n  File "a.py", line {huge}, in f\n',
+    )
+    write_reports(sample.finish(), tmp_path)
+
+    assert huge[:100] in (tmp_path / "report.html").read_text()
+
+
+def test_a_log_is_linked_as_a_file_whatever_its_name():
+    assert (
+        "href: `./${encodeURI(rank.log)}`" in files("disttest.reports.html").joinpath("ranks.js").read_text()
+    )

@@ -16,7 +16,7 @@ from lxml import etree
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
 from disttest.model import Cause, Invocation, Outcome, RankEnd
-from disttest.reports import junit, junit_room
+from disttest.reports import junit, junit_budget
 from disttest.reports.junit import render_junit
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[2] / "support" / "junit-xunit2.xsd"))
@@ -345,7 +345,7 @@ class TestALargeRun:
 
     @pytest.fixture
     def xml(self, tmp_path, monkeypatch):
-        for module in (junit, junit_room):
+        for module in (junit, junit_budget):
             monkeypatch.setattr(module, "MAX_BYTES", 40_000)
         sample = SampleRun()
         for number in range(300):

@@ -87,16 +87,6 @@ class TestFinal:
         assert "[bold]xy" in text
         assert "\x1b" not in text
 
-    def test_on_github_a_test_can_not_issue_commands(self):
-        sample = SampleRun()
-        sample.test(Outcome.FAILED, message="m", details="::error::forged")
-        where = console()
-        print_final(where, sample.finish(), on_github=True)
-        before, _, after = said(where).partition("::error::forged")
-
-        token = re.findall(r"^::stop-commands::(\w+)$", before, re.MULTILINE)[-1]
-        assert f"::{token}::\n" in after
-
     def test_ten_thousand_tests_fit_a_screen_of_table_and_fifty_failures(self):
         sample = SampleRun()
         for number in range(10_000):
@@ -244,24 +234,6 @@ class TestWhatPytestPrints:
 
         assert said(where) == ""
         assert capsys.readouterr().err == "usage: pytest\n"
-
-    @pytest.mark.parametrize("text", ["::error::forged\n", "  ::error::forged\n", "x ##[error]forged\n"])
-    def test_on_github_it_has_no_power(self, text):
-        where = console()
-        view = PlainView(where, on_github=True)
-        view.show(text[:4], error=False)
-        view.show(text[4:], error=False)
-        first, *middle, last = said(where).splitlines()
-
-        assert re.fullmatch(r"::stop-commands::\w{32}", first)
-        assert middle == [text.rstrip()]
-        assert last == f"::{first.rpartition('::')[2]}::"
-
-    def test_on_github_what_has_none_is_left_alone(self):
-        where = console()
-        PlainView(where, on_github=True).show("tests/test_x.py::test_y PASSED\n", error=False)
-
-        assert said(where) == "tests/test_x.py::test_y PASSED\n"
 
     def test_the_live_view_lets_it_scroll_by_in_its_colours(self):
         where = console(terminal=True)

@@ -24,7 +24,7 @@ def test_two_worlds_side_by_side_and_an_ordinary_test():
     ]
     assert timeline.makespan_s == 2.5
     assert timeline.lower_bound_s == 2.0
-    assert [timeline.busy_s(lane) for lane in range(5)] == [2.0, 2.0, 1.0, 1.0, 0.5]
+    assert timeline.busy_s == (2.0, 2.0, 1.0, 1.0, 0.5)
 
 
 def test_work_that_fills_all_slots_bounds_the_time():

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from rich.console import Console
 from sample_runs import SampleRun
 
+from disttest.cli.report import report, trend
 from disttest.errors import UsageError
 from disttest.model import Cause, Outcome
 from disttest.reports import write_reports
-from disttest.reports.commands import report, trend
 from disttest.reports.trend import find_runs, load_run, point, print_trend, sparkline
 from disttest.reports.trend import trend as trend_of
 from disttest.results.fold import RunResult
@@ -89,7 +89,7 @@ class TestLoadRun:
         folder = saved(tmp_path, run) / "run-0"
         whole = (folder / "results.json").read_bytes()
         (folder / "results.json").write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(UsageError, match=r"can not be read, and there is no events\.jsonl beside it"):
+        with pytest.raises(UsageError, match=r"cannot be read, and there is no events\.jsonl beside it"):
             load_run(folder)
         sample = SampleRun()
         sample.test()

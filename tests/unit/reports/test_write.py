@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import jsonschema
@@ -44,6 +45,43 @@ class TestWriteReports:
         names = [path.name for path in written]
         assert names[:3] == ["results.json", "junit.xml", "summary.md"]
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "logs"])
+
+    def test_nothing_is_written_through_links_that_others_have_planted(self, tmp_path):
+        results, victim = tmp_path / "results", tmp_path / "victim"
+        results.mkdir()
+        victim.write_text("years of work")
+        run = mixed_run(results)
+        for name in ("results.json", "junit.xml", "summary.md", "report.html"):
+            (results / name).symlink_to(victim)
+            (results / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
+
+        written = write_reports(run, results)
+
+        assert victim.read_text() == "years of work"
+        assert not any(path.is_symlink() for path in written)
+
+    @pytest.mark.parametrize("kind", ["link", "folder-link", "pipe"])
+    def test_a_log_that_is_elsewhere_is_in_no_report(self, tmp_path, kind):
+        results, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+        run = mixed_run(results)
+        elsewhere.mkdir()
+        logs = list(results.rglob("rank*.log"))
+        for log in logs:
+            (elsewhere / log.name).write_text("words of others")
+            log.unlink()
+            if kind == "link":
+                log.symlink_to(elsewhere / log.name)
+            elif kind == "pipe":
+                os.mkfifo(log)
+        if kind == "folder-link":
+            for folder in {log.parent for log in logs}:
+                folder.rmdir()
+                folder.symlink_to(elsewhere)
+
+        written = write_reports(run, results)
+
+        assert logs
+        assert not any("words of others" in path.read_text() for path in written)
 
     def test_one_that_fails_does_not_stop_the_others(self, tmp_path, monkeypatch):
         def broken(run, results_dir, history, file):

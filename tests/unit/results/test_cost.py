@@ -9,11 +9,12 @@ import pytest
 from planning_cases import case
 from shard_runs import START_S, ShardRun, cases
 
-from disttest.model import Hardware, WorldShape
-from disttest.results.cost import cost_of
+from disttest.model import Hardware, ShardSpan, WorldShape
+from disttest.reports.costs import cost_lines
+from disttest.results.cost import cost_of, costs_of, least_makespan_s
 from disttest.results.fold import RunResult, WorldSpan, fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.merge import merge
+from disttest.results.merging import merge
 
 
 def run_of(path: Path) -> RunResult:
@@ -39,7 +40,6 @@ def test_the_makespan_stands_against_its_bound(tmp_path: Path) -> None:
     cost = cost_of(run_of(tmp_path))
 
     assert (4.0, 3.0) == (cost.makespan_s, cost.lower_bound_s)
-    assert pytest.approx(4 / 3) == cost.over_bound
 
 
 def test_worlds_as_wide_as_the_machine_gain_nothing(tmp_path: Path) -> None:
@@ -162,16 +162,61 @@ def test_merged_shards_count_while_they_ran(tmp_path: Path) -> None:
     assert (10.0, 20.0) == (cost.with_one_more_s, cost.with_one_fewer_s)
 
 
+def test_merged_shards_with_and_without_gpus_are_counted_apart() -> None:
+    """A sum of GPU-minutes and minutes of the CPU is no price."""
+    cpu, gpu = narrow_run(worlds=8, slots=2), narrow_run(worlds=3, slots=1)
+    shapes = {"cpu": "gloo", "cuda": "nccl"}
+    worlds = [
+        msgspec.structs.replace(
+            world,
+            world_id=f"{label}/{world.world_id}",
+            shape=WorldShape(size=1, backend=shapes[device], device=device),
+        )
+        for label, device, run in (("shard-1", "cpu", cpu), ("shard-2", "cuda", gpu))
+        for world in run.worlds
+    ]
+    spans = tuple(
+        ShardSpan(
+            shard=number,
+            run_id="",
+            directory="",
+            hardware=run.hardware,
+            slots=run.slots,
+            started_at_s=0,
+            ended_at_s=run.ended_at_s,
+            exit_code=0,
+            label=f"shard-{number}",
+        )
+        for number, run in ((1, cpu), (2, gpu))
+    )
+    run = msgspec.structs.replace(cpu, shards=spans, worlds=tuple(worlds), slots=3)
+
+    on_gpus, on_cpu = costs_of(run)
+
+    assert ("GPU", 1, 3.0, "GPU runner") == (
+        on_gpus.unit, on_gpus.slots, on_gpus.startup_slot_s, on_gpus.runners,
+    )  # fmt: skip
+    assert ("CPU slot", 2, 8.0, "CPU runner") == (
+        on_cpu.unit, on_cpu.slots, on_cpu.startup_slot_s, on_cpu.runners,
+    )  # fmt: skip
+    assert 4.0 == least_makespan_s(run)
+    lines = dict(cost_lines(run))
+    assert lines["GPU-minutes"].endswith("(0% of 1 GPU)")
+    assert lines["CPU slot minutes"].endswith("(0% of 2 CPU slots)")
+    assert "no change" == lines["one GPU runner more"]  # the CPU takes longer in any case
+    assert "shorter" in lines["one CPU runner more"]
+    assert "none would be left" == lines["one GPU runner fewer"] == lines["one CPU runner fewer"]
+
+
 def test_an_empty_run_costs_nothing(tmp_path: Path) -> None:
     ShardRun(tmp_path).finish()
 
     cost = cost_of(fold(read_events(tmp_path / FILE_NAME)))
 
-    assert (0, 0, 0, 1.0, 0.0) == (
+    assert (0, 0, 0, 0.0) == (
         cost.used_slot_s,
         cost.startup_slot_s,
         cost.idle_slot_s,
-        cost.over_bound,
         cost.idle_share,
     )
     assert cost.with_one_more_s is None

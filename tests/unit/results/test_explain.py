@@ -3,11 +3,13 @@
 import pytest
 
 from disttest.model import Collective, Outcome, RankEnd, RankRecord
-from disttest.results.explain import explain
+from disttest.results.hang_findings import explain
 
 
-def call(op, seq, *, group="default", done=False, inputs="Float[4]", where="test_step.py:44"):
-    return Collective(group=group, seq=seq, op=op, inputs=inputs, outputs=inputs, done=done, where=where)
+def call(op, seq, *, group="default", done=False, inputs="Float[4]", where="test_step.py:44", backend="gloo"):
+    return Collective(
+        group=group, seq=seq, op=op, inputs=inputs, outputs=inputs, done=done, where=where, backend=backend
+    )
 
 
 def stack(function, line, *above):
@@ -55,6 +57,30 @@ CASES = {
         "ranks 1,2 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
         "rank 1 is in nap at test_step.py:39, rank 2 had finished the test",
         None,
+    ),
+    "calls that NCCL has queued behind the one that waits": (
+        [
+            hung(
+                0, DONE, *(call("all_reduce", seq, where=f"a.py:{seq}", backend="nccl") for seq in (7, 8, 9))
+            ),
+            finished(1, DONE),
+        ],
+        "rank 1 never joined all_reduce #7 (group default): rank 0 waits at a.py:7, rank 1 had finished the test",
+        1,
+    ),
+    "a GPU does not come to the end of the test's work": (
+        [
+            hung(
+                0,
+                phase="teardown",
+                stacks="Current thread (most recent call first):\n"
+                '  File "/venv/torch/cuda/__init__.py", line 5 in synchronize',
+            ),
+            finished(1),
+        ],
+        "the test finished, its tear-down hangs: rank 0 waits for its GPU to finish what the test has started there; "
+        "rank 1 had finished",
+        0,
     ),
     "the place comes from the stack": (
         [

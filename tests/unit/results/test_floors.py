@@ -50,6 +50,14 @@ def test_too_few_tests() -> None:
     ) == check_floors(run, make_floors(min_tests=3))
 
 
+def test_too_few_tests_in_worlds() -> None:
+    run = run_of(2, 8)
+
+    assert () == check_floors(run, make_floors(min_worlds=2))
+    (message,) = check_floors(run, make_floors(min_worlds=3))
+    assert message.startswith("only 2 tests ran in a world and --min-worlds asks for 3")
+
+
 def test_too_much_skipped() -> None:
     run = run_of(2, 8)
 
@@ -89,17 +97,6 @@ def test_what_names_no_test(line: str) -> None:
     nodeid = ids(run)[0]
 
     assert check_floors(run, make_floors(expect=line.format(id=nodeid, file=nodeid.split("::")[0])))
-
-
-@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf")])
-def test_bad_ratios_are_refused(ratio: float) -> None:
-    with pytest.raises(UsageError, match="--max-skip-ratio must be between 0 and 1, not"):
-        make_floors(max_skip_ratio=ratio)
-
-
-def test_bad_numbers_are_refused() -> None:
-    with pytest.raises(UsageError, match="--min-tests must be 0 or more, not -1"):
-        make_floors(min_tests=-1)
 
 
 def test_a_manifest_that_expects_nothing_is_refused() -> None:

@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_once_and_leaves_whole_lines(tmp_path, monkeypatch):
     journal.append(OWED[0])
     disk = Disk(monkeypatch, room=20)
 
-    with pytest.raises(JournalError, match="can not be written any more: No space left on device"):
+    with pytest.raises(JournalError, match="cannot be written any more: No space left on device"):
         journal.append(OWED[1])
     journal.append(RunFinished(at_s=4.0, exit_code=7, reason="full"))
 
@@ -188,16 +188,39 @@ def test_a_journal_that_was_removed_is_put_back_with_all_it_had(tmp_path):
     guard, controller = Journal(folder / "events.jsonl"), Journal(folder / "events.jsonl")
     guard.append(START)
     controller.append(OWED[0])
-    assert not guard.restore()
+    assert guard.is_in_place()
 
     shutil.rmtree(folder)
     controller.append(done("a"))
-    assert guard.restore()
+    assert not guard.is_in_place()
+    folder.mkdir()
+    guard.move_to(folder / "events.jsonl")
     guard.append(RunFinished(at_s=6.0, exit_code=0))
 
     run = fold(guard.events())
     assert (Outcome.PASSED, 0) == (run.tests[0].final.outcome, run.exit_code)
-    assert not guard.restore()
+    assert guard.is_in_place()
+
+
+def test_a_journal_is_read_by_its_writer_when_its_path_is_gone(tmp_path):
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(START)
+    journal.path.unlink()
+
+    assert [START] == list(journal.events())
+
+
+def test_a_journal_never_moves_into_a_file_that_is_there(tmp_path):
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(START)
+    other = tmp_path / "other.jsonl"
+    other.write_text("of another run")
+
+    with pytest.raises(FileExistsError):
+        journal.move_to(other)
+
+    assert "of another run" == other.read_text()
+    assert [START] == list(journal.events())
 
 
 def test_values_are_hidden_in_events_and_names_stay_one_name(tmp_path, monkeypatch):
@@ -306,6 +329,13 @@ class TestFollowing:
         assert START == first
         assert isinstance(last, Noted)
         assert "j:2: skipped, not an event" in last.message
+
+    def test_a_flood_of_what_is_no_event_is_counted_like_in_a_journal_at_rest(self, tmp_path):
+        path = tmp_path / "j"
+        path.write_bytes(b"nonsense\n" * 1000)
+        follower = JournalFollower(path)
+
+        assert list(read_events(path)) == [*follower.new_events(), *follower.close()]
 
     def test_what_follows_a_cut_line_is_not_swallowed(self, tmp_path):
         path = tmp_path / "j"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,13 +14,13 @@ from shard_runs import START_S, ShardRun, cases
 
 from disttest.errors import UsageError
 from disttest.model import Cause, Outcome
-from disttest.planning.plan import VANISHED, Plan, encode_plan, plan_equal_shards
+from disttest.planning.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
 from disttest.planning.timings import Timings
 from disttest.reports import rebuild, write_reports
 from disttest.results.events import CollectionFailed
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.merge import merge
+from disttest.results.merging import merge
 from disttest.results.shards import find_plan, unfold
 
 A, B, C, D = cases("a", "b", "c", "d")
@@ -340,19 +341,91 @@ def test_missing_logs_are_counted_and_not_linked(artifacts: Path, into: Path) ->
     assert any("shard-1: 1 rank logs are not in the download" in note for note in run.notes)
 
 
-@pytest.mark.parametrize("log", ["/etc/passwd", "../secret", "logs/../../secret", "logs/link"])
-def test_a_log_outside_of_its_shard_is_not_taken_in(artifacts: Path, into: Path, log: str) -> None:
-    (artifacts / "secret").write_text("secret")
-    shard = ShardRun(artifacts / "r1", 1)
-    (shard.path / "logs").mkdir()
-    (shard.path / "logs/link").symlink_to(artifacts / "secret")
-    shard.run(A, log=log)
+@pytest.mark.parametrize(
+    "log",
+    [
+        *("/etc/passwd", "../secret", "logs/../../secret", "logs/link", ".", "/", "logs"),
+        *("logs/folder/secret", "logs/a/folder/secret", "logs/pipe", "logs/null"),
+    ],
+)
+def test_a_log_outside_of_its_shard_is_not_taken_in(tmp_path: Path, into: Path, log: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret").write_text("secret")
+    shard = ShardRun(tmp_path / "artifacts/r1", 1)
+    (shard.path / "logs/a").mkdir(parents=True)
+    (shard.path / "logs/link").symlink_to(tmp_path / "elsewhere/secret")
+    (shard.path / "logs/folder").symlink_to(tmp_path / "elsewhere")
+    (shard.path / "logs/a/folder").symlink_to("../../../../elsewhere")
+    (shard.path / "logs/null").symlink_to("/dev/null")
+    os.mkfifo(shard.path / "logs/pipe")
+    shard.run(A, Outcome.FAILED, log=log, message="rank 0 failed")
     shard.finish()
+
+    run = merge([tmp_path / "artifacts"], into)
+    write_reports(run, into)
+
+    assert "" == run.tests[0].final.ranks[0].log
+    assert 1 == (tmp_path / "elsewhere/secret").stat().st_nlink
+    found = [path for path in into.rglob("*") if path.is_file() and b"secret\n" in path.read_bytes()]
+    assert not found
+    assert not list(into.glob("logs/*/*"))
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "results.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_shard_whose_record_is_no_file_costs_that_shard_alone(
+    artifacts: Path, into: Path, name: str, kind: str
+) -> None:
+    two_shards(artifacts)
+    bad = artifacts / "results-3"
+    bad.mkdir()
+    {
+        "link": lambda: (bad / name).symlink_to(artifacts / "results-2" / FILE_NAME),
+        "pipe": lambda: os.mkfifo(bad / name),
+        "folder": (bad / name).mkdir,
+    }[kind]()
 
     run = merge([artifacts], into)
 
-    assert "" == run.tests[0].final.ranks[0].log
-    assert not [path for path in into.rglob("*") if path.is_file() and path.name != FILE_NAME]
+    assert {A.nodeid, B.nodeid, C.nodeid, D.nodeid} == set(outcomes(run))
+    if kind != "folder":
+        assert any(f"{bad / name}" in note for note in run.notes), run.notes
+
+
+def test_a_plan_that_is_no_file_is_not_found(artifacts: Path) -> None:
+    os.mkfifo(artifacts / "plan.json")
+
+    assert find_plan([artifacts]) is None
+
+
+def test_logs_are_copied_where_no_link_is_possible(
+    artifacts: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_shards(artifacts)
+    monkeypatch.setattr(os, "link", _no_links)
+
+    run = merge([artifacts], into)
+
+    log = into / run.tests[0].final.ranks[0].log
+    assert f"log of {A.nodeid} in results-1\n" == log.read_text()
+    assert 1 == log.stat().st_nlink
+
+
+def test_a_log_of_a_terabyte_is_not_copied(
+    artifacts: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_shards(artifacts)
+    log = artifacts / "results-1/logs/a-2/attempt-1/rank0.log"
+    os.truncate(log, 1 << 40)
+    monkeypatch.setattr(os, "link", _no_links)
+
+    run = merge([artifacts], into)
+
+    assert any("shard-1: 1 rank logs are not in the download" in note for note in run.notes)
+
+
+def _no_links(*_paths: object, **_options: object) -> None:
+    raise OSError(errno.EXDEV, "another file system")
 
 
 def test_a_collection_error_that_all_shards_have_is_reported_once(artifacts: Path, into: Path) -> None:
@@ -405,7 +478,7 @@ def test_a_broken_results_json_is_an_error_of_its_shard(artifacts: Path, into: P
     run = merge([artifacts], into)
 
     assert 0 != run.exit_code
-    assert any("can not be read" in note for note in run.notes)
+    assert any("cannot be read" in note for note in run.notes)
 
 
 def test_every_test_of_many_shards_counts_once(artifacts: Path, into: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from disttest.model import Hardware, Invocation, Kind, TestCase, WorldShape
 from disttest.results.events import RunStarted
-from disttest.results.repeat import keep_pytest_args, quote, repeat_command
+from disttest.results.repeat import keep_pytest_args, quote, repeat_command, variables_of_classes
 
 
 def case(nodeid="tests/test_a.py::test_a[2xgloo]", world=("gloo", "cpu", 2), kind=Kind.RANKS):
@@ -52,11 +52,21 @@ def test_a_class_that_starts_its_ranks_has_its_own_size():
     assert "--world-sizes" not in repeat_command(case(kind=Kind.MAIN), run())
 
 
+def test_a_class_of_torchs_kind_gets_the_variables_that_it_reads():
+    asked = run(environment={"BACKEND": "gloo", "WORLD_SIZE": "2 or so"})
+
+    assert repeat_command(case(kind=Kind.MAIN), asked).startswith(
+        "BACKEND=gloo WORLD_SIZE='2 or so' disttest run "
+    )
+    assert repeat_command(case(), asked).startswith("disttest run ")
+    assert {"BACKEND": "x"} == variables_of_classes({"BACKEND": "x", "HOME": "/root"})
+
+
 def test_a_test_of_a_cluster_is_repeated_there():
     options = {
         "launcher": "slurm",
         "nodes": "2",
-        "engine-args": "--qos=ci --mem=64G",
+        "scheduler-args": "--qos=ci --mem=64G",
         "mount": "/a\n/b:/b",
         "jobs": "7",
         "queue-limit": "9.0",
@@ -65,7 +75,7 @@ def test_a_test_of_a_cluster_is_repeated_there():
     command = repeat_command(case(), run(options=options))
 
     assert command.endswith(
-        "--launcher=slurm --nodes=2 '--engine-args=--qos=ci --mem=64G' --mount=/a --mount=/b:/b"
+        "--launcher=slurm --nodes=2 '--scheduler-args=--qos=ci --mem=64G' --mount=/a --mount=/b:/b"
     )
     assert "--nodes" not in repeat_command(case(), run(options={"nodes": "2"}))
 
@@ -92,7 +102,7 @@ def test_options_that_matter_are_kept_and_others_left_out():
     command = repeat_command(case(), run(options=options))
 
     assert command.endswith(
-        "--world-sizes 2 --backend gloo --device cpu --isolation fresh --verdict torch --timeout 7 --seed 3"
+        "--world-sizes 2 --backend gloo --device cpu --timeout 7 --isolation fresh --seed 3 --verdict torch"
     )
 
 

@@ -2,11 +2,13 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, WorldShape
+from disttest.results.rulings import has_not_run
 from disttest.results.verdict import judge
 
 TEST = TestCase(
@@ -22,8 +24,9 @@ TEST = TestCase(
 )
 
 
-def verdict(*ranks, cancelled=""):
-    return judge(TEST, ranks, attempt=1, started_at_s=0.0, duration_s=1.0, world_id="w1", cancelled=cancelled)
+def verdict(*ranks, cancelled="", may_differ=False):
+    test = msgspec.structs.replace(TEST, ranks_may_differ=may_differ)
+    return judge(test, ranks, attempt=1, started_at_s=0.0, duration_s=1.0, world_id="w1", cancelled=cancelled)
 
 
 def reported(rank, outcome, **more):
@@ -50,10 +53,28 @@ def signalled(rank, after_s, signum=11):
 
 
 def exited(rank, code, after_s=0.1):
-    message = f"left with exit code {code} in call, before it reported"
+    message = f"exited with code {code} in call, before it reported"
     return RankRecord(
         rank=rank, end=RankEnd.EXITED, phase="call", exit_code=code, failed_after_s=after_s, message=message
     )
+
+
+def failed_then_exited(rank, after_s, message="ValueError: no"):
+    words = f"{message}; then it exited with code 70 in teardown"
+    return msgspec.structs.replace(failed(rank, after_s, words), end=RankEnd.EXITED, exit_code=70)
+
+
+def test_a_failure_that_a_death_followed_is_a_failure():
+    result = verdict(passed(0), failed_then_exited(1, 0.2))
+
+    assert (Outcome.FAILED, "call", 1) == (result.outcome, result.phase, result.culprit)
+    assert "rank 1 of 2 failed: ValueError: no; then it exited with code 70 in teardown" == result.message
+
+
+def test_who_lost_a_peer_and_then_died_is_its_victim():
+    result = verdict(failed_then_exited(0, 0.1, "RuntimeError: Connection closed by peer"), signalled(1, 0.2))
+
+    assert (1, (0,)) == (result.culprit, result.victims)
 
 
 def test_passes_only_if_all_ranks_pass():
@@ -150,7 +171,10 @@ SKIP, XFAIL, XPASS = Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED
     ("outcomes", "expected"),
     [
         ((SKIP, SKIP), SKIP),
-        ((SKIP, Outcome.PASSED), Outcome.PASSED),
+        ((SKIP, Outcome.PASSED), Outcome.FAILED),
+        ((XFAIL, Outcome.PASSED), Outcome.FAILED),
+        ((XPASS, Outcome.PASSED), Outcome.FAILED),
+        ((SKIP, XFAIL), Outcome.FAILED),
         ((XFAIL, XFAIL), XFAIL),
         ((XFAIL, XPASS), XFAIL),
         ((XPASS, XPASS), XPASS),
@@ -168,11 +192,43 @@ def test_a_strict_xfail_fails_only_if_no_rank_failed():
     strict = "[XPASS(strict)] outdated"
     both = verdict(reported(0, XPASS, message=strict), reported(1, XPASS, message=strict))
     one = verdict(reported(0, XPASS, message=strict), reported(1, XFAIL, message="outdated"))
-    peer_killed = verdict(killed(0), reported(1, XFAIL, message="outdated"))
+    peer_killed = verdict(killed(0, xfail=True), reported(1, XFAIL, message="outdated"))
 
     assert Outcome.FAILED is both.outcome
     assert "passed on all 2 ranks, although it is marked as a strict xfail: outdated" == both.message
     assert [XFAIL, XFAIL] == [one.outcome, peer_killed.outcome]
+
+
+def test_an_xfail_of_one_rank_only_is_no_xfail_of_the_test():
+    result = verdict(reported(0, XFAIL, message="mine"), killed(1))
+
+    assert (Outcome.FAILED, Cause.TEST, None) == (result.outcome, result.cause, result.culprit)
+    assert "ranks disagree: rank 0 xfailed, rank 1 still ran without an xfail mark" == result.message
+
+
+def test_ranks_that_disagree_are_named_with_what_they_came_to_and_what_to_do():
+    result = verdict(reported(0, SKIP, message="odd"), passed(1), reported(2, SKIP, message="odd"), passed(3))
+
+    assert "ranks disagree: rank 0,2 skipped, rank 1,3 passed" == result.message
+    assert "rank 0,2 skipped it: odd" in result.notes
+    assert result.details.endswith("@pytest.mark.ranks_may_differ")
+
+
+def test_a_test_without_a_call_did_not_run():
+    result = verdict(reported(0, None), reported(1, None))
+
+    assert (SKIP, True) == (result.outcome, has_not_run(result))
+    assert result.message.startswith("no test ran: no rank has reported the call (--setup-only")
+
+
+def test_skipped_subtests_leave_a_pass_where_all_ranks_skip_some():
+    mine = reported(0, Outcome.PASSED, subtests_skipped=1)
+
+    assert Outcome.PASSED is verdict(mine, reported(1, Outcome.PASSED, subtests_skipped=2)).outcome
+    assert (
+        "ranks disagree: rank 0 passed without some subtests, rank 1 passed"
+        == verdict(mine, passed(1)).message
+    )
 
 
 def test_notes_tell_skips_and_leaks():
@@ -180,9 +236,64 @@ def test_notes_tell_skips_and_leaks():
         reported(0, SKIP, message="only even ranks"),
         reported(1, Outcome.PASSED, leaks=("environment X: unset became '1'",)),
         reported(2, Outcome.PASSED, leaks=("environment X: unset became '1'",)),
+        may_differ=True,
     )
 
     assert (
         "rank 0 skipped it: only even ranks",
         "rank 1,2 leaked environment X: unset became '1'",
     ) == result.notes
+
+
+AT = '  File "t.py", line {line}, in test_x\n    assert False\n'
+
+
+@pytest.mark.parametrize("order", [(0.1, 0.2), (0.2, 0.1)])
+def test_ranks_that_fail_alike_are_told_together_whichever_was_first(order):
+    result = verdict(
+        *(failed(rank, after_s, details=AT.format(line=3)) for rank, after_s in enumerate(order))
+    )
+
+    assert "all 2 ranks failed: ValueError: no" == result.message
+    assert (None, ()) == (result.culprit, result.victims)
+    assert AT.format(line=3) == result.details
+
+
+def test_values_of_the_same_failure_may_differ_from_rank_to_rank():
+    ranks = [
+        failed(rank, 0.3 - rank / 10, f"ValueError: {rank}", details=AT.format(line=3)) for rank in range(3)
+    ]
+
+    assert "all 3 ranks failed, rank 0: ValueError: 0" == verdict(*ranks).message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed(1, 0.1, "ValueError: other", details=AT.format(line=4)),
+        failed(1, 0.1, "KeyError: 'x'", details=AT.format(line=3)),
+        failed(1, 0.1, "ValueError: without a place"),
+        signalled(1, 0.1),
+        killed(1),
+        passed(1),
+    ],
+)
+def test_ranks_that_fail_differently_have_a_culprit(other):
+    result = verdict(failed(0, 0.2, details=AT.format(line=3)), other)
+
+    assert result.culprit is not None
+    assert not result.message.startswith("all")
+
+
+def test_a_rank_alone_is_not_all_ranks():
+    assert "rank 0 of 1 failed: ValueError: no" == verdict(failed(0, 0.1)).message
+
+
+def test_alike_in_setup():
+    ranks = [
+        reported(rank, Outcome.ERROR, phase="setup", failed_after_s=0.1, message="KeyError: 'x'")
+        for rank in (0, 1)
+    ]
+    result = verdict(*ranks)
+
+    assert (Outcome.ERROR, "all 2 ranks failed in setup: KeyError: 'x'") == (result.outcome, result.message)

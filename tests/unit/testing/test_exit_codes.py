@@ -10,7 +10,6 @@ from disttest.results.exit_codes import (
     TEST_ERROR,
     TEST_SKIPS,
     ExitRule,
-    agree_on_skips,
     read_record,
     torch_outcome,
 )
@@ -100,20 +99,6 @@ def test_a_failure_stays_one_whatever_the_code() -> None:
     outcome, message = read(rank(code=86, outcome=Outcome.FAILED, message="boom"))
     assert outcome is Outcome.FAILED
     assert message == "boom (it then left with 86, a code for skips, which does not undo the failure)"
-
-
-@pytest.mark.covers("HN-109")
-def test_ranks_that_skip_alone_have_failed() -> None:
-    records = agree_on_skips(
-        [rank(0, outcome=Outcome.PASSED), rank(1, outcome=Outcome.SKIPPED, message="not me")]
-    )
-    assert [record.outcome for record in records] == [Outcome.PASSED, Outcome.FAILED]
-    assert records[1].message == "skipped (not me), while rank 0 ran the test"
-
-
-def test_ranks_that_all_skip_have_skipped() -> None:
-    records = agree_on_skips([rank(0, outcome=Outcome.SKIPPED), rank(1, outcome=Outcome.SKIPPED)])
-    assert {record.outcome for record in records} == {Outcome.SKIPPED}
 
 
 @pytest.mark.covers("HN-095", "HN-100", "HN-101", "HN-102", "HN-103", "HN-105")

@@ -16,31 +16,36 @@ from typing import Self
 import msgspec
 
 import disttest
-from disttest.cluster.book import Book
-from disttest.cluster.conductor import Conductor, Expected, Limits, conduct
-from disttest.cluster.division import Division, divide, jobs_at_once
-from disttest.cluster.fingerprint import digest_tests, versions_here
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.launcher import Capacity, EngineEnd, EngineState, Launcher
-from disttest.cluster.leasing import LeaseConductor
-from disttest.cluster.names import new_run_id
-from disttest.cluster.pipes import room_for
-from disttest.cluster.spanning import SpanningConductor
+from disttest.cluster.client.conductor import Conductor, Expected, JobLimits, conduct
+from disttest.cluster.client.division import Division, divide, jobs_at_once
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.leasing import LeaseConductor
+from disttest.cluster.client.spanning import SpanningConductor
+from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState, Launcher
+from disttest.cluster.protocol.names import new_run_id
+from disttest.cluster.schedulers.pipes import room_for
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.process import signal_name
-from disttest.model import Cause, Frozen, Invocation
-from disttest.planning.options import OPTIONS, RunOptions
+from disttest.limits import TICK_S
+from disttest.model import Frozen, Invocation
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions
+from disttest.options.values import AUTO
+from disttest.planning.backends import CPU, GPU
 from disttest.planning.targets import resolve_targets
 from disttest.planning.timings import Timings
+from disttest.results.conclusion import Facts, conclude, facts_of
+from disttest.results.directory import ResultsDirectory
 from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
 from disttest.results.fold import RunResult, fold
-from disttest.results.journal import FILE_NAME, Journal, read_events
-from disttest.running.collect import Host
-from disttest.running.listing import Collection, collect_tests
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.guard.listing import Collection, collect_tests
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_TICK_S = 0.2
 
 
 class ClusterRequest(Frozen):
@@ -58,10 +63,10 @@ class ClusterRequest(Frozen):
     nodes: int = 1
     """Over how many nodes a world is spread that does not say so itself."""
     jobs: int = 0
-    """Jobs that are with the engine at once, at most; 0: as many as keep its nodes busy."""
+    """Jobs that are with the scheduler at once, at most; 0: as many as keep its nodes busy."""
     gpus_per_node: int = 0
     job_limit_s: float = 0.0
-    limits: Limits = Limits()
+    limits: JobLimits = JobLimits()
     environment: tuple[str, ...] = ()
     image: str = ""
     directory: str = ""
@@ -74,29 +79,29 @@ def run_on_cluster(
     request: ClusterRequest,
     options: RunOptions,
     launcher: Launcher,
-    results: Path,
+    directory: ResultsDirectory,
     *,
     timings: Timings,
     tell: Callable[[str], None],
 ) -> RunResult:
-    """Run to the end; nothing of it is left with the engine when this returns.
+    """Run to the end; nothing of it is left with the scheduler when this returns.
 
     Raises:
-        EngineError: the engine is not there, or refuses.
+        SchedulerError: the scheduler is not there, or refuses.
         NotEnoughDevices: a world is to span more nodes than there are.
         UsageError: a target or an option makes no sense.
     """
     run_id = new_run_id()
     capacity = launcher.capacity()
     check_nodes(request.nodes, capacity)
-    journal = Journal(results / FILE_NAME)
-    book = Book(journal, results, tell)
+    journal = Journal(directory.path / FILE_NAME)
+    recorder = JobRecorder(journal, directory.home, tell)
     for name in remove_leftovers(launcher):
-        book.noted(f"{name}: left by a client that is dead, cancelled")
+        recorder.noted(f"{name}: left by a client that is dead, cancelled")
     host = host_of(capacity, options, request.nodes)
     collection = collect_for(host, request)
     root = Path(collection.root or Path.cwd())
-    _begin(book, collection, request, run_id)
+    _begin(recorder, collection, request, run_id)
     tests = collection.tests
     template = _template(request, options, run_id, host)
     division = Division(
@@ -112,10 +117,14 @@ def run_on_cluster(
         job.job_id: Expected(versions=versions_here(), digest=digest_tests(job.tests, root)) for job in jobs
     }
     with _Stop(options.deadline) as stop:
-        _conduct_all(jobs, expected, request, division.jobs, options, launcher, book, stop)
-    _end(book, results, stop)
+        _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
+    if restored := directory.restore(journal):
+        recorder.noted(restored)
+    code, reason = conclude(_facts(fold(journal.events()), stop))
+    recorder.event(RunFinished(at_s=recorder.now(), exit_code=code, reason=reason))
+    run = fold(journal.events())
     journal.close()
-    return fold(read_events(results / FILE_NAME))
+    return run
 
 
 def check_nodes(nodes: int, capacity: Capacity) -> None:
@@ -126,7 +135,7 @@ def check_nodes(nodes: int, capacity: Capacity) -> None:
     """
     if nodes > capacity.nodes:
         raise NotEnoughDevices(
-            f"--nodes {nodes}, and the pool has {capacity.nodes} nodes that work ({capacity.engine}): ask for fewer, "
+            f"--nodes {nodes}, and the pool has {capacity.nodes} nodes that work ({capacity.scheduler}): ask for fewer, "
             "or for another partition"
         )
 
@@ -139,18 +148,18 @@ def remove_leftovers(launcher: Launcher) -> Sequence[str]:
     return left
 
 
-def host_of(capacity: Capacity, options: RunOptions, nodes: int) -> Host:
+def host_of(capacity: Capacity, options: RunOptions, nodes: int) -> TargetHost:
     """The machine that tests are collected for: a node, not this one."""
-    device = options.device if options.device != "auto" else "cuda" if capacity.gpus_per_node else "cpu"
-    return Host(gpus=capacity.gpus_per_node, device=device, pool=capacity.nodes, nodes=nodes)
+    device = options.device if options.device != AUTO else GPU if capacity.gpus_per_node else CPU
+    return TargetHost(gpus=capacity.gpus_per_node, device=device, pool=capacity.nodes, nodes=nodes)
 
 
-def host_argument(host: Host) -> str:
+def host_argument(host: TargetHost) -> str:
     """What tells pytest to collect for that machine."""
-    return f"--disttest-host={msgspec.json.encode(host).decode()}"
+    return f"--disttest-collect-for={msgspec.json.encode(host).decode()}"
 
 
-def collect_for(host: Host, request: ClusterRequest) -> Collection:
+def collect_for(host: TargetHost, request: ClusterRequest) -> Collection:
     """Collect here what the nodes will run.
 
     Raises:
@@ -168,8 +177,8 @@ def collect_for(host: Host, request: ClusterRequest) -> Collection:
     return collection
 
 
-def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: Host) -> JobSpec:
-    secret = {option.field for option in OPTIONS if option.secret}
+def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: TargetHost) -> JobSpec:
+    secret = {option.field for option in RUN_OPTIONS if option.secret}
     flags = {name: text for name, text in request.flags.items() if name != "results" and name not in secret}
     if options.device == "auto":
         flags["device"] = host.device
@@ -192,10 +201,10 @@ def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: H
     )
 
 
-def _begin(book: Book, collection: Collection, request: ClusterRequest, run_id: str) -> None:
-    book.event(
+def _begin(recorder: JobRecorder, collection: Collection, request: ClusterRequest, run_id: str) -> None:
+    recorder.event(
         RunStarted(
-            at_s=book.now(),
+            at_s=recorder.now(),
             run_id=run_id,
             argv=tuple(sys.argv[1:]),
             root=collection.root or str(Path.cwd()),
@@ -208,11 +217,11 @@ def _begin(book: Book, collection: Collection, request: ClusterRequest, run_id: 
         )
     )
     for nodeid, message in collection.notes:
-        book.noted(message, nodeid)
+        recorder.noted(message, nodeid)
     for nodeid, message in collection.errors:
-        book.event(CollectionFailed(at_s=book.now(), nodeid=nodeid, message=message))
+        recorder.event(CollectionFailed(at_s=recorder.now(), nodeid=nodeid, message=message))
     for test in collection.tests:
-        book.event(TestCollected(at_s=book.now(), test=test))
+        recorder.event(TestCollected(at_s=recorder.now(), test=test))
 
 
 def _conduct_all(
@@ -222,28 +231,28 @@ def _conduct_all(
     at_once: int,
     options: RunOptions,
     launcher: Launcher,
-    book: Book,
+    recorder: JobRecorder,
     stop: _Stop,
 ) -> None:
-    """Conduct the jobs, each in a thread: this process forks nothing but commands of the engine."""
+    """Conduct the jobs, each in a thread: this process forks nothing but commands of the scheduler."""
     if not jobs:
         return
     for job in jobs:
-        book.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
+        recorder.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
     at_once = min(at_once, len(jobs))
     if (room := room_for(at_once)) < at_once:
-        book.noted(
+        recorder.noted(
             f"{room} jobs at once instead of {at_once}: the limit on open files (ulimit -n) lets no more be held"
         )
     with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
         running = [
             pool.submit(
-                _conduct_one, job, expected[job.job_id], request.limits, options, launcher, book, stop
+                _conduct_one, job, expected[job.job_id], request.limits, options, launcher, recorder, stop
             )
             for job in jobs
         ]
         while any(not each.done() for each in running):
-            stop.wait(_TICK_S)
+            stop.wait(TICK_S)
     for each in running:
         each.result()
 
@@ -251,47 +260,31 @@ def _conduct_all(
 def _conduct_one(
     job: JobSpec,
     expected: Expected,
-    limits: Limits,
+    limits: JobLimits,
     options: RunOptions,
     launcher: Launcher,
-    book: Book,
+    recorder: JobRecorder,
     stop: _Stop,
 ) -> None:
     kind: type[SpanningConductor | LeaseConductor] = (
         SpanningConductor if job.kind is JobKind.WORLD else LeaseConductor
     )
     # It counts the time in the queue from here on.
-    conductor: Conductor = kind(job, book, expected, limits, time.monotonic, options)
+    conductor: Conductor = kind(job, recorder, expected, limits, time.monotonic, options)
     if why := stop():
-        conductor.close(EngineEnd(state=EngineState.CANCELLED, reason=why))
+        conductor.close(JobOutcome(state=JobState.CANCELLED, reason=why))
         return
     try:
         run = launcher.start(job)
     except DisttestError as error:
         conductor.refuse(str(error))
-        conductor.close(EngineEnd(state=EngineState.REJECTED, reason=str(error)))
+        conductor.close(JobOutcome(state=JobState.REJECTED, reason=str(error)))
         return
     conduct(run, conductor, stop)
 
 
-def _end(book: Book, results: Path, stop: _Stop) -> None:
-    code, reason = _code(fold(read_events(results / FILE_NAME)), stop)
-    book.event(RunFinished(at_s=book.now(), exit_code=code, reason=reason))
-
-
-def _code(run: RunResult, stop: _Stop) -> tuple[int, str]:
-    if stop.signal is not None:
-        return 128 + stop.signal, stop()
-    if stop():
-        return ExitCode.DEADLINE, stop()
-    if run.collection_errors:
-        return ExitCode.INTERRUPTED, ""
-    if not run.tests:
-        return ExitCode.NOTHING_COLLECTED, ""
-    if not run.bad:
-        return ExitCode.FAILED if run.flaky_fails and run.flaky else ExitCode.PASSED, ""
-    infrastructure = all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad)
-    return ExitCode.INFRASTRUCTURE if infrastructure else ExitCode.FAILED, ""
+def _facts(run: RunResult, stop: _Stop) -> Facts:
+    return msgspec.structs.replace(facts_of(run), signal=stop.signal or 0, deadline=stop())
 
 
 class _Stop:

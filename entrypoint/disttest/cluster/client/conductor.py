@@ -11,66 +11,60 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from disttest.cluster.book import Book
-from disttest.cluster.fingerprint import disagreement
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import (
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.protocol.fingerprint import disagreement
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import (
     Changed,
-    Ended,
-    EngineEnd,
-    EngineState,
+    JobEnded,
+    JobOutcome,
+    JobRun,
+    JobState,
     Output,
-    Run,
     RunDescription,
 )
-from disttest.cluster.wire import (
-    ENGINE_ENDED,
+from disttest.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
     FromNode,
     LineReader,
     LogText,
     NodeDone,
+    NodeNote,
     NodeReady,
     Refused,
     StillHere,
     TakeJob,
-    Told,
     Versions,
     encode_order,
     is_ours,
 )
 from disttest.errors import ProtocolError
+from disttest.limits import CLIENT_ALIVE_S, GOODBYE_S, NODE_OVERRUN_S, NODES_READY_S
 from disttest.model import Frozen
-from disttest.planning.options import RunOptions
-from disttest.running.protocol import Message
+from disttest.options.registry import default_of
+from disttest.options.run import RunOptions
+from disttest.runtime.messages.protocol import Message
 
-STILL_HERE_S = 10.0
-"""How often nodes hear that the client lives."""
-GOODBYE_S = 5.0
-"""From the last word of the last node to the engine's end of the job.
-
-Longer only when the engine's controller is away. All verdicts are there then; the engine's own client (srun) is left
-running, since ending it would leave the allocation to nobody: it hands the nodes back when the controller returns.
-"""
 _OUTPUT_KEPT = 30
-_ENGINES_WORD = (
-    EngineState.TIME_LIMIT,
-    EngineState.PREEMPTED,
-    EngineState.OUT_OF_MEMORY,
-    EngineState.NODE_LOST,
+_SCHEDULERS_WORD = (
+    JobState.TIME_LIMIT,
+    JobState.PREEMPTED,
+    JobState.OUT_OF_MEMORY,
+    JobState.NODE_LOST,
 )
-"""Why an engine ends a job that its client did not want to end: it knows more than the nodes that it told to."""
+"""Why a scheduler ends a job that its client did not want to end: it knows more than the nodes that it told to."""
 
 
-class Limits(Frozen):
-    """How patient the client is, in seconds."""
+class JobLimits(Frozen):
+    """How long the client waits, in seconds."""
 
-    queue_s: float = 3600.0
-    """In the engine's queue."""
-    start_s: float = 300.0
+    queue_s: float = default_of("queue-limit")
+    """In the scheduler's queue."""
+    start_s: float = NODES_READY_S
     """From the first word of a node until all have collected; the same until a world is up."""
-    silence_s: float = 30.0
+    silence_s: float = default_of("silence-limit")
     """A node that says nothing for so long is lost."""
-    overrun_s: float = 20.0
+    overrun_s: float = NODE_OVERRUN_S
     """Beyond a test's own limit, for evidence and for the end of its ranks."""
 
 
@@ -87,19 +81,19 @@ class Conductor(ABC):
     def __init__(
         self,
         job: JobSpec,
-        book: Book,
+        recorder: JobRecorder,
         expected: Expected,
-        limits: Limits,
+        limits: JobLimits,
         clock: Callable[[], float] = time.monotonic,
         options: RunOptions | None = None,
     ) -> None:
         self.job = job
         self.options = options or RunOptions()
-        self.failure: EngineEnd | None = None
+        self.failure: JobOutcome | None = None
         """Why the job is given up; None while it is not."""
         self.refusal = ""
         """Why its nodes must not run it; empty while they may."""
-        self._book = book
+        self._recorder = recorder
         self._expected = expected
         self._limits = limits
         self._clock = clock
@@ -111,9 +105,9 @@ class Conductor(ABC):
         self._queued_s = clock()
         self._running_s: float | None = None
         self._said_s = clock()
-        self._engine = RunDescription(engine="", engine_id="", name=job.name, state=EngineState.QUEUED)
+        self._scheduler = RunDescription(scheduler="", job_id="", name=job.name, state=JobState.QUEUED)
         self._output: list[str] = []
-        self._ended_by_engine = False
+        self._ended_by_scheduler = False
 
     # --- for `conduct`
 
@@ -128,9 +122,9 @@ class Conductor(ABC):
             case Refused(host=host, message=text):
                 self.refuse(f"node {host}: {text}")
             case LogText(path=path, text=text):
-                self._book.log(path, text)
-            case Told(message=text):
-                self._book.noted(text)
+                self._recorder.log(path, text)
+            case NodeNote(message=text):
+                self._recorder.noted(text)
             case NodeDone(reason=reason):
                 self._on_done(node, reason)
             case _ if not self.refusal:
@@ -145,25 +139,25 @@ class Conductor(ABC):
         if self.failure is None and len(self._done) < self.job.shape.nodes:
             self._check_limits(now_s)
         orders = () if self.failure else self.on_tick()
-        if self._running_s and now_s - self._said_s >= STILL_HERE_S:
+        if self._running_s and now_s - self._said_s >= CLIENT_ALIVE_S:
             self._said_s = now_s
             return (*orders, StillHere())
         return orders
 
-    def fail(self, state: EngineState, reason: str, advice: str = "") -> None:
+    def fail(self, state: JobState, reason: str, advice: str = "") -> None:
         """Give the job up; the first reason counts."""
-        self.failure = self.failure or EngineEnd(state=state, reason=reason, advice=advice)
+        self.failure = self.failure or JobOutcome(state=state, reason=reason, advice=advice)
 
     def refuse(self, reason: str) -> None:
         """These nodes must not run this job."""
         self.refusal = self.refusal or reason
-        self.fail(EngineState.REJECTED, reason)
+        self.fail(JobState.REJECTED, reason)
 
     def note(self, seen: RunDescription) -> None:
-        """The engine said something new."""
-        if seen.state is EngineState.QUEUED and seen.reason and seen.reason != self._engine.reason:
-            self._book.told(f"{self.job.name} waits: {seen.reason}")
-        self._engine = seen
+        """The scheduler said something new."""
+        if seen.state is JobState.QUEUED and seen.reason and seen.reason != self._scheduler.reason:
+            self._recorder.told(f"{self.job.name} waits: {seen.reason}")
+        self._scheduler = seen
 
     def keep_output(self, line: bytes) -> None:
         """A line that no agent wrote; worth showing where an agent never came up."""
@@ -171,20 +165,20 @@ class Conductor(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether every node has said its last word, and the engine has had time to see it."""
+        """Whether every node has said its last word, and the scheduler has had time to see it."""
         return self._done_s is not None and self._clock() - self._done_s > GOODBYE_S
 
     def leave(self) -> None:
-        """Every node is done, and the engine does not confirm it."""
-        self._book.noted(
-            f"{self.job.name}: every node is done, but the engine has not confirmed the end of the job"
+        """Every node is done, and the scheduler does not confirm it."""
+        self._recorder.noted(
+            f"{self.job.name}: every node is done, but the scheduler has not confirmed the end of the job"
         )
-        self.close(EngineEnd(state=EngineState.COMPLETED, reason="the engine has not confirmed its end"))
+        self.close(JobOutcome(state=JobState.COMPLETED, reason="the scheduler has not confirmed its end"))
 
-    def close(self, end: EngineEnd) -> None:
+    def close(self, end: JobOutcome) -> None:
         """The job has ended: judge what has no verdict yet."""
         final = self.failure or end
-        if self._ended_by_engine and end.state in _ENGINES_WORD:
+        if self._ended_by_scheduler and end.state in _SCHEDULERS_WORD:
             final = end
         if self._output and not self._ready and not self.refusal:
             final = msgspec.structs.replace(final, advice=f"{final.advice}\n" + "\n".join(self._output))
@@ -205,7 +199,7 @@ class Conductor(ABC):
         return ()
 
     @abstractmethod
-    def settle(self, end: EngineEnd) -> None:
+    def settle(self, end: JobOutcome) -> None:
         """Give every test that has none a verdict."""
 
     def check_progress(self, now_s: float) -> None:  # noqa: B027  # a lease has no more
@@ -220,7 +214,7 @@ class Conductor(ABC):
 
     def _on_ready(self, node: int, ready: NodeReady) -> Sequence[Message]:
         self._ready[node] = ready
-        self._offsets_s[node] = self._book.now() - ready.at_s
+        self._offsets_s[node] = self._recorder.now() - ready.at_s
         if len(self._ready) < self.job.shape.nodes:
             return ()
         if why := disagreement(self._expected.versions, self._expected.digest, self._ready):
@@ -230,10 +224,10 @@ class Conductor(ABC):
 
     def _on_done(self, node: int, reason: str) -> None:
         self._done.add(node)
-        self._ended_by_engine = self._ended_by_engine or reason.startswith(ENGINE_ENDED)
+        self._ended_by_scheduler = self._ended_by_scheduler or reason.startswith(SCHEDULER_ENDED)
         if reason:
             name = self._ready[node].host if node in self._ready else f"number {node}"
-            self.fail(EngineState.NODE_LOST, f"node {name}: {reason}")
+            self.fail(JobState.NODE_LOST, f"node {name}: {reason}")
         if len(self._done) == self.job.shape.nodes:
             self._done_s = self._clock()
 
@@ -241,9 +235,9 @@ class Conductor(ABC):
         limits = self._limits
         if self._running_s is None:
             if now_s - self._queued_s > limits.queue_s:
-                why = f" ({self._engine.reason})" if self._engine.reason else ""
+                why = f" ({self._scheduler.reason})" if self._scheduler.reason else ""
                 self.fail(
-                    EngineState.QUEUED,
+                    JobState.QUEUED,
                     f"still waiting after {limits.queue_s:g} s{why}",
                     "Nothing is wrong with the tests: give --queue-limit more, or ask for less",
                 )
@@ -251,14 +245,14 @@ class Conductor(ABC):
         for node, heard_s in self._heard_s.items():
             if node not in self._done and now_s - heard_s > limits.silence_s:
                 self.fail(
-                    EngineState.NODE_LOST,
+                    JobState.NODE_LOST,
                     f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
                     "It is down, or cut off from the client: sinfo -R and its system log say more",
                 )
         if len(self._ready) < self.job.shape.nodes and now_s - self._running_s > limits.start_s:
             late = ", ".join(str(node) for node in range(self.job.shape.nodes) if node not in self._ready)
             self.fail(
-                EngineState.NODE_LOST, f"after {limits.start_s:g} s node {late} had not collected the tests"
+                JobState.NODE_LOST, f"after {limits.start_s:g} s node {late} had not collected the tests"
             )
         self.check_progress(now_s)
 
@@ -266,7 +260,7 @@ class Conductor(ABC):
         return self._ready[node].host if node in self._ready else f"number {node}"
 
 
-def conduct(run: Run, conductor: Conductor, stop: Callable[[], str]) -> None:
+def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
     """Bring a job to its end.
 
     Args:
@@ -283,12 +277,12 @@ def conduct(run: Run, conductor: Conductor, stop: Callable[[], str]) -> None:
                 orders += _take(line, reader, conductor)
             case Changed(description=description):
                 conductor.note(description)
-            case Ended(end=end):
+            case JobEnded(end=end):
                 conductor.close(end)
                 return
         orders += conductor.tick()
         if why := stop():
-            conductor.fail(EngineState.CANCELLED, why)
+            conductor.fail(JobState.CANCELLED, why)
         _act(run, conductor, orders)
         if conductor.is_over:
             conductor.leave()
@@ -304,11 +298,11 @@ def _take(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Mes
         for node, message in reader.feed(line):
             orders += conductor.hear(node, message)
     except ProtocolError as error:
-        conductor.fail(EngineState.NODE_LOST, str(error))
+        conductor.fail(JobState.NODE_LOST, str(error))
     return orders
 
 
-def _act(run: Run, conductor: Conductor, orders: Sequence[Message]) -> None:
+def _act(run: JobRun, conductor: Conductor, orders: Sequence[Message]) -> None:
     if conductor.failure is not None:
         run.cancel(str(conductor.failure))
         return

@@ -1,6 +1,6 @@
 """Makes jobs of the allocations of a run: a few leases for what fits one node, a few jobs for worlds that span nodes.
 
-The engine queues, places and packs the jobs; the planner only decides which tests travel together. Pure.
+The scheduler queues, places and packs the jobs; the planner only decides which tests travel together. Pure.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.cluster.job import JobKind, JobShape, JobSpec
-from disttest.cluster.launcher import Capacity
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import Capacity
+from disttest.limits import JOB_LEAST_S, JOB_START_S
 from disttest.model import Frozen, TestCase
 from disttest.planning.allocations import Allocation, NodePool, allocate
 from disttest.planning.timings import Timings
 
-START_S = 120.0
-"""What a job's limit allows for its start: interpreters, collection, torch from a slow file system."""
-LEAST_LIMIT_S = 600.0
-
-
 FEWEST_JOBS, MOST_JOBS = 16, 128
-"""With the engine at once, unless a number is asked for: each is a process and a thread of the client."""
+"""With the scheduler at once, unless a number is asked for: each is a process and a thread of the client."""
 
 
 def jobs_at_once(asked: int, capacity: Capacity) -> int:
-    """How many jobs a client has with its engine; 0 asks for as many as keep the pool busy."""
+    """How many jobs a client has with its scheduler; 0 asks for as many as keep the pool busy."""
     return asked or min(MOST_JOBS, max(FEWEST_JOBS, capacity.nodes))
 
 
@@ -94,14 +90,14 @@ def _gpus(division: Division, made: Allocation) -> int:
 def _limit_s(tests: Sequence[TestCase], timings: Timings, capacity: Capacity, division: Division) -> float:
     """Three times what the tests are expected to take, and one of them up to its own limit at each attempt.
 
-    Never beyond the run's deadline, nor beyond what the engine lets any job have.
+    Never beyond the run's deadline, nor beyond what the scheduler lets any job have.
     """
     if division.limit_s:
         return division.limit_s
     expected_s = sum(min(test.timeout_s, 3 * max(0.5, timings.expect(test))) for test in tests)
     longest_s = max(test.timeout_s for test in tests) * (1 + division.retries)
-    limit_s = max(LEAST_LIMIT_S, START_S + expected_s + longest_s)
+    limit_s = max(JOB_LEAST_S, JOB_START_S + expected_s + longest_s)
     limits = [limit_s]
-    limits += [division.deadline_s + START_S] if division.deadline_s else []
+    limits += [division.deadline_s + JOB_START_S] if division.deadline_s else []
     limits += [capacity.longest_job_s] if capacity.longest_job_s else []
     return min(limits)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import msgspec
 
 from disttest.model import TestCase, TestResult, WorldShape
+from disttest.results.directory import Home
 from disttest.results.events import Event, Noted, TestFinished, TestStarted, WorldEnded, WorldStarted
 from disttest.results.journal import Journal
-from disttest.running.protocol import clean_text
+from disttest.runtime.messages.protocol import clean_text
 
 
-class Book:
+class JobRecorder:
     """Shared by the threads that conduct the jobs."""
 
-    def __init__(self, journal: Journal, results: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal, home: Home, tell: Callable[[str], None]) -> None:
         self._journal = journal
-        self._results = results
+        self._home = home
         self._tell = tell
         self._lock = threading.Lock()
         self.now = journal.now
@@ -67,13 +68,13 @@ class Book:
         if relative.is_absolute() or ".." in relative.parts or relative.parts[:1] != ("logs",):
             self.noted(f"a node sent a log for {path!r}, which is no place for logs: dropped")
             return
-        target = self._results / relative
+        target = self._home.now() / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(clean_text(text), encoding="utf-8")
 
 
 def _clean(result: TestResult) -> TestResult:
-    """Text of engines and nodes can hold what no report can carry."""
+    """Text of schedulers and nodes can hold what no report can carry."""
     return msgspec.structs.replace(
         result,
         message=clean_text(result.message),

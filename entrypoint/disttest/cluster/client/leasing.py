@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from disttest.cluster.book import Book
-from disttest.cluster.conductor import Conductor, Expected, Limits
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import EngineEnd
-from disttest.cluster.verdict import check_lease_result, refuse
-from disttest.cluster.wire import FromNode, JournalLine
+from disttest.cluster.client.conductor import Conductor, Expected, JobLimits
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.node_verdict import check_lease_result, refuse
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome
+from disttest.cluster.protocol.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
-from disttest.planning.options import RunOptions
+from disttest.options.run import RunOptions
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -24,7 +24,7 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.running.protocol import Message
+from disttest.runtime.messages.protocol import Message
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
@@ -35,13 +35,13 @@ class LeaseConductor(Conductor):
     def __init__(
         self,
         job: JobSpec,
-        book: Book,
+        recorder: JobRecorder,
         expected: Expected,
-        limits: Limits,
+        limits: JobLimits,
         clock: Callable[[], float],
         options: RunOptions | None = None,
     ) -> None:
-        super().__init__(job, book, expected, limits, clock, options)
+        super().__init__(job, recorder, expected, limits, clock, options)
         self._tests: dict[str, TestCase] = {test.nodeid: test for test in job.tests}
         self._finished: set[str] = set()
         self._running: set[str] = set()
@@ -67,20 +67,22 @@ class LeaseConductor(Conductor):
                 self._finish(result, offset_s, again=again)
             case TestStarted():
                 self._running.add(event.nodeid)
-                self._book.event(
+                self._recorder.event(
                     msgspec.structs.replace(event, at_s=at_s, world_id=_prefixed(prefix, event.world_id))
                 )
             case WorldStarted():
                 slots = tuple(f"{host}/{slot}" for slot in event.slots)
-                self._book.event(
+                self._recorder.event(
                     msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id, slots=slots)
                 )
             case WorldEnded():
-                self._book.event(msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id))
+                self._recorder.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id)
+                )
             case Noted(message=message):
-                self._book.noted(f"node {host}: {message}")
+                self._recorder.noted(f"node {host}: {message}")
             case CollectionFailed():
-                self._book.event(event)
+                self._recorder.event(event)
             case RunFinished(reason=reason):
                 self._reason = reason
             case _:
@@ -89,7 +91,7 @@ class LeaseConductor(Conductor):
     def _finish(self, result: TestResult, offset_s: float, *, again: bool) -> None:
         test = self._tests.get(result.nodeid)
         if test is None:
-            self._book.noted(f"{result.nodeid}: a node reported a test that its job does not have")
+            self._recorder.noted(f"{result.nodeid}: a node reported a test that its job does not have")
             return
         result = msgspec.structs.replace(
             check_lease_result(test, result),
@@ -103,30 +105,32 @@ class LeaseConductor(Conductor):
             self._failed[result.nodeid] = result
         else:
             self._finished.add(result.nodeid)
-        self._book.test_finished(result, again=again)
+        self._recorder.test_finished(result, again=again)
 
-    def settle(self, end: EngineEnd) -> None:
-        """What has no result is an error that carries the engine's reason."""
+    def settle(self, end: JobOutcome) -> None:
+        """What has no result is an error that carries the scheduler's reason."""
         for nodeid, test in self._tests.items():
             if self.refusal:
                 # Whatever it has reported was of other sources than ours.
-                self._book.test_finished(refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
+                self._recorder.test_finished(
+                    refuse(test, f"refused: {self.refusal}", at_s=self._recorder.now())
+                )
             elif nodeid in self._failed:
                 self._let_stand(self._failed[nodeid], end)
             elif nodeid not in self._finished:
                 what = "was running" if nodeid in self._running else "had not started"
                 why = f"{end}; {self._reason}" if self._reason else str(end)
                 message = f"did not finish: it {what} when its job ended: {why}"
-                self._book.test_finished(refuse(test, message, at_s=self._book.now()))
+                self._recorder.test_finished(refuse(test, message, at_s=self._recorder.now()))
 
-    def _let_stand(self, failure: TestResult, end: EngineEnd) -> None:
+    def _let_stand(self, failure: TestResult, end: JobOutcome) -> None:
         """The next attempt did not come, or not to its end."""
         if failure.nodeid not in self._running:
-            self._book.noted(f"not tried again: its job ended before: {end}", failure.nodeid)
+            self._recorder.noted(f"not tried again: its job ended before: {end}", failure.nodeid)
             return
         number = failure.attempt + 1
         message = f"{failure.message} (attempt {number} was cut short)"
-        self._book.test_finished(msgspec.structs.replace(failure, attempt=number, message=message))
+        self._recorder.test_finished(msgspec.structs.replace(failure, attempt=number, message=message))
 
 
 def _prefixed(prefix: str, world_id: str) -> str:

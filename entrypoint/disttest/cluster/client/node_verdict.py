@@ -1,7 +1,7 @@
-"""From the records of all nodes, and the engine's word on how the job ended, to one verdict for each test. Pure.
+"""From the records of all nodes, and the scheduler's word on how the job ended, to one verdict for each test. Pure.
 
 A test passes only if every rank that it owes has a green record. A rank without a record is an error of the
-infrastructure, which carries the engine's reason. The engine's exit code decides nothing: ``srun`` returned 0 in
+infrastructure, which carries the scheduler's reason. The scheduler's exit code decides nothing: ``srun`` returned 0 in
 three of eight trials in which a node was killed.
 """
 
@@ -11,16 +11,19 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import EngineEnd
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
-from disttest.results.verdict import SYMPTOM, judge
+from disttest.results.rulings import State, state_of
+from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
 
 _MOST_NODES_NAMED = 8
-_DEATHS = (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
+_PASSED = frozenset({State.PASSED, State.PARTLY})
+_WELL = _PASSED | {State.SKIPPED, State.NOT_RUN, State.XPASSED}
+"""What the ranks of a test that passed may have come to: every one, and where they may differ."""
 
 
-class ShareRecord(Frozen):
+class PartitionRecord(Frozen):
     """What one node's ranks did in a test."""
 
     nodeid: str
@@ -35,7 +38,7 @@ class ShareRecord(Frozen):
 
 
 def verdict(
-    job: JobSpec, records: Iterable[ShareRecord], end: EngineEnd | None, *, hosts: Sequence[str] = ()
+    job: JobSpec, records: Iterable[PartitionRecord], end: JobOutcome | None, *, hosts: Sequence[str] = ()
 ) -> tuple[TestResult, ...]:
     """Judge every test of a job.
 
@@ -45,19 +48,19 @@ def verdict(
         end: how the job ended; None while it has not, which leaves a rank without a record unexplained.
         hosts: names of the nodes, in order, as far as they are known.
     """
-    by_test: dict[str, dict[int, ShareRecord]] = {test.nodeid: {} for test in job.tests}
+    by_test: dict[str, dict[int, PartitionRecord]] = {test.nodeid: {} for test in job.tests}
     for record in records:
         by_test.setdefault(record.nodeid, {})[record.node] = record
     return tuple(
-        judge_shares(test, tuple(by_test[test.nodeid].values()), end, job_id=job.job_id, hosts=hosts)
+        judge_partitions(test, tuple(by_test[test.nodeid].values()), end, job_id=job.job_id, hosts=hosts)
         for test in job.tests
     )
 
 
-def judge_shares(
+def judge_partitions(
     test: TestCase,
-    shares: Sequence[ShareRecord],
-    end: EngineEnd | None,
+    partitions: Sequence[PartitionRecord],
+    end: JobOutcome | None,
     *,
     job_id: str = "",
     hosts: Sequence[str] = (),
@@ -66,14 +69,14 @@ def judge_shares(
     """Judge one test that spans nodes."""
     assert test.world is not None
     by_rank = {
-        record.rank: msgspec.structs.replace(record, node=share.host)
-        for share in shares
-        for record in share.ranks
+        record.rank: msgspec.structs.replace(record, node=partition.host)
+        for partition in partitions
+        for record in partition.ranks
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
-    started_at_s = min((share.started_at_s for share in shares), default=0.0)
-    duration_s = max((share.duration_s for share in shares), default=0.0)
+    started_at_s = min((partition.started_at_s for partition in partitions), default=0.0)
+    duration_s = max((partition.duration_s for partition in partitions), default=0.0)
     if missing:
         return _without(
             test,
@@ -92,7 +95,7 @@ def judge_shares(
         started_at_s=started_at_s,
         duration_s=duration_s,
         world_id=job_id,
-        cancelled=next((share.cancelled for share in shares if share.cancelled), ""),
+        cancelled=next((partition.cancelled for partition in partitions if partition.cancelled), ""),
     )
     return _name_nodes(result)
 
@@ -117,7 +120,8 @@ def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
         or not _wants_ranks(test)
     ):
         return result
-    green = {r.rank for r in result.ranks if r.end is RankEnd.REPORTED and r.outcome and not r.outcome.is_bad}
+    allowed = _WELL if test.ranks_may_differ else _PASSED
+    green = {record.rank for record in result.ranks if state_of(record) in allowed}
     missing = sorted(set(range(test.world.size)) - green)
     if not missing or result.outcome is not Outcome.PASSED:
         return result
@@ -133,7 +137,7 @@ def _without(
     test: TestCase,
     present: Sequence[RankRecord],
     missing: Sequence[int],
-    end: EngineEnd | None,
+    end: JobOutcome | None,
     *,
     started_at_s: float,
     duration_s: float,
@@ -146,7 +150,7 @@ def _without(
     message = f"{_ranks(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
     if len(missing) == size:
         message = f"no rank left a record: {why}"
-    red = sorted((r for r in present if _is_red(r)), key=_by_time)
+    red = sorted((r for r in present if is_red(r)), key=by_guilt)
     culprit = red[0] if red else None
     notes = (f"rank {culprit.rank} on {culprit.node}: {culprit.message}",) if culprit else ()
     return TestResult(
@@ -158,26 +162,11 @@ def _without(
         duration_s=duration_s,
         message=message,
         details=culprit.details if culprit else "",
-        culprit=culprit.rank if culprit and not _is_symptom(culprit) else None,
-        victims=tuple(
-            r.rank for r in present if r is not culprit and (r.end is RankEnd.KILLED or _is_red(r))
-        ),
+        culprit=culprit.rank if culprit and not is_symptom(culprit) else None,
+        victims=tuple(r.rank for r in present if r is not culprit and (r.end is RankEnd.KILLED or is_red(r))),
         notes=notes,
         ranks=tuple(present),
     )
-
-
-def _is_red(record: RankRecord) -> bool:
-    return record.end in _DEATHS or (record.outcome is not None and record.outcome.is_bad)
-
-
-def _is_symptom(record: RankRecord) -> bool:
-    return record.end not in _DEATHS and SYMPTOM.search(record.message) is not None
-
-
-def _by_time(record: RankRecord) -> tuple[bool, float, int]:
-    after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
-    return _is_symptom(record), after_s, record.rank
 
 
 def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankRecord]:
@@ -190,7 +179,7 @@ def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankReco
         return list(ranks)
     return [
         msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, hung=True, failed_after_s=None)
-        if _is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s
+        if is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s
         else rank
         for rank in ranks
     ]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from disttest.cluster.book import Book
-from disttest.cluster.conductor import Conductor, Expected, Limits
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import EngineEnd, EngineState
-from disttest.cluster.verdict import ShareRecord, judge_shares, refuse
-from disttest.cluster.wire import (
+from disttest.cluster.client.conductor import Conductor, Expected, JobLimits
+from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.node_verdict import PartitionRecord, judge_partitions, refuse
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.cluster.protocol.wire import (
     CloseWorld,
     EndShare,
     EvidenceComplete,
@@ -21,16 +21,16 @@ from disttest.cluster.wire import (
     JoinWorld,
     Listening,
     OpenWorld,
+    PartitionDone,
+    PartitionEnded,
+    PartitionUp,
     RankFailed,
     RunShare,
-    ShareDone,
-    ShareEnded,
-    ShareUp,
 )
 from disttest.model import Cause, RankRecord, TestResult
-from disttest.planning.options import RunOptions
-from disttest.running.protocol import Message, TestJudged
-from disttest.running.retries import Retries
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.retries import Retries
+from disttest.runtime.messages.protocol import Message, TestJudged
 
 
 class SpanningConductor(Conductor):
@@ -39,13 +39,13 @@ class SpanningConductor(Conductor):
     def __init__(
         self,
         job: JobSpec,
-        book: Book,
+        recorder: JobRecorder,
         expected: Expected,
-        limits: Limits,
+        limits: JobLimits,
         clock: Callable[[], float],
         options: RunOptions | None = None,
     ) -> None:
-        super().__init__(job, book, expected, limits, clock, options)
+        super().__init__(job, recorder, expected, limits, clock, options)
         self._retries = Retries(self.options, clock)
         self._numbers = {test.nodeid: number for number, test in enumerate(job.tests)}
         self._worlds = [list(tests) for tests in job.worlds]
@@ -58,9 +58,9 @@ class SpanningConductor(Conductor):
         self._test_s = 0.0
         self._told_failure = False
         self._evidence: set[int] = set()
-        self._shares: dict[int, dict[int, ShareRecord]] = {}
+        self._partitions: dict[int, dict[int, PartitionRecord]] = {}
         self._healthy = True
-        self._lost: EngineEnd | None = None
+        self._lost: JobOutcome | None = None
         """Why a node's ranks left no record of the running test, where its supervisor died."""
         self._judged: dict[int, TestResult] = {}
         """Verdicts that count: no other attempt follows."""
@@ -75,22 +75,22 @@ class SpanningConductor(Conductor):
         match message:
             case Listening(address=address, port=port):
                 return self._join(address, port)
-            case ShareUp():
+            case PartitionUp():
                 self._up.add(node)
                 return self._run_next() if self._all(self._up) and self._test is None else ()
             case RankFailed(test=test):
                 return self._on_failure(test)
             case EvidenceTaken(test=test):
                 return self._on_evidence(node, test)
-            case ShareDone():
-                return self._on_share(node, message)
-            case ShareEnded():
+            case PartitionDone():
+                return self._on_partition(node, message)
+            case PartitionEnded():
                 return self._on_ended(node, message)
         return ()
 
     def on_tick(self) -> Sequence[Message]:
         """A broken machine has had its pause."""
-        return self._open_next() if self._pausing and not self._retries.patience_s() else ()
+        return self._open_next() if self._pausing and not self._retries.due_in_s() else ()
 
     # --- worlds
 
@@ -113,7 +113,7 @@ class SpanningConductor(Conductor):
         slots = tuple(
             f"{host}/{shape.device}:{slot}" for host in self.hosts() for slot in range(shape.ranks_per_node)
         )
-        self._book.world_started(self._world_id, shape, slots)
+        self._recorder.world_started(self._world_id, shape, slots)
         attempts = tuple(map(self._attempt_of, tests))
         return (JoinWorld(world=self._number, tests=tests, attempts=attempts, address=address, port=port),)
 
@@ -124,38 +124,38 @@ class SpanningConductor(Conductor):
     def _world_id(self) -> str:
         return f"{self.job.job_id}.w{self._number}"
 
-    def _on_ended(self, node: int, message: ShareEnded) -> Sequence[Message]:
+    def _on_ended(self, node: int, message: PartitionEnded) -> Sequence[Message]:
         self._gone.add(node)
         for note in message.notes:
-            self._book.noted(f"world {self._world_id} on node {self._name(node)}: {note}")
+            self._recorder.noted(f"world {self._world_id} on node {self._name(node)}: {note}")
         if message.failure:
-            self._book.noted(message.failure)
+            self._recorder.noted(message.failure)
             return self._lose_share(node, message.failure)
         if not self._all(self._gone):
             return ()
         self._world_s = None
-        self._book.world_ended(self._world_id)
+        self._recorder.world_ended(self._world_id)
         return self._open_next()
 
     def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
         """The supervisor of a node's ranks died: its ranks leave no record, the others are told to stop."""
         self._healthy = False
-        self._lost = EngineEnd(state=EngineState.RUNNING, reason=failure)
+        self._lost = JobOutcome(state=JobState.RUNNING, reason=failure)
         orders: list[Message] = []
         if self._test is not None and self._test not in self._judged:
             orders += self._on_failure(self._test)
             nodeid = self.job.tests[self._test].nodeid
-            lost = ShareRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
-            self._shares.setdefault(self._test, {})[node] = lost
+            lost = PartitionRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
+            self._partitions.setdefault(self._test, {})[node] = lost
             orders += self._judge_if_complete(self._test)
         elif not self._all(self._up) and self._worlds[0]:
             # It never came to a test. The next one is blamed, so that no job starts worlds for ever.
             number = self._worlds[0].pop(0)
-            self._judge(number, refuse(self.job.tests[number], failure, at_s=self._book.now()))
+            self._judge(number, refuse(self.job.tests[number], failure, at_s=self._recorder.now()))
             orders.append(CloseWorld(world=self._number))
         if self._all(self._gone):
             self._world_s = None
-            self._book.world_ended(self._world_id, failure)
+            self._recorder.world_ended(self._world_id, failure)
             orders += self._open_next()
         return orders
 
@@ -170,7 +170,7 @@ class SpanningConductor(Conductor):
         self._told_failure = False
         self._lost = None
         self._evidence = set()
-        self._book.test_started(self.job.tests[self._test], self._world_id, self._attempt_of(self._test))
+        self._recorder.test_started(self.job.tests[self._test], self._world_id, self._attempt_of(self._test))
         return (RunShare(test=self._test),)
 
     def _on_failure(self, test: int) -> Sequence[Message]:
@@ -188,15 +188,15 @@ class SpanningConductor(Conductor):
         """When every node has its evidence, the ranks may be ended; a node that is done keeps nobody waiting."""
         if test != self._test or not self._evidence:
             return ()
-        finished = set(self._shares.get(test, {}))
+        finished = set(self._partitions.get(test, {}))
         return (EvidenceComplete(test=test),) if self._all(self._evidence | finished | self._gone) else ()
 
-    def _on_share(self, node: int, message: ShareDone) -> Sequence[Message]:
+    def _on_partition(self, node: int, message: PartitionDone) -> Sequence[Message]:
         if message.attempt != self._attempt_of(message.test):
             return ()  # a rank died late in an attempt that has failed already, and another one will follow
         test = self.job.tests[message.test]
         offset_s = self._offsets_s.get(node, 0.0)
-        record = ShareRecord(
+        record = PartitionRecord(
             nodeid=test.nodeid,
             node=node,
             host=self._name(node),
@@ -205,7 +205,7 @@ class SpanningConductor(Conductor):
             duration_s=message.duration_s,
             cancelled=message.cancelled,
         )
-        self._shares.setdefault(message.test, {})[node] = record
+        self._partitions.setdefault(message.test, {})[node] = record
         self._healthy = self._healthy and message.healthy
         if message.test in self._judged:  # a rank died after its test was judged
             self._judge(message.test, self._verdict(message.test, None))
@@ -213,15 +213,17 @@ class SpanningConductor(Conductor):
         return [*self._agree(message.test), *self._judge_if_complete(message.test)]
 
     def _judge_if_complete(self, test: int) -> Sequence[Message]:
-        if not self._all(set(self._shares.get(test, {}))) or test in self._judged:
+        if not self._all(set(self._partitions.get(test, {}))) or test in self._judged:
             return ()
-        self._judge(test, self._verdict(test, self._lost))
+        verdict = self._verdict(test, self._lost)
+        self._healthy = self._healthy and not verdict.outcome.is_bad
+        self._judge(test, verdict)
         return self._run_next()
 
-    def _verdict(self, number: int, end: EngineEnd | None) -> TestResult:
-        return judge_shares(
+    def _verdict(self, number: int, end: JobOutcome | None) -> TestResult:
+        return judge_partitions(
             self.job.tests[number],
-            tuple(self._shares.get(number, {}).values()),
+            tuple(self._partitions.get(number, {}).values()),
             end,
             job_id=self._world_id,
             hosts=self.hosts(),
@@ -233,19 +235,21 @@ class SpanningConductor(Conductor):
         result = msgspec.structs.replace(
             result,
             attempt=self._attempt_of(number),
-            started_at_s=result.started_at_s or self._book.now(),
+            started_at_s=result.started_at_s or self._recorder.now(),
         )
         judged = self._retries.settle(TestJudged(result=result))
         result = judged.result
-        self._book.test_finished(result, again=self._retries.wants_another(result))
+        self._recorder.test_finished(result, again=self._retries.wants_another(result))
         pause_s = self._retries.take(test, judged)
         if pause_s is None:
             self._judged[number] = result
             return
         self._judged.pop(number, None)
-        self._shares.pop(number, None)
+        self._partitions.pop(number, None)
         if result.cause is Cause.INFRASTRUCTURE:
-            self._book.noted(f"infrastructure, tried again in {pause_s:.1f} s: {result.message}", test.nodeid)
+            self._recorder.noted(
+                f"infrastructure, tried again in {pause_s:.1f} s: {result.message}", test.nodeid
+            )
 
     # --- the end
 
@@ -258,31 +262,31 @@ class SpanningConductor(Conductor):
                 late = [
                     node
                     for node in range(self.job.shape.nodes)
-                    if node not in self._shares.get(self._test, {})
+                    if node not in self._partitions.get(self._test, {})
                 ]
                 names = ", ".join(self._name(node) for node in late)
-                self.fail(EngineState.NODE_LOST, f"node {names} did not end the test within {limit_s:g} s")
+                self.fail(JobState.NODE_LOST, f"node {names} did not end the test within {limit_s:g} s")
         elif self._world_s is not None and not self._all(self._up) and now_s - self._world_s > limits.start_s:
-            self.fail(EngineState.NODE_LOST, f"the ranks were not up on all nodes after {limits.start_s:g} s")
+            self.fail(JobState.NODE_LOST, f"the ranks were not up on all nodes after {limits.start_s:g} s")
 
-    def settle(self, end: EngineEnd) -> None:
-        """Every test that has no verdict gets one: from the records that are there, and the engine's word."""
+    def settle(self, end: JobOutcome) -> None:
+        """Every test that has no verdict gets one: from the records that are there, and the scheduler's word."""
         if self._world_s is not None and self._number:
-            self._book.world_ended(self._world_id, str(end))
+            self._recorder.world_ended(self._world_id, str(end))
         self._retries.stop()
         for number, test in enumerate(self.job.tests):
             if number in self._judged:
                 continue
             if self.refusal:
-                self._judge(number, refuse(test, f"refused: {self.refusal}", at_s=self._book.now()))
-            elif number in self._shares or number == self._test:
+                self._judge(number, refuse(test, f"refused: {self.refusal}", at_s=self._recorder.now()))
+            elif number in self._partitions or number == self._test:
                 self._judge(number, self._verdict(number, end))
             elif self._retries.withdraw(test.nodeid) is not None:
                 # Its failure is written down, and stands.
-                self._book.noted(f"not tried again: its job ended before: {end}", test.nodeid)
+                self._recorder.noted(f"not tried again: its job ended before: {end}", test.nodeid)
             else:
                 message = f"did not start: its job ended before: {end}"
-                self._judge(number, refuse(test, message, at_s=self._book.now()))
+                self._judge(number, refuse(test, message, at_s=self._recorder.now()))
 
     def _all(self, nodes: set[int]) -> bool:
         return len(nodes) == self.job.shape.nodes

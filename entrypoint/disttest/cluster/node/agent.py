@@ -1,8 +1,8 @@
-"""The node agent: one process on each node of a job, between the engine and what runs there.
+"""The node agent: one process on each node of a job, between the scheduler and what runs there.
 
 It takes the job from its standard input, starts the work (a whole local run, or a share of spanning worlds), passes
 lines both ways, and leaves nothing behind: whatever ends the job, it lets the work say its last words, kills what is
-left of its tree (children in sessions of their own too, which engines overlook), and says that it is done. It
+left of its tree (children in sessions of their own too, which schedulers overlook), and says that it is done. It
 restarts nothing.
 """
 
@@ -21,37 +21,36 @@ from typing import Protocol
 
 import msgspec
 
-from disttest.cluster.job import JobKind, JobSpec
-from disttest.cluster.lease import LeaseWork
-from disttest.cluster.place import Place
-from disttest.cluster.share_work import ShareWork
-from disttest.cluster.wire import (
-    ENGINE_ENDED,
+from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.lease_work import LeaseWork
+from disttest.cluster.node.partition_work import PartitionWork
+from disttest.cluster.protocol.job import JobKind, JobSpec
+from disttest.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
     Alive,
     CancelJob,
     LineWriter,
     NodeDone,
+    NodeNote,
     Refused,
     TakeJob,
-    Told,
     decode_order,
 )
 from disttest.errors import DisttestError, ProtocolError
-from disttest.host.process import Child, adopt_orphans, kill_descendants, signal_name
+from disttest.host.descendants import kill_descendants
+from disttest.host.lines import Lines
+from disttest.host.process import Child, adopt_orphans, end_all, signal_name
 from disttest.host.signals import NotedSignals
-from disttest.running.protocol import Message
+from disttest.limits import (
+    AGENT_CANCEL_S,
+    AGENT_FLUSH_S,
+    CLIENT_SILENCE_S,
+    JOB_ARRIVAL_S,
+    NODE_ALIVE_S,
+    TICK_S,
+)
+from disttest.runtime.messages.protocol import Message
 
-ALIVE_S = 5.0
-"""How often an agent says that it lives."""
-SILENCE_S = 60.0
-"""A client that has said nothing for so long is gone, whatever the engine thinks."""
-JOB_LIMIT_S = 60.0
-"""From its start to the job's arrival."""
-LAST_WORDS_S = 5.0
-"""How long the work may take to end in an orderly way, when the job is cancelled."""
-FLUSH_S = 3.0
-"""How long the last lines may take to leave."""
-_TICK_S = 0.1
 _CHUNK = 1 << 16
 _CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -73,18 +72,18 @@ class Work(Protocol):
     def cancel(self, reason: str) -> None:
         """Have it end."""
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, if not as it should have; empty otherwise."""
 
 
 class Agent:
     """The life of one agent."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._writer = LineWriter(place.node)
+    def __init__(self, assignment: NodeAssignment) -> None:
+        self._assignment = assignment
+        self._writer = LineWriter(assignment.node)
         self._out = bytearray()
-        self._in = b""
+        self._in = Lines()
         self._reason = ""
         self._client_gone = False
         self._heard_s = self._said_s = time.monotonic()
@@ -104,17 +103,17 @@ class Agent:
                 if job is not None:
                     self._supervise(self._start(job, Path(folder)), signals)
             except DisttestError as error:
-                self._say(Refused(host=self._place.host, message=str(error)))
+                self._say(Refused(host=self._assignment.host, message=str(error)))
             left = kill_descendants()
             if left:
-                self._say(Told(message=f"node {self._place.host}: could not be killed: {left}"))
+                self._say(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
         self._say(NodeDone(reason=self._reason))
-        self._flush(FLUSH_S)
+        self._flush(AGENT_FLUSH_S)
 
     # --- beginning
 
     def _take_job(self, signals: NotedSignals) -> JobSpec | None:
-        deadline = time.monotonic() + JOB_LIMIT_S
+        deadline = time.monotonic() + JOB_ARRIVAL_S
         while not self._reason and time.monotonic() < deadline:
             self._wait([0, signals.fileno()])
             self._note_signal(signals)
@@ -125,28 +124,28 @@ class Agent:
                 if isinstance(order, CancelJob):
                     self._reason = order.reason
                     return None
-        self._reason = self._reason or f"no job came within {JOB_LIMIT_S:g} s"
+        self._reason = self._reason or f"no job came within {JOB_ARRIVAL_S:g} s"
         return None
 
     def _start(self, job: JobSpec, folder: Path) -> Work:
-        place = self._place
-        if place.nodes != job.shape.nodes:
+        assignment = self._assignment
+        if assignment.nodes != job.shape.nodes:
             raise ProtocolError(
-                f"the job is for {job.shape.nodes} nodes, the engine has started agents on {place.nodes}"
+                f"the job is for {job.shape.nodes} nodes, the scheduler has started agents on {assignment.nodes}"
             )
         needs = max(
             (test.world.ranks_per_node for test in job.tests if test.world and test.world.device != "cpu"),
             default=0,
         )
-        if needs > len(place.gpus):
+        if needs > len(assignment.gpus):
             raise ProtocolError(
-                f"node {place.host} was granted {len(place.gpus)} GPUs "
-                f"(CUDA_VISIBLE_DEVICES={','.join(place.gpus) or 'empty'}), and the job has {needs} ranks for it"
+                f"node {assignment.host} was granted {len(assignment.gpus)} GPUs "
+                f"(CUDA_VISIBLE_DEVICES={','.join(assignment.gpus) or 'empty'}), and the job has {needs} ranks for it"
             )
         if job.directory:
             os.chdir(job.directory)
-        kind = LeaseWork if job.kind is JobKind.LEASE else ShareWork
-        return kind(job, place, folder)
+        kind = LeaseWork if job.kind is JobKind.LEASE else PartitionWork
+        return kind(job, assignment, folder)
 
     # --- supervising
 
@@ -161,7 +160,7 @@ class Agent:
             self._check_client()
             self._end_if_asked(work)
         self._pass_on(work)
-        self._reason = self._reason or work.obituary()
+        self._reason = self._reason or work.exit_reason()
 
     def _is_ending(self, line: bytes) -> bool:
         order = decode_order(line)
@@ -172,15 +171,15 @@ class Agent:
     def _pass_on(self, work: Work) -> None:
         for body in work.lines():
             self._out += self._writer.lines(body)
-        if time.monotonic() - self._said_s >= ALIVE_S:
+        if time.monotonic() - self._said_s >= NODE_ALIVE_S:
             self._say(Alive())
         self._flush(0.0)
 
     def _check_client(self) -> None:
         if self._client_gone:
             self._reason = self._reason or "the client is gone"
-        elif time.monotonic() - self._heard_s > SILENCE_S:
-            self._reason = self._reason or f"the client has been silent for {SILENCE_S:g} s"
+        elif time.monotonic() - self._heard_s > CLIENT_SILENCE_S:
+            self._reason = self._reason or f"the client has been silent for {CLIENT_SILENCE_S:g} s"
 
     def _end_if_asked(self, work: Work) -> None:
         if not self._reason:
@@ -188,9 +187,8 @@ class Agent:
         if self._cancelled_s is None:
             self._cancelled_s = time.monotonic()
             work.cancel(self._reason)
-        elif time.monotonic() - self._cancelled_s > LAST_WORDS_S:
-            work.child.signal(signal.SIGKILL)
-            work.child.wait(2.0)
+        elif time.monotonic() - self._cancelled_s > AGENT_CANCEL_S:
+            end_all([work.child])
 
     # --- the lines
 
@@ -229,8 +227,7 @@ class Agent:
                 self._reason = self._reason or "the client is gone"
                 return lines
             self._heard_s = time.monotonic()
-            *whole, self._in = (self._in + chunk).split(b"\n")
-            lines += [line for line in whole if line]
+            lines += filter(None, self._in.feed(chunk))
 
     def _wait(self, descriptors: list[int]) -> None:
         with selectors.DefaultSelector() as selector:
@@ -239,11 +236,11 @@ class Agent:
                     selector.register(fd, selectors.EVENT_READ)
             if self._out:
                 selector.register(1, selectors.EVENT_WRITE)
-            selector.select(_TICK_S)
+            selector.select(TICK_S)
 
     def _note_signal(self, signals: NotedSignals) -> None:
         if (number := signals.first()) is not None:
-            self._reason = self._reason or f"{ENGINE_ENDED} ({signal_name(number)})"
+            self._reason = self._reason or f"{SCHEDULER_ENDED} ({signal_name(number)})"
 
 
 def own_output() -> None:

@@ -1,4 +1,4 @@
-"""Which node of its job an agent is on, and what it was granted there: from the engine's variables, by a table."""
+"""Which node of its job an agent is on, and what it was granted there: from the scheduler's variables, by a table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from disttest.model import Frozen
 
 
 class _Row(Frozen):
-    """Where one engine says what; variables by the first that is set."""
+    """Where one scheduler says what; variables by the first that is set."""
 
-    engine: str
+    scheduler: str
     node: tuple[str, ...]
     nodes: tuple[str, ...]
     host: tuple[str, ...]
@@ -25,17 +25,17 @@ class _Row(Frozen):
     """An address on the network that connects the nodes; this node's own is the one that faces it."""
 
 
-# The local engine first: its agents may run inside an allocation of another one.
+# The local scheduler first: its agents may run inside an allocation of another one.
 _TABLE = (
     _Row(
-        engine="local",
+        scheduler="local",
         node=("DISTTEST_NODE",),
         nodes=("DISTTEST_NODES",),
         host=("DISTTEST_NODE_NAME",),
         address=("DISTTEST_NODE_ADDRESS",),
     ),
     _Row(
-        engine="slurm",
+        scheduler="slurm",
         node=("SLURM_NODEID",),
         nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
         host=("SLURMD_NODENAME",),
@@ -47,10 +47,10 @@ _NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
 _SIOCGIFADDR = 0x8915
 
 
-class Place(Frozen):
+class NodeAssignment(Frozen):
     """An agent's place in its job."""
 
-    engine: str
+    scheduler: str
     node: int
     nodes: int
     host: str
@@ -62,29 +62,29 @@ class Place(Frozen):
     """The network interface with that address."""
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
     """Find it.
 
     Raises:
-        UsageError: no engine has left its variables here, or they make no sense.
+        UsageError: no scheduler has left its variables here, or they make no sense.
     """
     for row in _TABLE:
         if _first(environ, row.node) is not None:
             return _read(row, environ)
     names = ", ".join(row.node[0] for row in _TABLE)
     raise UsageError(
-        f"no engine has started this agent: none of {names} is set. It is started by disttest run."
+        f"no scheduler has started this agent: none of {names} is set. It is started by disttest run."
     )
 
 
-def _read(row: _Row, environ: Mapping[str, str]) -> Place:
+def _read(row: _Row, environ: Mapping[str, str]) -> NodeAssignment:
     node, nodes = _number(environ, row.node), _number(environ, row.nodes)
     if not 0 <= node < nodes:
         raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     address = _first(environ, row.address) or facing(_first(environ, row.peer) or "")
-    return Place(
-        engine=row.engine,
+    return NodeAssignment(
+        scheduler=row.scheduler,
         node=node,
         nodes=nodes,
         host=_first(environ, row.host) or socket.gethostname(),
@@ -102,13 +102,13 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
     text = _first(environ, names)
     if text is None or not text.isdigit():
         raise UsageError(
-            f"{' or '.join(names)} is {text!r}, which is no number: the engine's variables are incomplete"
+            f"{' or '.join(names)} is {text!r}, which is no number: the scheduler's variables are incomplete"
         )
     return int(text)
 
 
 def facing(peer: str) -> str:
-    """The address of this machine from which ``peer`` is reached; loopback if it can not be told. Sends nothing."""
+    """The address of this machine from which ``peer`` is reached; loopback if it cannot be told. Sends nothing."""
     if not peer:
         return "127.0.0.1"
     try:

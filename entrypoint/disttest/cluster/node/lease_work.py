@@ -10,14 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.cluster.fingerprint import digest_tests, versions_here
-from disttest.cluster.job import JobSpec
-from disttest.cluster.place import Place
-from disttest.cluster.streams import log_texts
-from disttest.cluster.wire import JournalLine, NodeReady
+from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.streams import log_texts
+from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.wire import JournalLine, NodeReady
+from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
 from disttest.model import Outcome, TestCase, TestResult
-from disttest.planning.options import OPTIONS
+from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.timings import UNKNOWN_S
 from disttest.results.events import (
     AnyEvent,
@@ -29,7 +30,7 @@ from disttest.results.events import (
     TestFinished,
 )
 from disttest.results.journal import FILE_NAME, run_clock
-from disttest.running.protocol import Message
+from disttest.runtime.messages.protocol import Message
 
 _TAIL = 4096
 _HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
@@ -55,14 +56,14 @@ def timings_journal(job: JobSpec) -> bytes:
 class LeaseWork:
     """``disttest run`` on this node, for the tests of the job."""
 
-    def __init__(self, job: JobSpec, place: Place, folder: Path) -> None:
+    def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
         self._job = job
-        self._place = place
+        self._assignment = assignment
         self._results = folder / "results"
         self._output = folder / "run.log"
         self._clock = run_clock()
         self._offset = 0
-        self._rest = b""
+        self._read = Lines()
         self._root = Path.cwd()
         self._collected: list[TestCase] = []
         self._ready = False
@@ -75,7 +76,9 @@ class LeaseWork:
     def _argv(self, only: Path, folder: Path) -> list[str]:
         job = self._job
         flags = {"slots": str(job.shape.ranks_per_node), **job.flags, "results": str(self._results)}
-        given = [f"--{option.name}={flags[option.field]}" for option in OPTIONS if flags.get(option.field)]
+        given = [
+            f"--{option.name}={flags[option.field]}" for option in RUN_OPTIONS if flags.get(option.field)
+        ]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
         if job.expected_s or job.failed:
             timings = folder / "timings.jsonl"
@@ -118,11 +121,11 @@ class LeaseWork:
 
     def _introduction(self) -> NodeReady:
         return NodeReady(
-            host=self._place.host,
+            host=self._assignment.host,
             at_s=self._clock(),
             versions=versions_here(),
             digest=digest_tests(self._collected, self._root),
-            gpus=self._place.gpus,
+            gpus=self._assignment.gpus,
         )
 
     def _new_lines(self) -> list[bytes]:
@@ -133,8 +136,7 @@ class LeaseWork:
             file.seek(self._offset)
             chunk = file.read()
         self._offset += len(chunk)
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        return [line for line in whole if line]
+        return list(filter(None, self._read.feed(chunk)))
 
     def obey(self, line: bytes) -> None:
         """A lease takes no orders but the end."""
@@ -144,10 +146,10 @@ class LeaseWork:
         del reason
         self.child.signal(signal.SIGTERM)
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """What it printed, if it ended without a word in its journal."""
         ended = self.child.poll()
         if ended is None or self._ready:
             return ""
         tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"the run on node {self._place.host} ended with {ended}:\n{tail}"
+        return f"the run on node {self._assignment.host} ended with {ended}:\n{tail}"

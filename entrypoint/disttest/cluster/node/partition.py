@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
 
-from disttest.cluster.fingerprint import digest_tests, versions_here
-from disttest.cluster.job import JobSpec
-from disttest.cluster.place import Place
-from disttest.cluster.share_world import ShareWorld
-from disttest.cluster.streams import log_texts
-from disttest.cluster.wire import (
+from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.partition_world import PartitionWorld
+from disttest.cluster.node.streams import log_texts
+from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
     EndShare,
@@ -31,30 +31,36 @@ from disttest.cluster.wire import (
     FinishJob,
     JoinWorld,
     Listening,
+    NodeNote,
     NodeReady,
     OpenWorld,
+    PartitionDone,
+    PartitionEnded,
+    PartitionUp,
     RankFailed,
     Refused,
     RunShare,
-    ShareDone,
-    ShareEnded,
-    ShareUp,
-    Told,
     ToNode,
     decode_order,
 )
 from disttest.errors import InfrastructureError
-from disttest.host.process import Exit, fork_hazard
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.lines import Lines
+from disttest.host.process import Exit
+from disttest.limits import IDLE_S, PORT_PAUSE_S
 from disttest.model import Frozen, Gang, TestCase
 from disttest.results.journal import run_clock
-from disttest.running.collect import modules_of
-from disttest.running.crew import Crew, Listener, Running
-from disttest.running.protocol import (
+from disttest.runtime.controller.collect import modules_of
+from disttest.runtime.controller.crew import Crew, Listener, LiveWorld, WorldByFork
+from disttest.runtime.controller.session import RunSession
+from disttest.runtime.controller.starters import ForkStarter, InterpreterStarter
+from disttest.runtime.messages.collected import describe_collected
+from disttest.runtime.messages.protocol import (
     Dismiss,
     EvidenceAgreed,
     EvidenceReady,
     Message,
-    NodeShare,
+    NodePartition,
     PeerFailed,
     RankFailedFirst,
     RunNext,
@@ -62,34 +68,32 @@ from disttest.running.protocol import (
     WorldOrder,
     WorldUp,
 )
-from disttest.running.session import RunSession
-from disttest.running.starters import ForkStarter, InterpreterStarter
-from disttest.running.world import RankStarter
+from disttest.runtime.world.world import RankStarter
 
 PORT_ATTEMPTS = 5
-PORT_PAUSE_S = 1.0
-_IDLE_S = 1.0
 _CHUNK = 1 << 16
 
 
-class ShareOrder(Frozen):
+class PartitionOrder(Frozen):
     """What the agent tells the pytest process through a file."""
 
     job: JobSpec
-    place: Place
+    assignment: NodeAssignment
     fd: int
     """The socket to the agent."""
 
 
-def serve_share(session: pytest.Session, run: RunSession, path: Path) -> None:
+def serve_partition(session: pytest.Session, run: RunSession, path: Path) -> None:
     """Serve the job until it is over."""
-    order = msgspec.json.decode(path.read_bytes(), type=ShareOrder)
+    order = msgspec.json.decode(path.read_bytes(), type=PartitionOrder)
     line = _AgentLine(socket.socket(fileno=order.fd))
     if run.errors:
         nodeid, message = run.errors[0]
-        line.send(Refused(host=order.place.host, message=f"{nodeid} can not be collected here:\n{message}"))
+        line.send(
+            Refused(host=order.assignment.host, message=f"{nodeid} cannot be collected here:\n{message}")
+        )
         return
-    ShareController(session, run, order, line).run()
+    PartitionController(session, run, order, line).run()
 
 
 class _AgentLine:
@@ -97,7 +101,7 @@ class _AgentLine:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._rest = b""
+        self._lines = Lines()
         self.closed = False
 
     def fileno(self) -> int:
@@ -112,14 +116,15 @@ class _AgentLine:
     def receive(self) -> list[ToNode]:
         chunk = self._sock.recv(_CHUNK)
         self.closed = self.closed or not chunk
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        return [decode_order(text) for text in whole]
+        return [decode_order(line) for line in self._lines.feed(chunk)]
 
 
-class ShareController(Listener):
+class PartitionController(Listener):
     """The controller of one node."""
 
-    def __init__(self, session: pytest.Session, run: RunSession, order: ShareOrder, line: _AgentLine) -> None:
+    def __init__(
+        self, session: pytest.Session, run: RunSession, order: PartitionOrder, line: _AgentLine
+    ) -> None:
         assert run.workplace is not None
         self._session = session
         self._options = run.options
@@ -127,40 +132,41 @@ class ShareController(Listener):
         self._cpus = len(os.sched_getaffinity(0))
         self._workplace = run.workplace
         self._job = order.job
-        self._place = order.place
+        self._assignment = order.assignment
         self._line = line
         self._clock = run_clock()
         self._items = {test.nodeid: item for item, test in run.pairs}
         self._tests: dict[str, TestCase] = {test.nodeid: test for _, test in run.pairs}
         self._number = {test.nodeid: number for number, test in enumerate(order.job.tests)}
-        self._crew = Crew(self, self._clock)
-        self._world: Running | None = None
+        self._crew = Crew(self)
+        self._world: LiveWorld | None = None
         self._world_number = 0
         self._listener: socket.socket | None = None
         self._over = False
-        self._hazard = fork_hazard()
+        self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
 
     def run(self) -> None:
         """Say what is here, then obey until the job is over."""
         self._line.send(
             NodeReady(
-                host=self._place.host,
+                host=self._assignment.host,
                 at_s=self._clock(),
                 versions=versions_here(),
                 digest=digest_tests(self._tests.values(), Path(self._session.config.rootpath)),
-                gpus=self._place.gpus,
+                parameters=describe_collected(self._items.values()),
+                gpus=self._assignment.gpus,
             )
         )
         if self._hazard:
             self._line.send(
-                Told(
-                    message=f"forking is unsafe on node {self._place.host}: {self._hazard}. Ranks are fresh interpreters"
+                NodeNote(
+                    message=f"forking is unsafe on node {self._assignment.host}: {self._hazard}. Ranks are fresh interpreters"
                 )
             )
         with self._crew.on_duty():
             self._crew.watch_also(self._line, self._on_line)
             while not self._over:
-                self._crew.wait(_IDLE_S)
+                self._crew.wait(IDLE_S)
 
     # --- orders
 
@@ -202,15 +208,15 @@ class ShareController(Listener):
 
     def _open(self, world: int) -> None:
         """Choose the port of the rendezvous by listening on it: nobody else can take it any more."""
-        if self._place.node != 0:
+        if self._assignment.node != 0:
             return
         try:
-            self._listener = listen(self._place.address, self._job.ports)
+            self._listener = listen(self._assignment.address, self._job.ports)
         except (OSError, InfrastructureError) as error:
-            self._line.send(Refused(host=self._place.host, message=f"no rendezvous: {error}"))
+            self._line.send(Refused(host=self._assignment.host, message=f"no rendezvous: {error}"))
             return
         self._line.send(
-            Listening(world=world, address=self._place.address, port=self._listener.getsockname()[1])
+            Listening(world=world, address=self._assignment.address, port=self._listener.getsockname()[1])
         )
 
     def _join(self, order: JoinWorld) -> None:
@@ -221,29 +227,26 @@ class ShareController(Listener):
         ranks = shape.ranks_per_node
         scratch = self._workplace.scratch / f"w{order.world}"
         scratch.mkdir(parents=True, exist_ok=True)
-        share = NodeShare(
-            node=self._place.node,
-            nodes=self._place.nodes,
-            first_rank=self._place.node * ranks,
+        partition = NodePartition(
+            node=self._assignment.node,
+            nodes=self._assignment.nodes,
+            first_rank=self._assignment.node * ranks,
             ranks=ranks,
             address=order.address,
             port=order.port,
-            interface=self._place.interface,
+            interface=self._assignment.interface,
             shared_dir=_shared(self._job, order.world),
         )
         world_order = WorldOrder(
             world_id=f"{self._job.job_id}.w{order.world}",
             tests=tests,
             attempts=order.attempts or (1,) * len(tests),
-            devices=self._place.gpus[:ranks] if shape.device != "cpu" else (),
-            results_dir=str(self._workplace.results),
+            devices=self._assignment.gpus[:ranks] if shape.device != "cpu" else (),
+            home=self._workplace.home,
             scratch_dir=str(scratch),
-            seed=self._options.seed,
+            settings=self._options.for_worlds(),
             threads=max(1, self._cpus // ranks),
-            grace_s=self._options.grace,
-            log_limit=self._options.log_limit,
-            verdict=self._options.verdict,
-            share=share,
+            partition=partition,
         )
         gang = Gang(
             gang_id=world_order.world_id,
@@ -251,8 +254,9 @@ class ShareController(Listener):
             shape=shape,
             isolation=tests[0].isolation,
         )
-        make_world = functools.partial(ShareWorld, listener=self._listener)
-        self._world = self._crew.start(gang, (), world_order, self._starter(tests), make_world=make_world)
+        make_world = functools.partial(PartitionWorld, listener=self._listener)
+        start_world = WorldByFork(self._starter(tests), self._clock, make_world)
+        self._world = self._crew.start(gang, (), world_order, start_world)
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -265,22 +269,22 @@ class ShareController(Listener):
 
     # --- what the world says
 
-    def on_word(self, world: Running, message: object) -> None:
+    def on_word(self, world: LiveWorld, message: object) -> None:
         """Pass it on."""
         match message:
             case WorldUp():
-                self._line.send(ShareUp(world=self._world_number))
+                self._line.send(PartitionUp(world=self._world_number))
             case RankFailedFirst():
                 self._line.send(RankFailed(test=self._running(world)))
             case EvidenceReady():
                 self._line.send(EvidenceTaken(test=self._running(world)))
 
-    def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
+    def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """The ranks of this node are done with a test: their records, then their logs."""
         del world
         result = judged.result
         self._line.send(
-            ShareDone(
+            PartitionDone(
                 test=self._number[test.nodeid],
                 ranks=result.ranks,
                 started_at_s=result.started_at_s,
@@ -293,21 +297,21 @@ class ShareController(Listener):
         for text in log_texts(self._workplace.results, result.ranks):
             self._line.send(text)
 
-    def on_ended(self, world: Running, ended: Exit) -> None:
+    def on_ended(self, world: LiveWorld, ended: Exit) -> None:
         """A world and all its processes are gone."""
         closed, failure = world.closed, world.failure
         if closed is None and not failure:
             text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
-            failure = f"the world process on node {self._place.host} ended with {ended}"
+            failure = f"the world process on node {self._assignment.host} ended with {ended}"
             failure += f": {text.splitlines()[-1]}" if text else ""
         notes = closed.notes if closed else ()
         notes += tuple(f"{nodeid}: {left}" for nodeid, left in (closed.leftovers if closed else ()))
         if closed and closed.survivors:
             notes = (*notes, f"processes that could not be killed: {', '.join(map(str, closed.survivors))}")
         self._world = None
-        self._line.send(ShareEnded(world=self._world_number, notes=notes, failure=failure))
+        self._line.send(PartitionEnded(world=self._world_number, notes=notes, failure=failure))
 
-    def _running(self, world: Running) -> int:
+    def _running(self, world: LiveWorld) -> int:
         assert world.begun is not None
         return self._number[world.begun.nodeid]
 

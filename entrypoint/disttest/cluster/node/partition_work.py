@@ -10,30 +10,32 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.cluster.job import JobSpec
-from disttest.cluster.place import Place
-from disttest.cluster.share import ShareOrder
-from disttest.cluster.wire import CancelJob
+from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.partition import PartitionOrder
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.wire import CancelJob
+from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
+from disttest.options.environment import hash_seed
 from disttest.planning.targets import resolve_targets
-from disttest.running.guard import pytest_command
+from disttest.runtime.guard.guard import pytest_command
 
 _CHUNK = 1 << 16
 _TAIL = 4096
 
 
-class ShareWork:
-    """A pytest process that serves a node's share (see :mod:`disttest.cluster.share`)."""
+class PartitionWork:
+    """A pytest process that serves a node's share (see :mod:`disttest.cluster.node.partition`)."""
 
-    def __init__(self, job: JobSpec, place: Place, folder: Path) -> None:
+    def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
         self._job = job
-        self._place = place
+        self._assignment = assignment
         self._output = folder / "pytest.log"
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._rest = b""
+        self._said = Lines()
         self._at_end = False
-        (folder / "share.json").write_bytes(
-            msgspec.json.encode(ShareOrder(job=job, place=place, fd=theirs.fileno()))
+        (folder / "partition.json").write_bytes(
+            msgspec.json.encode(PartitionOrder(job=job, assignment=assignment, fd=theirs.fileno()))
         )
         (folder / "tests.json").write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
         flags = {**job.flags, "results": str(folder / "results")}
@@ -44,15 +46,18 @@ class ShareWork:
             [
                 *job.pytest_arguments,
                 f"--disttest-only={folder / 'tests.json'}",
-                f"--disttest-node-share={folder / 'share.json'}",
-                f"--disttest-host={job.collected_for}",
+                f"--disttest-node-partition={folder / 'partition.json'}",
+                f"--disttest-collect-for={job.collected_for}",
                 f"--basetemp={folder / 'tmp'}",
                 "-p",
                 "no:cacheprovider",
             ],
         )
         log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self.child = spawn_child(argv, pass_fds=[theirs.fileno()], stdout=log, new_session=True)
+        seed = hash_seed(int(job.flags.get("seed", "") or 0))  # the same on all nodes
+        self.child = spawn_child(
+            argv, extra_env=seed, pass_fds=[theirs.fileno()], stdout=log, new_session=True
+        )
         os.close(log)
         theirs.close()
         self._line.setblocking(False)
@@ -67,8 +72,7 @@ class ShareWork:
             while not self._at_end:
                 chunk = self._receive()
                 self._at_end = not chunk
-                *whole, self._rest = (self._rest + chunk).split(b"\n")
-                yield from (line for line in whole if line)
+                yield from filter(None, self._said.feed(chunk))
 
     def _receive(self) -> bytes:
         try:
@@ -87,10 +91,10 @@ class ShareWork:
         """Have it end its world, with evidence."""
         self.obey(msgspec.json.encode(CancelJob(reason=reason)))
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """Why it ended, if not as told."""
         ended = self.child.poll()
         if ended is None or ended.code in (0, 1, 5):
             return ""
         tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
-        return f"pytest on node {self._place.host} ended with {ended}:\n{tail}"
+        return f"pytest on node {self._assignment.host} ended with {ended}:\n{tail}"

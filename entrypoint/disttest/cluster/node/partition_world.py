@@ -9,14 +9,14 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+from disttest.limits import EVIDENCE_AGREED_S, TICK_S
 from disttest.model import Outcome, TestResult
-from disttest.running.attempt import Attempt
-from disttest.running.protocol import (
+from disttest.runtime.messages.protocol import (
     Channel,
     Dismiss,
     EvidenceAgreed,
     EvidenceReady,
-    NodeShare,
+    NodePartition,
     PeerFailed,
     RankFailedFirst,
     RunNext,
@@ -24,12 +24,8 @@ from disttest.running.protocol import (
     WorldOrder,
     WorldUp,
 )
-from disttest.running.seats import EVIDENCE_LIMIT_S
-from disttest.running.world import RankStarter, World
-
-AGREE_LIMIT_S = EVIDENCE_LIMIT_S + 2.0
-"""How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
-_TICK_S = 0.2
+from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.world import RankStarter, WorldSupervisor
 
 
 class _SharedAttempt(Attempt):
@@ -49,7 +45,7 @@ class _SharedAttempt(Attempt):
         super().note_failure(at_s)
 
 
-class ShareWorld(World):
+class PartitionWorld(WorldSupervisor):
     """The supervisor of one node's ranks."""
 
     def __init__(
@@ -62,8 +58,8 @@ class ShareWorld(World):
         listener: socket.socket | None,
     ) -> None:
         super().__init__(order, controller, start_rank, clock)
-        assert order.share is not None
-        self._share: NodeShare = order.share
+        assert order.partition is not None
+        self._partition: NodePartition = order.partition
         self._rendezvous = listener
         self._turns = 0
         self._dismissed = False
@@ -74,11 +70,11 @@ class ShareWorld(World):
         return self._rendezvous
 
     def _own_ranks(self) -> range:
-        return range(self._share.first_rank, self._share.first_rank + self._share.ranks)
+        return range(self._partition.first_rank, self._partition.first_rank + self._partition.ranks)
 
     def _master_port(self, listener: socket.socket | None) -> int:
         del listener
-        return self._share.port
+        return self._partition.port
 
     def _start_ranks(self) -> None:
         super()._start_ranks()
@@ -86,12 +82,12 @@ class ShareWorld(World):
 
     def _may_run(self, index: int) -> bool:
         while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
-            self._ranks.wait(_TICK_S)
+            self._ranks.wait(TICK_S)
         self._agreed = False
         return self._turns > index
 
     def _scratch(self, generation: int) -> Path:
-        shared = self._share.shared_dir
+        shared = self._partition.shared_dir
         return Path(shared, f"shared-{generation}") if shared else super()._scratch(generation)
 
     def _new_attempt(self, **given: Any) -> Attempt:
@@ -119,7 +115,7 @@ class ShareWorld(World):
     def _wait_for_evidence(self) -> None:
         """Keep the ranks as they are until every node has asked its own: the end of one rank changes the others."""
         self._controller.send(EvidenceReady())
-        deadline = time.monotonic() + AGREE_LIMIT_S
+        deadline = time.monotonic() + EVIDENCE_AGREED_S
         while not (self._agreed or self._reason or self._abandoned) and time.monotonic() < deadline:
             self._wait_for_controller(deadline - time.monotonic())
 
@@ -127,13 +123,12 @@ class ShareWorld(World):
         if select([self._controller], [], [], max(0.0, limit_s))[0]:
             self._on_controller()
 
-    def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
-        """Send the records up; who is to blame is judged where all of them are."""
-        del in_full
+    def _judge(self, attempt: Attempt) -> TestResult:
+        """What the ranks here did; the verdict is found where the records of all nodes are."""
         records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
-        result = TestResult(
+        return TestResult(
             nodeid=attempt.test.nodeid,
-            outcome=Outcome.ERROR,
+            outcome=Outcome.PASSED,
             attempt=attempt.number,
             started_at_s=attempt.started_at_s,
             duration_s=time.monotonic() - attempt.started_s,
@@ -141,4 +136,8 @@ class ShareWorld(World):
             ranks=records,
             world_id=self._order.world_id,
         )
+
+    def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
+        """Send the records up."""
+        del reports
         self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))

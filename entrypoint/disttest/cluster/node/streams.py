@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from disttest.cluster.wire import LogText
+from disttest.beneath import Tree
+from disttest.cluster.protocol.wire import LogText
 from disttest.model import Outcome, RankEnd, RankRecord
-from disttest.running.protocol import clean_text
+from disttest.runtime.messages.protocol import clean_text
 
 LIMIT = 512 * 1024
 """Bytes of one rank's log of one test that travel, of ranks that failed or were ended: head and tail."""
@@ -17,19 +20,23 @@ GREEN_LIMIT = 32 * 1024
 
 def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
     """The logs of these ranks; a log that is empty or missing is left out."""
+    try:
+        tree = Tree(results)
+    except OSError:
+        return
     for record in ranks:
-        path = results / record.log
-        if record.log and path.is_file():
+        with contextlib.suppress(OSError):
+            fd = tree.open(record.log)
             green = record.end is RankEnd.REPORTED and record.outcome in (Outcome.PASSED, Outcome.SKIPPED)
-            text = read_capped(path, GREEN_LIMIT if green else LIMIT)
+            text = read_capped(fd, GREEN_LIMIT if green else LIMIT)
             if text:
                 yield LogText(path=record.log, text=text)
 
 
-def read_capped(path: Path, limit: int) -> str:
-    """A file as text; of one that is too long the head and the tail, with a mark between."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+def read_capped(fd: int, limit: int) -> str:
+    """A file as text, and closed; of one that is too long the head and the tail, with a mark between."""
+    with os.fdopen(fd, "rb") as file:
+        size = os.fstat(fd).st_size
         if size <= limit:
             return clean_text(file.read().decode("utf-8", "replace"))
         head = file.read(limit // 2)

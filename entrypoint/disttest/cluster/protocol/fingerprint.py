@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import disttest
-from disttest.cluster.wire import NodeReady, Versions
+from disttest.cluster.protocol.wire import NodeReady, Versions
 from disttest.model import TestCase
 
 
@@ -73,4 +73,18 @@ def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) 
                 f"the tests on node {ready.host} are not those on the client (digest {ready.digest} there, {digest} "
                 "here): other sources, or other tests collected. Check out the same commit on both"
             )
+    return _other_parameters(said)
+
+
+def _other_parameters(said: Sequence[NodeReady]) -> str:
+    """Ids under which two nodes have different tests: parameters that come from a set, or from the machine."""
+    first = said[0]
+    for ready in said[1:]:
+        for nodeid, values in ready.parameters.items():
+            there = first.parameters.get(nodeid, values)
+            if values != there:
+                return (
+                    f"{nodeid} is not the same test on all nodes: {there} on node {first.host}, {values} on node "
+                    f"{ready.host}. Make its parameters from something that all nodes see alike, in a fixed order"
+                )
     return ""

@@ -1,4 +1,4 @@
-"""What an engine is asked to run: a job, as frozen data with a round trip through JSON."""
+"""What a scheduler is asked to run: a job, as frozen data with a round trip through JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, TestCase
+from disttest.model import UNREADABLE, Frozen, TestCase
 
 NAME_PREFIX = "disttest-"
 """Begins the name of every job, so that what a killed client left can be found."""
@@ -48,7 +48,7 @@ class JobSpec(Frozen):
     targets: tuple[str, ...]
     """Suites and paths as the user named them; each node resolves them for itself."""
     limit_s: float
-    """Wall time after which the engine ends the job."""
+    """Wall time after which the scheduler ends the job."""
     worlds: tuple[tuple[int, ...], ...] = ()
     """For a job of kind ``world``: which tests (by index) share a world, in order. A lease decides for itself."""
     expected_s: tuple[float, ...] = ()
@@ -73,7 +73,7 @@ class JobSpec(Frozen):
 
     @property
     def name(self) -> str:
-        """Its name with the engine."""
+        """Its name with the scheduler."""
         return f"{NAME_PREFIX}{self.run_id}-{self.job_id}"
 
 
@@ -90,5 +90,5 @@ def decode_job(text: bytes) -> JobSpec:
     """
     try:
         return msgspec.json.decode(text, type=JobSpec)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"not a job of disttest: {error}") from error

@@ -1,7 +1,7 @@
-"""The protocol between disttest and an engine that schedules: start a job, hear its nodes, end it.
+"""The protocol between disttest and a scheduler: start a job, hear its nodes, end it.
 
-An engine is asked for little: so many agents on so many nodes, lines from them to here, lines from here to all of
-them, an end. What the end means is never taken from an exit code: see :mod:`disttest.cluster.verdict`.
+A scheduler is asked for little: so many agents on so many nodes, lines from them to here, lines from here to all of
+them, an end. What the end means is never taken from an exit code: see :mod:`disttest.cluster.client.node_verdict`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from disttest.cluster.job import JobSpec
+from disttest.cluster.protocol.job import JobSpec
 from disttest.model import Frozen
 
-TICK_S = 0.25
-"""How often :meth:`Run.events` yields when nothing happens."""
-CANCEL_LIMIT_S = 8.0
-"""How long the agents of a cancelled run may take to end by themselves: their own limits, and a margin."""
 
-
-class EngineState(StrEnum):
-    """What an engine says of a job."""
+class JobState(StrEnum):
+    """What a scheduler says of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
     COMPLETED = "completed"
-    """Its processes ended by themselves; whether well is not the engine's to say."""
+    """Its processes ended by themselves; whether well is not the scheduler's to say."""
     CANCELLED = "cancelled"
     TIME_LIMIT = "time limit"
     NODE_LOST = "node lost"
@@ -36,20 +31,20 @@ class EngineState(StrEnum):
     HELD = "held"
     """It will not run until somebody releases it."""
     UNREACHABLE = "unreachable"
-    """The engine does not answer."""
+    """The scheduler does not answer."""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes of it."""
-        return self not in (EngineState.QUEUED, EngineState.RUNNING)
+        return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
-class EngineEnd(Frozen):
-    """How a job ended, in the engine's words."""
+class JobOutcome(Frozen):
+    """How a job ended, in the scheduler's words."""
 
-    state: EngineState
+    state: JobState
     reason: str = ""
-    """The engine's own words, or ours where it has none."""
+    """The scheduler's own words, or ours where it has none."""
     advice: str = ""
     """What to do about it."""
     exit_code: int | None = None
@@ -57,18 +52,18 @@ class EngineEnd(Frozen):
 
     def __str__(self) -> str:
         text = f"{self.state}: {self.reason}" if self.reason else str(self.state)
-        if self.state is EngineState.RUNNING:  # the engine has ended nothing: the reason is all there is
+        if self.state is JobState.RUNNING:  # the scheduler has ended nothing: the reason is all there is
             text = self.reason
         return f"{text}. {self.advice}" if self.advice else text
 
 
 class Capacity(Frozen):
-    """What an engine has to give, as far as one job may ask for it."""
+    """What a scheduler has to give, as far as one job may ask for it."""
 
     nodes: int
     gpus_per_node: int
     cpus_per_node: int
-    engine: str
+    scheduler: str
     """Name and version."""
     longest_job_s: float = 0.0
     """Wall time that a job may have; 0: no limit is known."""
@@ -77,24 +72,24 @@ class Capacity(Frozen):
 class RunDescription(Frozen):
     """A job that was started, for people."""
 
-    engine: str
-    engine_id: str
-    """The engine's number of the job; empty while it has none."""
+    scheduler: str
+    job_id: str
+    """The scheduler's number of the job; empty while it has none."""
     name: str
-    state: EngineState
+    state: JobState
     nodes: tuple[str, ...] = ()
     reason: str = ""
     """Why it waits, where it does."""
 
 
 class Changed(Frozen):
-    """The engine says something new about the job."""
+    """The scheduler says something new about the job."""
 
     description: RunDescription
 
 
 class Output(Frozen):
-    """A line that an agent (or the engine) wrote, without its end."""
+    """A line that an agent (or the scheduler) wrote, without its end."""
 
     line: bytes
 
@@ -103,16 +98,16 @@ class Idle(Frozen):
     """Nothing happened for a while."""
 
 
-class Ended(Frozen):
+class JobEnded(Frozen):
     """The last event."""
 
-    end: EngineEnd
+    end: JobOutcome
 
 
-RunEvent = Changed | Output | Idle | Ended
+RunEvent = Changed | Output | Idle | JobEnded
 
 
-class Run(Protocol):
+class JobRun(Protocol):
     """A job that was started."""
 
     def events(self) -> Iterator[RunEvent]:
@@ -125,11 +120,11 @@ class Run(Protocol):
         """Have it end: agents are told first, and end by themselves. Returns at once; the end is an event."""
 
     def describe(self) -> RunDescription:
-        """What is known of it, without asking the engine."""
+        """What is known of it, without asking the scheduler."""
 
 
 class Launcher(Protocol):
-    """An engine."""
+    """A scheduler."""
 
     name: str
 
@@ -137,10 +132,10 @@ class Launcher(Protocol):
         """What it has.
 
         Raises:
-            EngineError: it is not installed, not reachable, or refuses; the message has its own words.
+            SchedulerError: it is not installed, not reachable, or refuses; the message has its own words.
         """
 
-    def start(self, job: JobSpec) -> Run:
+    def start(self, job: JobSpec) -> JobRun:
         """Start a job, or queue it. A refusal is the job's end, not an exception."""
 
     def leftovers(self) -> Sequence[str]:

@@ -1,6 +1,6 @@
 """What agents and the client say to each other, and the lines that carry it.
 
-An agent writes to its standard output, which engines collect in lines, cut when they are long (Slurm: at 1,024
+An agent writes to its standard output, which schedulers collect in lines, cut when they are long (Slurm: at 1,024
 bytes) and mix with those of other nodes and of whoever else prints. So each line is short and says whose it is, which
 one it is, and whether the message goes on; a gap is an error with a name. What has no prefix is not ours.
 
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from disttest.cluster.job import JobSpec
+from disttest.cluster.protocol.job import JobSpec
 from disttest.errors import ProtocolError
-from disttest.model import Frozen, RankRecord
-from disttest.running.protocol import Message
+from disttest.model import UNREADABLE, Frozen, RankRecord
+from disttest.runtime.messages.protocol import Message
 
 PREFIX = b"%disttest"
 PIECE = 880
@@ -45,12 +45,14 @@ class NodeReady(Message):
     versions: Versions
     digest: str
     """Of the collected tests and their sources."""
+    parameters: dict[str, str] = msgspec.field(default_factory=dict)
+    """Node id -> the values of its parameters, where the node has ranks of worlds that span several."""
     gpus: tuple[str, ...] = ()
     """What it was granted, as ``CUDA_VISIBLE_DEVICES`` names it."""
 
 
 class Refused(Message):
-    """It can not do what the job asks for."""
+    """It cannot do what the job asks for."""
 
     host: str
     message: str
@@ -64,7 +66,7 @@ class Listening(Message):
     port: int
 
 
-class ShareUp(Message):
+class PartitionUp(Message):
     """Its ranks of a world are up, as far as they ever will be."""
 
     world: int
@@ -82,7 +84,7 @@ class EvidenceTaken(Message):
     test: int
 
 
-class ShareDone(Message):
+class PartitionDone(Message):
     """What its ranks did in a test. A second one, worse, may follow for a rank that died late."""
 
     test: int
@@ -96,7 +98,7 @@ class ShareDone(Message):
     attempt: int = 1
 
 
-class ShareEnded(Message):
+class PartitionEnded(Message):
     """Its processes of a world are gone."""
 
     world: int
@@ -119,7 +121,7 @@ class JournalLine(Message):
     event: msgspec.Raw
 
 
-class Told(Message):
+class NodeNote(Message):
     """Something that a reader should know."""
 
     message: str
@@ -129,8 +131,8 @@ class Alive(Message):
     """Nothing else to say."""
 
 
-ENGINE_ENDED = "the engine ended the job"
-"""Begins a node's reason where the engine told it to end; the engine may say why."""
+SCHEDULER_ENDED = "the scheduler ended the job"
+"""Begins a node's reason where the scheduler told it to end; the scheduler may say why."""
 
 
 class NodeDone(Message):
@@ -143,14 +145,14 @@ FromNode = (
     NodeReady
     | Refused
     | Listening
-    | ShareUp
+    | PartitionUp
     | RankFailed
     | EvidenceTaken
-    | ShareDone
-    | ShareEnded
+    | PartitionDone
+    | PartitionEnded
     | LogText
     | JournalLine
-    | Told
+    | NodeNote
     | Alive
     | NodeDone
 )
@@ -250,7 +252,7 @@ def decode_order(line: bytes) -> ToNode:
     """
     try:
         return _to_node.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"the client wrote what is no order ({error}): {line[:80]!r}") from error
 
 
@@ -302,12 +304,12 @@ class LineReader:
 
 
 def is_ours(line: bytes) -> bool:
-    """Whether a line is an agent's, and not its engine's or somebody else's."""
+    """Whether a line is an agent's, and not its scheduler's or somebody else's."""
     return line.startswith(PREFIX)
 
 
 def _decode(node: int, body: bytes) -> FromNode:
     try:
         return _from_node.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"node {node}: not a message ({error}): {body[:80]!r}") from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import disttest
-from disttest.cluster.job import JobSpec
+from disttest.cluster.protocol.job import JobSpec
 
 ALLOWED = (
     "PATH",

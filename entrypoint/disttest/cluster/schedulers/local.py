@@ -1,4 +1,4 @@
-"""The engine that is none: the agents of all nodes are processes of this machine."""
+"""The scheduler that is none: the agents of all nodes are processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.cluster.agent_command import agent_command, travelling
-from disttest.cluster.job import JobSpec
-from disttest.cluster.launcher import (
-    CANCEL_LIMIT_S,
-    TICK_S,
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import (
     Capacity,
     Changed,
-    Ended,
-    EngineEnd,
-    EngineState,
     Idle,
+    JobEnded,
+    JobOutcome,
+    JobState,
     Output,
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.pipes import Command, PipedProcesses
-from disttest.cluster.wire import CancelJob, encode_order
-from disttest.errors import EngineError
+from disttest.cluster.protocol.wire import CancelJob, encode_order
+from disttest.cluster.schedulers.agent_command import agent_command, travelling
+from disttest.cluster.schedulers.pipes import Command, PipedProcesses
+from disttest.errors import SchedulerError
 from disttest.host.process import signal_name
+from disttest.limits import JOB_CANCEL_S, TICK_S
 
 
 class LocalRun:
@@ -50,7 +49,7 @@ class LocalRun:
         for line in self._processes.lines(TICK_S):
             self._keep_limits()
             yield Output(line=line.text) if line is not None else Idle()
-        yield Ended(end=self._end())
+        yield JobEnded(end=self._end())
 
     def send(self, line: bytes) -> None:
         """Send a line to all agents."""
@@ -65,10 +64,10 @@ class LocalRun:
     def describe(self) -> RunDescription:
         """What is known of it."""
         return RunDescription(
-            engine="local",
-            engine_id=",".join(map(str, self._processes.pids)),
+            scheduler="local",
+            job_id=",".join(map(str, self._processes.pids)),
             name=self._job.name,
-            state=EngineState.RUNNING,
+            state=JobState.RUNNING,
             nodes=tuple(node_name(node) for node in range(self._job.shape.nodes)),
         )
 
@@ -78,21 +77,21 @@ class LocalRun:
             self._late = True
             self._processes.signal(signal.SIGTERM)
             self._cancelled_s = self._cancelled_s or now_s
-        if self._cancelled_s and now_s - self._cancelled_s > CANCEL_LIMIT_S:
+        if self._cancelled_s and now_s - self._cancelled_s > JOB_CANCEL_S:
             self._processes.signal(signal.SIGKILL)
 
-    def _end(self) -> EngineEnd:
+    def _end(self) -> JobOutcome:
         bad = [(node, code) for node, code in enumerate(self._processes.codes()) if code]
         words = "; ".join(f"the agent of {node_name(node)} ended with {_code(code)}" for node, code in bad)
         exit_code = bad[0][1] if bad else 0
         if self._late:
             reason = f"the job's {self._job.limit_s:.0f} s are over"
-            return EngineEnd(state=EngineState.TIME_LIMIT, reason=reason, exit_code=exit_code)
+            return JobOutcome(state=JobState.TIME_LIMIT, reason=reason, exit_code=exit_code)
         if self._cancelled:
-            return EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled, exit_code=exit_code)
+            return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=exit_code)
         if any(code < 0 for _, code in bad):
-            return EngineEnd(state=EngineState.NODE_LOST, reason=words, exit_code=exit_code)
-        return EngineEnd(state=EngineState.COMPLETED, reason=words, exit_code=exit_code)
+            return JobOutcome(state=JobState.NODE_LOST, reason=words, exit_code=exit_code)
+        return JobOutcome(state=JobState.COMPLETED, reason=words, exit_code=exit_code)
 
 
 class LocalLauncher:
@@ -108,20 +107,22 @@ class LocalLauncher:
     def capacity(self) -> Capacity:
         """As many nodes as were asked for, each with all of this machine's processors."""
         cpus = len(os.sched_getaffinity(0))
-        return Capacity(nodes=self._nodes, gpus_per_node=0, cpus_per_node=cpus, engine="local")
+        return Capacity(nodes=self._nodes, gpus_per_node=0, cpus_per_node=cpus, scheduler="local")
 
     def start(self, job: JobSpec) -> LocalRun:
         """Start the agents.
 
         Raises:
-            EngineError: the agent can not be started at all.
+            SchedulerError: the agent cannot be started at all.
         """
         if job.image:
-            raise EngineError("--image needs an engine that starts containers; local agents run as they are")
+            raise SchedulerError(
+                "--image needs a scheduler that starts containers; local agents run as they are"
+            )
         try:
             return LocalRun(job, travelling(job, self._environ), self._command)
         except OSError as error:
-            raise EngineError(f"the node agent can not be started: {error}") from error
+            raise SchedulerError(f"the node agent cannot be started: {error}") from error
 
     def leftovers(self) -> Sequence[str]:
         """None: agents end with their client."""
@@ -132,7 +133,7 @@ class LocalLauncher:
 
 
 def node_name(node: int) -> str:
-    """What a node of the local engine is called."""
+    """What a node of the local scheduler is called."""
     return f"local{node}"
 
 

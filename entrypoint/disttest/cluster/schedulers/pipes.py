@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import selectors
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
+from disttest.host.lines import Lines
+from disttest.host.process import PipedChild, end_all
+from disttest.limits import PIPE_DRAIN_S
+
 LONGEST_LINE = 64 * 1024
 """A line without an end is cut here; agents write far shorter ones."""
 _CHUNK = 1 << 16
-_DRAIN_S = 1.0
-"""After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
 DESCRIPTORS = 4
 """Of ours, for each process on its own: three pipes and the selector."""
 _OTHER_DESCRIPTORS = 64
@@ -26,7 +25,7 @@ _OTHER_DESCRIPTORS = 64
 def room_for(processes: int) -> int:
     """How many of so many processes, each in pipes of its own, the limit on open files lets this one hold.
 
-    The limit is raised for them as far as it may be, and no further: engines hand it on to what they start.
+    The limit is raised for them as far as it may be, and no further: schedulers hand it on to what they start.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -62,8 +61,7 @@ class _Pipe:
         self.file = file
         self._process = process
         self._error = error
-        self._rest = b""
-        os.set_blocking(file.fileno(), False)
+        self._lines = Lines(LONGEST_LINE)
 
     def read(self) -> tuple[list[Line], bool]:
         """The lines that are complete, and whether it is at its end."""
@@ -71,9 +69,7 @@ class _Pipe:
             chunk = os.read(self.file.fileno(), _CHUNK)
         except BlockingIOError:
             return [], False
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        if self._rest and (not chunk or len(self._rest) > LONGEST_LINE):
-            whole, self._rest = [*whole, self._rest], b""
+        whole = self._lines.feed(chunk or b"\n" * bool(self._lines.rest))
         return [Line(self._process, self._error, text) for text in whole], not chunk
 
 
@@ -82,7 +78,7 @@ class PipedProcesses:
 
     def __init__(self, commands: Sequence[Command]) -> None:
         self._selector = selectors.DefaultSelector()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[PipedChild] = []
         self._outboxes: list[bytearray] = []
         try:
             for command in commands:
@@ -92,22 +88,13 @@ class PipedProcesses:
             raise
 
     def _start(self, command: Command) -> None:
-        process = subprocess.Popen(
-            list(command.argv),
-            env=dict(command.environment),
-            cwd=command.directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the client, which tells the agents in its own way
-        )
+        # Its own session: Ctrl-C is for the client, which tells the agents in its own way.
+        process = PipedChild(command.argv, environ=command.environment, directory=command.directory)
         number = len(self._processes)
         self._processes.append(process)
         self._outboxes.append(bytearray())
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        os.set_blocking(process.stdin.fileno(), False)
         for file, error in ((process.stdout, False), (process.stderr, True)):
             self._selector.register(file, selectors.EVENT_READ, _Pipe(number, file, error=error))
 
@@ -128,7 +115,7 @@ class PipedProcesses:
         while self._open_outputs():
             if all(process.poll() is not None for process in self._processes):
                 ended_s = ended_s or time.monotonic()
-                if time.monotonic() - ended_s > _DRAIN_S:
+                if time.monotonic() - ended_s > PIPE_DRAIN_S:
                     break
             ready = self._selector.select(tick_s)
             if not ready:
@@ -136,27 +123,22 @@ class PipedProcesses:
             for key, _ in ready:
                 yield from self._on_ready(key)
         for process in self._processes:
-            while process.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(tick_s)
+            while process.wait(tick_s) is None:
                 yield None
         self._close()
 
     def codes(self) -> list[int | None]:
         """Exit codes in the convention of ``subprocess``; None for one that lives."""
-        return [process.poll() for process in self._processes]
+        return [ended.returncode if (ended := process.poll()) else None for process in self._processes]
 
     def signal(self, signum: int) -> None:
         """Signal those that live."""
         for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(signum)
+            process.signal(signum)
 
     def kill(self) -> None:
         """End them at once."""
-        self.signal(signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
+        end_all(self._processes)
         self._close()
 
     def _open_outputs(self) -> bool:
@@ -195,7 +177,4 @@ class PipedProcesses:
     def _close(self) -> None:
         self._selector.close()
         for process in self._processes:
-            for file in (process.stdin, process.stdout, process.stderr):
-                if file is not None:
-                    with contextlib.suppress(OSError):
-                        file.close()
+            process.close()

@@ -13,35 +13,37 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.cluster import slurm_words as words
-from disttest.cluster.agent_command import travelling
-from disttest.cluster.job import NAME_PREFIX, JobSpec
-from disttest.cluster.launcher import (
-    CANCEL_LIMIT_S,
-    TICK_S,
+from disttest.cluster.protocol.job import NAME_PREFIX, JobSpec
+from disttest.cluster.protocol.launcher import (
     Capacity,
     Changed,
-    Ended,
-    EngineEnd,
-    EngineState,
     Idle,
+    JobEnded,
+    JobOutcome,
+    JobState,
     Output,
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.names import dead_names
-from disttest.cluster.pipes import Command, Line, PipedProcesses
-from disttest.cluster.slurm_queue import ASK_LIMIT_S, SlurmQueue
-from disttest.cluster.slurm_submission import SlurmOptions, srun_arguments
-from disttest.cluster.wire import CancelJob, encode_order, is_ours
-from disttest.errors import EngineError
+from disttest.cluster.protocol.names import dead_names
+from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
+from disttest.cluster.schedulers import slurm_words as words
+from disttest.cluster.schedulers.agent_command import travelling
+from disttest.cluster.schedulers.pipes import Command, Line, PipedProcesses
+from disttest.cluster.schedulers.slurm_queue import SlurmQueue
+from disttest.cluster.schedulers.slurm_submission import SlurmOptions, srun_arguments
+from disttest.errors import SchedulerError
+from disttest.limits import (
+    JOB_CANCEL_S,
+    SLURM_ANSWER_S,
+    SLURM_FIRST_POLL_S,
+    SLURM_KILL_S,
+    SLURM_LONGEST_POLL_S,
+    TICK_S,
+)
 
-KILL_LIMIT_S = 20.0
-"""From when Slurm was told to end the agents: how long srun may take."""
-FIRST_POLL_S = 1.0
-LONGEST_POLL_S = 30.0
 _COMPLAINTS_KEPT = 50
-_WHY_CANCELLED = (EngineState.TIME_LIMIT, EngineState.PREEMPTED, EngineState.OUT_OF_MEMORY)
+_WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
@@ -54,15 +56,15 @@ class SlurmRun:
         self._job = job
         self._queue = queue
         self._processes = PipedProcesses([Command(argv, environ)])
-        self._seen = RunDescription(engine="slurm", engine_id="", name=job.name, state=EngineState.QUEUED)
+        self._seen = RunDescription(scheduler="slurm", job_id="", name=job.name, state=JobState.QUEUED)
         self._complaints: list[str] = []
         self._started = False
-        self._poll_s = FIRST_POLL_S
-        self._next_poll_s = time.monotonic() + FIRST_POLL_S
+        self._poll_s = SLURM_FIRST_POLL_S
+        self._next_poll_s = time.monotonic() + SLURM_FIRST_POLL_S
         self._cancelled = ""
         self._cancelled_s = 0.0
         self._scancelled = False
-        self._verdict: EngineEnd | None = None
+        self._verdict: JobOutcome | None = None
 
     def events(self) -> Iterator[RunEvent]:
         """Yield what happens."""
@@ -78,7 +80,7 @@ class SlurmRun:
                 self._poll()
             if self._seen != before:
                 yield Changed(description=self._seen)
-        yield Ended(end=self._end())
+        yield JobEnded(end=self._end())
 
     def send(self, line: bytes) -> None:
         """Send a line to all agents."""
@@ -104,12 +106,12 @@ class SlurmRun:
             return
         if is_ours(line.text) and not self._started:
             self._started = True
-            self._seen = _replace(self._seen, state=EngineState.RUNNING, reason="")
+            self._seen = _replace(self._seen, state=JobState.RUNNING, reason="")
         yield Output(line=line.text)
 
     def _poll(self) -> None:
         """Ask the queue, ever less often: a thousand waiting jobs must not keep the controller busy."""
-        self._poll_s = min(LONGEST_POLL_S, self._poll_s * 1.5)
+        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
         line = self._queue.line(self._job.name, fresh_s=self._poll_s / 2)
         self._next_poll_s = time.monotonic() + self._poll_s
         if line is None:
@@ -119,9 +121,9 @@ class SlurmRun:
             return
         self._seen = _replace(
             self._seen,
-            engine_id=line.job_id,
+            job_id=line.job_id,
             state=line.state if not line.state.is_over else self._seen.state,
-            reason=line.reason if line.state is EngineState.QUEUED else "",
+            reason=line.reason if line.state is JobState.QUEUED else "",
             nodes=(line.nodes,) if line.nodes else (),
         )
         self._verdict = words.stuck(line)
@@ -132,9 +134,9 @@ class SlurmRun:
         if not self._cancelled_s:
             return
         waited_s = time.monotonic() - self._cancelled_s
-        if waited_s > CANCEL_LIMIT_S and not self._scancelled:
+        if waited_s > JOB_CANCEL_S and not self._scancelled:
             self._scancel()
-        if self._scancelled and waited_s > KILL_LIMIT_S:
+        if self._scancelled and waited_s > SLURM_KILL_S:
             self._processes.signal(signal.SIGKILL)
 
     def _scancel(self) -> None:
@@ -143,7 +145,7 @@ class SlurmRun:
         # While it waits for an allocation, srun takes a signal as the end; afterwards it hands it on to the agents.
         self._processes.signal(signal.SIGTERM)
 
-    def _end(self) -> EngineEnd:
+    def _end(self) -> JobOutcome:
         (code,) = self._processes.codes()
         if self._verdict is not None:
             return _replace_end(self._verdict, code)
@@ -152,7 +154,7 @@ class SlurmRun:
             said = words.end_of(None, self._complaints, code or 1, started=self._started)
             if said.state in _WHY_CANCELLED:
                 return _replace_end(said, code)
-            return EngineEnd(state=EngineState.CANCELLED, reason=self._cancelled, exit_code=code)
+            return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=code)
         seen = self._queue.final_line(self._job.name)
         return words.end_of(seen, self._complaints, code, started=self._started)
 
@@ -179,21 +181,21 @@ class SlurmLauncher:
         """What its nodes have.
 
         Raises:
-            EngineError: Slurm is not installed or not reachable, too old, or the partition does not exist.
+            SchedulerError: Slurm is not installed or not reachable, too old, or the partition does not exist.
         """
-        engine = self._say(["srun", "--version"]).strip()
-        words.parse_version(engine)
+        scheduler = self._say(["srun", "--version"]).strip()
+        words.parse_version(scheduler)
         partition = self._options.partition
         if partition:
             self._say(["scontrol", "show", "partition", partition])
         where = [f"--partition={partition}"] if partition else []
-        return words.parse_capacity(self._say(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), engine)
+        return words.parse_capacity(self._say(["sinfo", "-h", *where, "-o", words.SINFO_FORMAT]), scheduler)
 
     def start(self, job: JobSpec) -> SlurmRun:
         """Hand a job to Slurm.
 
         Raises:
-            EngineError: srun is not installed.
+            SchedulerError: srun is not installed.
         """
         passed = travelling(job, self._environ)
         argv = srun_arguments(job, self._options, sorted(passed), self._command)
@@ -226,27 +228,27 @@ class SlurmLauncher:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=2 * ASK_LIMIT_S,
+                timeout=2 * SLURM_ANSWER_S,
                 check=False,
             )
         except OSError as error:
             raise _not_installed(argv[0], error) from error
         except subprocess.TimeoutExpired:
-            raise EngineError(
-                f"Slurm does not answer: {shlex.join(argv)} took more than {2 * ASK_LIMIT_S:g} s. "
+            raise SchedulerError(
+                f"Slurm does not answer: {shlex.join(argv)} took more than {2 * SLURM_ANSWER_S:g} s. "
                 "scontrol ping says whether its controller lives"
             ) from None
         if said.returncode:
             complaint = (
                 "; ".join(filter(None, map(words.clean, said.stderr.splitlines()))) or said.stdout.strip()
             )
-            raise EngineError(f"Slurm says: {complaint} ({shlex.join(argv)})")
+            raise SchedulerError(f"Slurm says: {complaint} ({shlex.join(argv)})")
         return said.stdout
 
 
-def _not_installed(command: str, error: OSError) -> EngineError:
-    return EngineError(
-        f"{command} can not be run here ({error.strerror}): --launcher slurm needs Slurm's client commands "
+def _not_installed(command: str, error: OSError) -> SchedulerError:
+    return SchedulerError(
+        f"{command} cannot be run here ({error.strerror}): --launcher slurm needs Slurm's client commands "
         "on the machine that submits (Debian: slurm-client)"
     )
 
@@ -255,5 +257,5 @@ def _replace(seen: RunDescription, **changes: object) -> RunDescription:
     return RunDescription(**{**{name: getattr(seen, name) for name in seen.__struct_fields__}, **changes})
 
 
-def _replace_end(end: EngineEnd, code: int | None) -> EngineEnd:
-    return EngineEnd(state=end.state, reason=end.reason, advice=end.advice, exit_code=code)
+def _replace_end(end: JobOutcome, code: int | None) -> JobOutcome:
+    return JobOutcome(state=end.state, reason=end.reason, advice=end.advice, exit_code=code)

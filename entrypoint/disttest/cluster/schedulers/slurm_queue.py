@@ -8,12 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from disttest.cluster import slurm_words as words
-
-ASK_LIMIT_S = 10.0
-"""How long a question to the controller may take; it is one of many that keep it busy."""
-FINAL_LIMIT_S = 3.0
-"""How long the controller may take to notice that a job is over."""
+from disttest.cluster.schedulers import slurm_words as words
+from disttest.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 
 
 class SlurmQueue:
@@ -40,7 +36,7 @@ class SlurmQueue:
 
     def final_line(self, name: str) -> words.QueueLine | None:
         """The job after its end; the controller may need a moment to notice."""
-        deadline = self._clock() + FINAL_LIMIT_S
+        deadline = self._clock() + SLURM_FINAL_S
         while True:
             lines = self._ask_queue(["--states=all", f"--name={name}"])
             line = lines[-1] if lines else None
@@ -58,7 +54,7 @@ class SlurmQueue:
         return words.parse_queue(said.stdout) if said is not None and said.returncode == 0 else ()
 
     def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-        """Call a command; None if it can not be called, or does not end in time."""
+        """Call a command; None if it cannot be called, or does not end in time."""
         try:
             return subprocess.run(
                 list(argv),
@@ -67,7 +63,7 @@ class SlurmQueue:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=ASK_LIMIT_S,
+                timeout=SLURM_ANSWER_S,
                 check=False,
             )
         except (subprocess.TimeoutExpired, OSError):

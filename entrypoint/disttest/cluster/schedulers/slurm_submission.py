@@ -6,8 +6,8 @@ import math
 import os
 from collections.abc import Sequence
 
-from disttest.cluster.agent_command import agent_command
-from disttest.cluster.job import JobSpec
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.schedulers.agent_command import agent_command
 from disttest.model import Frozen
 
 
@@ -84,7 +84,7 @@ def _agent(
         # What tests write into the mounted folders is the submitting user's, as without a container.
         f"--user={os.getuid()}:{os.getgid()}",
         "--shm-size=8g",
-        # NCCL pins memory; an engine that may not raise the limit still runs what needs no GPU.
+        # NCCL pins memory; a scheduler that may not raise the limit still runs what needs no GPU.
         *(["--gpus=all", "--ulimit=memlock=-1"] if job.shape.gpus_per_node else []),
         f"--label=io.disttest.job={job.name}",
         *volumes,

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from disttest.cluster.launcher import Capacity, EngineEnd, EngineState
-from disttest.errors import EngineError
+from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
+from disttest.errors import SchedulerError
 from disttest.model import Frozen
 
 OLDEST = (20, 11)
@@ -21,22 +21,22 @@ SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 SINFO_FORMAT = "%D|%G|%c|%t|%l|%P"
 
 _STATES = {
-    "PENDING": EngineState.QUEUED,
-    "CONFIGURING": EngineState.QUEUED,
-    "REQUEUED": EngineState.QUEUED,
-    "RUNNING": EngineState.RUNNING,
-    "COMPLETING": EngineState.RUNNING,
-    "SUSPENDED": EngineState.RUNNING,
-    "COMPLETED": EngineState.COMPLETED,
-    "FAILED": EngineState.COMPLETED,  # an exit code, which decides nothing
-    "CANCELLED": EngineState.CANCELLED,
-    "REVOKED": EngineState.CANCELLED,
-    "TIMEOUT": EngineState.TIME_LIMIT,
-    "DEADLINE": EngineState.TIME_LIMIT,
-    "NODE_FAIL": EngineState.NODE_LOST,
-    "BOOT_FAIL": EngineState.NODE_LOST,
-    "PREEMPTED": EngineState.PREEMPTED,
-    "OUT_OF_MEMORY": EngineState.OUT_OF_MEMORY,
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "COMPLETED": JobState.COMPLETED,
+    "FAILED": JobState.COMPLETED,  # an exit code, which decides nothing
+    "CANCELLED": JobState.CANCELLED,
+    "REVOKED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIME_LIMIT,
+    "DEADLINE": JobState.TIME_LIMIT,
+    "NODE_FAIL": JobState.NODE_LOST,
+    "BOOT_FAIL": JobState.NODE_LOST,
+    "PREEMPTED": JobState.PREEMPTED,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
 }
 
 _NEVER = {
@@ -62,60 +62,60 @@ _HELD = {
     "PartitionInactive": "the partition takes no jobs now: name another one with --partition",
 }
 
-_WORDS: tuple[tuple[str, EngineState, str], ...] = (
+_WORDS: tuple[tuple[str, JobState, str], ...] = (
     (
         r"DUE TO TIME LIMIT",
-        EngineState.TIME_LIMIT,
+        JobState.TIME_LIMIT,
         "Give it longer with --job-limit, or its tests shorter time limits",
     ),
     (
         r"DUE TO PREEMPTION|PREEMPTED",
-        EngineState.PREEMPTED,
+        JobState.PREEMPTED,
         "Another job had a right to its nodes: run it again",
     ),
     (
         r"NODE FAIL|[Nn]ode failure|Socket timed out|Unable to confirm allocation|Zero Bytes were transmitted|DUE TO NODE",
-        EngineState.NODE_LOST,
+        JobState.NODE_LOST,
         "A node is broken or out of reach (sinfo -R): run it again without that node",
     ),
     (
         r"oom[-_ ]kill|[Oo]ut [Oo]f [Mm]emory",
-        EngineState.OUT_OF_MEMORY,
-        "Give the job more memory (--engine-args='--mem=…')",
+        JobState.OUT_OF_MEMORY,
+        "Give the job more memory (--scheduler-args='--mem=…')",
     ),
     (
         r"Invalid partition|invalid partition",
-        EngineState.REJECTED,
+        JobState.REJECTED,
         "Name a partition that exists with --partition (sinfo -o %P)",
     ),
     (
         r"Invalid account",
-        EngineState.REJECTED,
+        JobState.REJECTED,
         "Name an account that exists with --account (sacctmgr show associations)",
     ),
     (
         r"node configuration is not available|More processors requested|Invalid generic resource|Node count spec",
-        EngineState.REJECTED,
+        JobState.REJECTED,
         "No node has so many GPUs or processors, or there are not so many nodes: see sinfo -N -o '%N %G %c'",
     ),
-    (r"[Tt]ime limit", EngineState.REJECTED, "Give a smaller --job-limit"),
+    (r"[Tt]ime limit", JobState.REJECTED, "Give a smaller --job-limit"),
     (
         r"Unable to contact slurm controller|configuration source|Unable to connect|fetch_config",
-        EngineState.UNREACHABLE,
+        JobState.UNREACHABLE,
         "Slurm's controller does not answer: scontrol ping says more",
     ),
     (
         r"[Ii]nvalid user|munge|[Aa]uthentication|Protocol auth",
-        EngineState.UNREACHABLE,
+        JobState.UNREACHABLE,
         "See munge -n | unmunge",
     ),
     (
         r"^docker: |^pyxis: .*([Ff]ail|[Ee]rror|couldn't)",
-        EngineState.REJECTED,
-        "A node can not start the container: see --image and --mount, and the container engine of the node",
+        JobState.REJECTED,
+        "A node cannot start the container: see --image and --mount, and the container engine of the node",
     ),
-    (r"Force Terminated|CANCELLED|[Cc]ancel", EngineState.CANCELLED, ""),
-    (r"Unable to allocate|Unable to create step", EngineState.REJECTED, "Slurm refuses the job as it stands"),
+    (r"Force Terminated|CANCELLED|[Cc]ancel", JobState.CANCELLED, ""),
+    (r"Unable to allocate|Unable to create step", JobState.REJECTED, "Slurm refuses the job as it stands"),
 )
 
 
@@ -123,14 +123,14 @@ class QueueLine(Frozen):
     """A job as ``squeue`` shows it."""
 
     job_id: str
-    state: EngineState
+    state: JobState
     reason: str
     nodes: str
     name: str
 
 
 def parse_queue(text: str) -> tuple[QueueLine, ...]:
-    """Read ``squeue -h -o`` in our format; what can not be read is left out."""
+    """Read ``squeue -h -o`` in our format; what cannot be read is left out."""
     lines = []
     for line in text.splitlines():
         parts = line.strip().split("|", 4)
@@ -143,14 +143,14 @@ def parse_queue(text: str) -> tuple[QueueLine, ...]:
     return tuple(lines)
 
 
-def stuck(line: QueueLine) -> EngineEnd | None:
+def stuck(line: QueueLine) -> JobOutcome | None:
     """Why a queued job will not start, if it is one of the reasons that do not pass; None: wait."""
-    if line.state is not EngineState.QUEUED:
+    if line.state is not JobState.QUEUED:
         return None
-    for table, state in ((_NEVER, EngineState.REJECTED), (_HELD, EngineState.HELD)):
+    for table, state in ((_NEVER, JobState.REJECTED), (_HELD, JobState.HELD)):
         advice = next((text for reason, text in table.items() if line.reason.startswith(reason)), None)
         if advice is not None:
-            return EngineEnd(
+            return JobOutcome(
                 state=state, reason=f"Slurm keeps it waiting ({line.reason})", advice=_sentence(advice)
             )
     return None
@@ -158,7 +158,7 @@ def stuck(line: QueueLine) -> EngineEnd | None:
 
 def end_of(
     seen: QueueLine | None, complaints: Iterable[str], exit_code: int | None, *, started: bool
-) -> EngineEnd:
+) -> JobOutcome:
     """How a job ended: the queue's last word where it has one, else what ``srun`` complained of.
 
     Args:
@@ -169,22 +169,22 @@ def end_of(
     """
     words = [clean(line) for line in complaints if clean(line)]
     state, advice, reason = _by_words(words)
-    if seen is not None and seen.state.is_over and seen.state is not EngineState.COMPLETED:
-        kept = state if seen.state is EngineState.CANCELLED and state is not None else seen.state
+    if seen is not None and seen.state.is_over and seen.state is not JobState.COMPLETED:
+        kept = state if seen.state is JobState.CANCELLED and state is not None else seen.state
         detail = reason or seen.reason
-        return EngineEnd(state=kept, reason=detail, advice=advice or _advice_for(kept), exit_code=exit_code)
+        return JobOutcome(state=kept, reason=detail, advice=advice or _advice_for(kept), exit_code=exit_code)
     if state is not None and (exit_code or not started):
-        return EngineEnd(state=state, reason=reason, advice=advice, exit_code=exit_code)
+        return JobOutcome(state=state, reason=reason, advice=advice, exit_code=exit_code)
     if seen is None and exit_code:
-        return EngineEnd(
-            state=EngineState.UNREACHABLE if not started else EngineState.COMPLETED,
+        return JobOutcome(
+            state=JobState.UNREACHABLE if not started else JobState.COMPLETED,
             reason=words[-1] if words else f"srun ended with {exit_code}",
             exit_code=exit_code,
         )
-    return EngineEnd(state=EngineState.COMPLETED, reason=words[-1] if words else "", exit_code=exit_code)
+    return JobOutcome(state=JobState.COMPLETED, reason=words[-1] if words else "", exit_code=exit_code)
 
 
-def _by_words(words: list[str]) -> tuple[EngineState | None, str, str]:
+def _by_words(words: list[str]) -> tuple[JobState | None, str, str]:
     for pattern, state, advice in _WORDS:
         said = next((word for word in words if re.search(pattern, word)), None)
         if said is not None:
@@ -192,7 +192,7 @@ def _by_words(words: list[str]) -> tuple[EngineState | None, str, str]:
     return None, "", ""
 
 
-def _advice_for(state: EngineState) -> str:
+def _advice_for(state: JobState) -> str:
     return next((advice for _, known, advice in _WORDS if known is state), "")
 
 
@@ -209,14 +209,14 @@ def parse_version(text: str) -> tuple[int, int]:
     """``(22, 5)`` from ``slurm-wlm 22.05.8``.
 
     Raises:
-        EngineError: that is no version, or too old.
+        SchedulerError: that is no version, or too old.
     """
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
-        raise EngineError(f"srun --version says {text.strip()!r}, which is no version of Slurm")
+        raise SchedulerError(f"srun --version says {text.strip()!r}, which is no version of Slurm")
     version = int(match[1]), int(match[2])
     if version < OLDEST:
-        raise EngineError(
+        raise SchedulerError(
             f"this is {text.strip()}; disttest needs Slurm {OLDEST[0]}.{OLDEST[1]:02} or newer on the machine that submits"
         )
     return version
@@ -233,11 +233,11 @@ def parse_time(text: str) -> float:
     return float(int(days or 0) * 86_400 + seconds)
 
 
-def parse_capacity(text: str, engine: str) -> Capacity:
+def parse_capacity(text: str, scheduler: str) -> Capacity:
     """Read ``sinfo -h -o`` in our format: the nodes that work and have most GPUs, of the default partition if any.
 
     Raises:
-        EngineError: there is none.
+        SchedulerError: there is none.
     """
     lines = text.splitlines()
     # Without --partition a job goes to the default one, which sinfo marks; with it sinfo has told of that one only.
@@ -252,7 +252,7 @@ def parse_capacity(text: str, engine: str) -> Capacity:
         kind = _gpus(parts[1]), int(re.sub(r"\D.*", "", parts[2]) or 1)
         counts[kind] = counts.get(kind, 0) + int(parts[0])
     if not counts:
-        raise EngineError("Slurm has no node there that works: sinfo -R says why")
+        raise SchedulerError("Slurm has no node there that works: sinfo -R says why")
     gpus = max(gpus for gpus, _ in counts)
     same = {kind: count for kind, count in counts.items() if kind[0] == gpus}
     limit_s = min(longest_s)
@@ -260,7 +260,7 @@ def parse_capacity(text: str, engine: str) -> Capacity:
         nodes=sum(same.values()),
         gpus_per_node=gpus,
         cpus_per_node=min(cpus for _, cpus in same),
-        engine=engine,
+        scheduler=scheduler,
         longest_job_s=0.0 if math.isinf(limit_s) else limit_s,
     )
 

@@ -43,7 +43,7 @@ class CgroupMount(Frozen):
 
 
 def read_text(path: Path) -> str:
-    """Content of a small file, stripped; empty where it can not be read."""
+    """Content of a small file, stripped; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

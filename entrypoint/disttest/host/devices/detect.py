@@ -1,7 +1,8 @@
-"""Puts the machine together: the CPU from the kernel, the GPUs from a probe that can not hang us."""
+"""Puts the machine together: the CPU from the kernel, the GPUs from a probe that cannot hang us."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,10 @@ from disttest.host.devices.cpu import (
     detect_limits,
     read_text,
 )
-from disttest.host.devices.machine import Gpu, Machine, Peer
-from disttest.host.devices.messages import AnyMessage, Asking, Done, Driver, Found, Link, Refused
+from disttest.host.devices.machine import Gpu, Machine, Peer, used_by_others
+from disttest.host.devices.probe_messages import AnyMessage, Asking, Done, Driver, Found, Link, ProbeRefused
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
+from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
 
 PROBE = "disttest.host.devices.nvml"
 LIBRARY = "libnvidia-ml.so.1"
@@ -38,7 +40,11 @@ _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
 
 def detect_machine(
-    *, library: str = "", root: Path = Path("/"), timeout_s: float = 60.0, stall_s: float = 15.0
+    *,
+    library: str = "",
+    root: Path = Path("/"),
+    timeout_s: float = DRIVER_TOTAL_S,
+    stall_s: float = DRIVER_STALL_S,
 ) -> Machine:
     """What this machine offers to this process. No GPU, no driver and no NVML are ordinary answers.
 
@@ -62,7 +68,8 @@ def detect_machine(
     return Machine(
         cpu=detect_cpu(mounts),
         limits=detect_limits(mounts, root),
-        gpus=gpus,
+        # What a test module has put on a GPU at import is this run's own.
+        gpus=tuple(used_by_others(gpu, os.getpid()) for gpu in gpus),
         driver=probed.driver.driver or kernel_driver(root),
         cuda_driver=probed.driver.cuda,
         nvml=probed.driver.nvml,
@@ -112,7 +119,7 @@ class _Probed:
         self.driver = Driver(gpus=0)
         self.gpus: dict[int, Gpu] = {}
         self.links: dict[tuple[int, int], Link] = {}
-        self.refused: Refused | None = None
+        self.refused: ProbeRefused | None = None
         self.last = Asking(what="nothing yet")
         self.skip: list[int] = []
         self.done = False
@@ -133,7 +140,7 @@ class _Probed:
                 self.gpus[gpu.index] = gpu
             case Link():
                 self.links[message.first, message.second] = message
-            case Refused():
+            case ProbeRefused():
                 self.refused = message
             case Done():
                 self.done = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
-from disttest.host.advice import Advice, advise, cuda_version_of, explain
 from disttest.host.devices.machine import Gpu, Machine
 from disttest.host.devices.torch_facts import TorchFacts
-from disttest.host.lease import foreign_use
+from disttest.host.leases.lease import foreign_use
+from disttest.host.machine_advice import Advice, advise, cuda_version_of, explain
 from disttest.model import Frozen
 
 _MIB = 1 << 20
@@ -25,7 +25,7 @@ class Grade(StrEnum):
     """Not to be used."""
 
 
-class Finding(Frozen):
+class DeviceFinding(Frozen):
     """What one check of one device came to."""
 
     device: str
@@ -38,7 +38,7 @@ class Finding(Frozen):
     duration_s: float = 0.0
 
 
-def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[Finding, ...]:
+def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[DeviceFinding, ...]:
     """Everything that can be said without work on the devices."""
     findings = [check(machine, torch) for check in _MACHINE_CHECKS]
     for gpu in machine.gpus:
@@ -46,28 +46,83 @@ def judge_machine(machine: Machine, torch: TorchFacts) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[Finding]:
+def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
+    """Why torch cannot use the GPUs that a run holds, with what to do; empty where it can.
+
+    Args:
+        machine: the machine, for its driver.
+        torch: what it says, asked with these GPUs visible.
+        needed: how many devices it has to see.
+    """
+    built, serves = _built(torch), _serves(machine)
+    if torch.device_type == "cpu" and torch.version:
+        return f"{built} and cannot use the GPUs of this run: install a build for CUDA, or use --device cpu"
+    if _is_newer(torch.cuda, machine):
+        return driver_too_old(machine, torch.cuda, built)
+    if torch.error:
+        advice = explain(torch.error) or advise("torch-unusable")
+        return f"{built}; it cannot use the GPUs of this run: {torch.error.strip()} ({serves}). {advice}"
+    if len(torch.devices) < needed:
+        advice = advise("gpu-missing-in-torch")
+        return (
+            f"torch sees {len(torch.devices)} of the {needed} GPUs of this run ({built}, {serves}). {advice}"
+        )
+    return ""
+
+
+def driver_too_old(machine: Machine, cuda: str, built: str = "") -> str:
+    """Why the driver cannot run a torch built for that CUDA, with what to do; empty where it can."""
+    if not _is_newer(cuda, machine):
+        return ""
+    built = built or f"the installed torch was built for CUDA {cuda}"
+    return f"{built}, {_serves(machine)}: the driver is too old. {advise('driver-too-old')}"
+
+
+def _built(torch: TorchFacts) -> str:
+    kind = (
+        (torch.cuda and f"for CUDA {torch.cuda}") or (torch.hip and f"for ROCm {torch.hip}") or "without CUDA"
+    )
+    return f"torch {torch.version} was built {kind}" if torch.version else "torch did not answer"
+
+
+def _serves(machine: Machine) -> str:
+    return (
+        f"driver {machine.driver} serves up to CUDA {machine.cuda_driver}"
+        if machine.driver
+        else "no NVIDIA driver"
+    )
+
+
+def _is_newer(cuda: str, machine: Machine) -> bool:
+    return _major(cuda) > _major(machine.cuda_driver) > 0
+
+
+def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[DeviceFinding]:
     """Everything that NVML tells of one GPU; of one that does not answer, only that."""
     if gpu.fault:
         yield _broken(gpu.label, "answers", gpu.fault, "gpu-lost")
         return
-    yield Finding(device=gpu.label, check="answers", message=f"{gpu.name}, {gpu.memory_total // _MIB} MiB")
+    yield DeviceFinding(
+        device=gpu.label, check="answers", message=f"{gpu.name}, {gpu.memory_total // _MIB} MiB"
+    )
     for check in _GPU_CHECKS:
         yield check(gpu)
     yield _kernels(gpu, torch)
 
 
-def _broken(device: str, check: str, message: str, slug: str) -> Finding:
+def _broken(device: str, check: str, message: str, slug: str) -> DeviceFinding:
     """A message that the table knows gets its own advice, any other that of the check."""
     advice = explain(message) or advise(slug)
-    return Finding(device=device, check=check, grade=Grade.BROKEN, message=message, advice=advice)
+    return DeviceFinding(device=device, check=check, grade=Grade.BROKEN, message=message, advice=advice)
 
 
-def _warn(device: str, check: str, message: str, slug: str) -> Finding:
-    return Finding(device=device, check=check, grade=Grade.WARNING, message=message, advice=advise(slug))
+def _warn(device: str, check: str, message: str, slug: str) -> DeviceFinding:
+    return DeviceFinding(
+        device=device, check=check, grade=Grade.WARNING, message=message, advice=advise(slug)
+    )
 
 
-def _gpus(machine: Machine, _torch: TorchFacts) -> Finding:
+def _gpus(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     """NVML answers and shows what the container was given."""
     if machine.nvml_error:
         return _broken("machine", "nvml", machine.nvml_error, "nvml-lost")
@@ -78,14 +133,14 @@ def _gpus(machine: Machine, _torch: TorchFacts) -> Finding:
         message = f"the host has driver {machine.driver}, but this container sees no GPU"
         return _warn("machine", "nvml", message, "no-gpu-in-container")
     if not machine.gpus:
-        return Finding(
+        return DeviceFinding(
             device="machine", check="nvml", message="no GPU, no driver: tests run on CPU over gloo"
         )
     text = f"{len(machine.gpus)} GPUs, driver {machine.driver}, CUDA up to {machine.cuda_driver}"
-    return Finding(device="machine", check="nvml", message=text)
+    return DeviceFinding(device="machine", check="nvml", message=text)
 
 
-def _torch(machine: Machine, torch: TorchFacts) -> Finding:
+def _torch(machine: Machine, torch: TorchFacts) -> DeviceFinding:
     """torch is there, and what it was built for is what the machine has."""
     if not torch.version:
         return _broken("machine", "torch", torch.error or "torch is not installed", "torch-unusable")
@@ -96,12 +151,12 @@ def _torch(machine: Machine, torch: TorchFacts) -> Finding:
         return _broken("machine", "torch", f"{built}: {torch.error}{driver}", "torch-unusable")
     if machine.usable_gpus and torch.device_type == "cpu":
         return _warn("machine", "torch", f"{built} was built without CUDA: GPUs stay idle", "torch-unusable")
-    if torch.cuda and _major(torch.cuda) > _major(machine.cuda_driver) > 0:
+    if _is_newer(torch.cuda, machine):
         message = f"{built} was built for CUDA {torch.cuda}, the driver serves up to {machine.cuda_driver}"
         return _broken("machine", "torch", message, "driver-too-old")
     parts = [built, torch.cuda and f"CUDA {torch.cuda}", torch.hip and f"ROCm {torch.hip}"]
     parts += [torch.nccl and f"NCCL {torch.nccl}", ", ".join(torch.backends), ", ".join(torch.devices)]
-    return Finding(device="machine", check="torch", message=", ".join(part for part in parts if part))
+    return DeviceFinding(device="machine", check="torch", message=", ".join(part for part in parts if part))
 
 
 def _major(version: str) -> int:
@@ -109,53 +164,53 @@ def _major(version: str) -> int:
     return int(head) if head.isdigit() else 0
 
 
-def _cpu(machine: Machine, _torch: TorchFacts) -> Finding:
+def _cpu(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     cpu = machine.cpu
     quota = "no quota" if cpu.quota is None else f"a quota of {cpu.quota:g}"
     text = f"{cpu.granted} of {cpu.online} processors ({cpu.affinity} by affinity, {quota})"
-    return Finding(device="machine", check="cpu", message=text)
+    return DeviceFinding(device="machine", check="cpu", message=text)
 
 
-def _memory(machine: Machine, _torch: TorchFacts) -> Finding:
+def _memory(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     limits = machine.limits
     text = f"{limits.memory / _GIB:.1f} of {limits.memory_total / _GIB:.1f} GiB"
     if limits.memory < _GIB:
         return _warn("machine", "memory", f"only {text}: torch alone takes a third of that", "small-memory")
-    return Finding(device="machine", check="memory", message=text)
+    return DeviceFinding(device="machine", check="memory", message=text)
 
 
-def _shm(machine: Machine, _torch: TorchFacts) -> Finding:
+def _shm(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     """NCCL and data loaders need shared memory; 64 MiB is what a container engine gives."""
     size, used = machine.limits.shm_size, machine.limits.shm_used
     text = f"shared memory has {size // _MIB} MiB, {used // _MIB} MiB of them used"
     if size - used < 256 * _MIB:
         grade = _broken if len(machine.usable_gpus) > 1 else _warn
         return grade("machine", "shared_memory", f"{text}: too little for NCCL", "nccl-shared-memory")
-    return Finding(device="machine", check="shared_memory", message=text)
+    return DeviceFinding(device="machine", check="shared_memory", message=text)
 
 
-def _memlock(machine: Machine, _torch: TorchFacts) -> Finding:
+def _memlock(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     limit = machine.limits.memlock
     text = "unlimited" if limit is None else f"{limit // 1024} KiB"
     if limit is not None and machine.fabrics:
-        message = f"locked memory is limited to {text}: RDMA can not register its buffers"
+        message = f"locked memory is limited to {text}: RDMA cannot register its buffers"
         return _warn("machine", "memlock", message, "memlock")
-    return Finding(device="machine", check="memlock", message=text)
+    return DeviceFinding(device="machine", check="memlock", message=text)
 
 
-def _open_files(machine: Machine, _torch: TorchFacts) -> Finding:
+def _open_files(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     limit = machine.limits.open_files
     if limit is not None and limit < 1024:
         return _warn("machine", "open_files", f"only {limit} open files are allowed", "open-files")
-    return Finding(device="machine", check="open_files", message=str(limit or "unlimited"))
+    return DeviceFinding(device="machine", check="open_files", message=str(limit or "unlimited"))
 
 
-def _fabrics(machine: Machine, _torch: TorchFacts) -> Finding:
+def _fabrics(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
     names = ", ".join(f"{fabric.name} ({fabric.kind}, {fabric.state})" for fabric in machine.fabrics)
-    return Finding(device="machine", check="fabrics", message=names or "none")
+    return DeviceFinding(device="machine", check="fabrics", message=names or "none")
 
 
-_MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], Finding], ...] = (
+_MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], DeviceFinding], ...] = (
     _gpus,
     _torch,
     _cpu,
@@ -167,7 +222,7 @@ _MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], Finding], ...] = (
 )
 
 
-def _ecc(gpu: Gpu) -> Finding:
+def _ecc(gpu: Gpu) -> DeviceFinding:
     if gpu.remap_failed:
         return _broken(gpu.label, "memory_errors", "a bad row could not be remapped", "gpu-memory-errors")
     if gpu.remap_pending or gpu.retired_pages_pending:
@@ -179,63 +234,65 @@ def _ecc(gpu: Gpu) -> Finding:
         return _broken(gpu.label, "memory_errors", message, "gpu-memory-errors")
     off = "" if gpu.ecc_enabled else ", ECC is off or unknown"
     text = f"none uncorrected, {gpu.ecc_corrected} corrected, {gpu.remapped_rows} rows remapped{off}"
-    return Finding(device=gpu.label, check="memory_errors", message=text)
+    return DeviceFinding(device=gpu.label, check="memory_errors", message=text)
 
 
-def _mode(gpu: Gpu) -> Finding:
+def _mode(gpu: Gpu) -> DeviceFinding:
     if gpu.compute_mode == "prohibited":
         return _broken(gpu.label, "compute_mode", "its mode prohibits computing", "compute-mode")
     if gpu.compute_mode.startswith("exclusive"):
         message = f"its mode is {gpu.compute_mode}: only one process can use it at a time"
         return _warn(gpu.label, "compute_mode", message, "compute-mode")
-    return Finding(device=gpu.label, check="compute_mode", message=gpu.compute_mode or "unknown")
+    return DeviceFinding(device=gpu.label, check="compute_mode", message=gpu.compute_mode or "unknown")
 
 
-def _mig(gpu: Gpu) -> Finding:
+def _mig(gpu: Gpu) -> DeviceFinding:
     if gpu.mig_enabled and not gpu.slices:
         return _broken(gpu.label, "mig", "MIG mode is on and there is no slice", "mig-mode")
     if gpu.mig_enabled:
         message = f"{len(gpu.slices)} MIG slices: gloo only, since NCCL takes no MIG slices"
         return _warn(gpu.label, "mig", message, "nccl-one-gpu-per-rank")
-    return Finding(device=gpu.label, check="mig", message="off")
+    return DeviceFinding(device=gpu.label, check="mig", message="off")
 
 
-def _clocks(gpu: Gpu) -> Finding:
+def _clocks(gpu: Gpu) -> DeviceFinding:
     temperature = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} °C"
     if gpu.throttle:
         message = f"slowed down{temperature}: {', '.join(gpu.throttle)}"
         return _warn(gpu.label, "clocks", message, "slow-gpu")
-    return Finding(device=gpu.label, check="clocks", message=f"not slowed down{temperature}")
+    return DeviceFinding(device=gpu.label, check="clocks", message=f"not slowed down{temperature}")
 
 
-def _pcie(gpu: Gpu) -> Finding:
+def _pcie(gpu: Gpu) -> DeviceFinding:
     """The width only: an idle link lowers its generation to save power."""
     if 0 < gpu.pcie_width < gpu.pcie_max_width:
         message = f"PCIe runs at x{gpu.pcie_width} instead of x{gpu.pcie_max_width}"
         return _warn(gpu.label, "pcie", message, "slow-gpu")
-    return Finding(device=gpu.label, check="pcie", message=f"x{gpu.pcie_width} of x{gpu.pcie_max_width}")
+    return DeviceFinding(
+        device=gpu.label, check="pcie", message=f"x{gpu.pcie_width} of x{gpu.pcie_max_width}"
+    )
 
 
-def _nvlink(gpu: Gpu) -> Finding:
+def _nvlink(gpu: Gpu) -> DeviceFinding:
     if gpu.nvlinks_down and gpu.nvlinks_active:
         message = f"{gpu.nvlinks_down} of {gpu.nvlinks_active + gpu.nvlinks_down} NVLinks are down"
         return _warn(gpu.label, "nvlink", message, "nvlink-down")
     peers = [str(peer.index) for peer in gpu.peers if peer.nvlinks]
     text = f"{gpu.nvlinks_active} active, to GPU {', '.join(peers)}" if peers else "none"
-    return Finding(device=gpu.label, check="nvlink", message=text)
+    return DeviceFinding(device=gpu.label, check="nvlink", message=text)
 
 
-def _use(gpu: Gpu) -> Finding:
+def _use(gpu: Gpu) -> DeviceFinding:
     use = foreign_use(gpu)
     if use:
         return _warn(gpu.label, "use", use, "gpu-busy")
-    return Finding(device=gpu.label, check="use", message="idle")
+    return DeviceFinding(device=gpu.label, check="use", message="idle")
 
 
-_GPU_CHECKS: tuple[Callable[[Gpu], Finding], ...] = (_ecc, _mode, _mig, _clocks, _pcie, _nvlink, _use)
+_GPU_CHECKS: tuple[Callable[[Gpu], DeviceFinding], ...] = (_ecc, _mode, _mig, _clocks, _pcie, _nvlink, _use)
 
 
-def _kernels(gpu: Gpu, torch: TorchFacts) -> Finding:
+def _kernels(gpu: Gpu, torch: TorchFacts) -> DeviceFinding:
     """torch has kernels for this GPU: of its major version and not newer, or PTX to compile them from."""
     wanted = _capability(gpu.compute_capability.replace(".", ""))
     names = [name.partition("_") for name in torch.architectures]
@@ -246,7 +303,7 @@ def _kernels(gpu: Gpu, torch: TorchFacts) -> Finding:
         has = ", ".join(torch.architectures)
         message = f"torch {torch.version} has no kernels for sm_{wanted}, only {has}"
         return _broken(gpu.label, "kernels", message, "torch-without-kernels")
-    return Finding(device=gpu.label, check="kernels", message=f"sm_{wanted}" if wanted else "unknown")
+    return DeviceFinding(device=gpu.label, check="kernels", message=f"sm_{wanted}" if wanted else "unknown")
 
 
 def _capability(number: str) -> int:

@@ -91,7 +91,7 @@ class Gpu(Frozen):
     peers: tuple[Peer, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     fault: str = ""
-    """NVML's word when the GPU can not be used: lost, hangs, needs a reset. Empty for a usable one."""
+    """NVML's word when the GPU cannot be used: lost, hangs, needs a reset. Empty for a usable one."""
     only_slice: str = ""
     """UUID of the MIG slice where memory and processes are those of that slice; see :func:`part_for`."""
 
@@ -153,7 +153,7 @@ class Machine(Frozen):
     """Newest CUDA version that the driver serves."""
     nvml: str = ""
     nvml_error: str = ""
-    """Why NVML can not be asked; empty where it answered, and where there is nothing to ask."""
+    """Why NVML cannot be asked; empty where it answered, and where there is nothing to ask."""
     device_nodes: tuple[str, ...] = ()
     """``/dev/nvidia*`` that this container sees."""
     fabrics: tuple[Fabric, ...] = ()
@@ -228,6 +228,28 @@ def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
 def is_slice(slot: Slot) -> bool:
     """Whether a slot is a MIG slice, which has no peers and which NCCL refuses."""
     return slot.device == "cuda" and "." in slot.name
+
+
+def used_by_others(gpu: Gpu, pid: int) -> Gpu:
+    """A GPU as it would be without what one process holds there, and on its slices."""
+    own = [process for process in gpu.processes if process.pid == pid]
+    if not own and not gpu.slices:
+        return gpu
+    return msgspec.structs.replace(
+        gpu,
+        memory_used=max(0, gpu.memory_used - sum(process.memory for process in own)),
+        processes=tuple(process for process in gpu.processes if process not in own),
+        slices=tuple(_slice_of_others(part, pid) for part in gpu.slices),
+    )
+
+
+def _slice_of_others(part: MigSlice, pid: int) -> MigSlice:
+    own = [process for process in part.processes if process.pid == pid]
+    return msgspec.structs.replace(
+        part,
+        memory_used=max(0, part.memory_used - sum(process.memory for process in own)),
+        processes=tuple(process for process in part.processes if process not in own),
+    )
 
 
 def part_for(slot: Slot, gpu: Gpu) -> Gpu:

@@ -16,7 +16,7 @@ import pynvml as nvml
 
 from disttest.host.bounded import speak
 from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
-from disttest.host.devices.messages import Answered, Asking, Done, Driver, Found, Link, Refused
+from disttest.host.devices.probe_messages import Answered, Asking, Done, Driver, Found, Link, ProbeRefused
 
 # Errors that say: this GPU will not work. All others mean that it does not know, or may not tell.
 _BROKEN = {
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
         else:
             _ask_machine(frozenset(options.skip), only_processes=False)
     except nvml.NVMLError as error:
-        speak(Refused(code=error.value, message=str(error)))
+        speak(ProbeRefused(code=error.value, message=str(error)))
         return
     speak(Asking(what="nvmlShutdown"))
     nvml.nvmlShutdown()

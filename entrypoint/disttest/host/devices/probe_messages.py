@@ -10,18 +10,18 @@ from disttest.host.devices.machine import Gpu
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
+class ProbeMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="says", tag=True):
     """Base of all messages."""
 
 
-class Asking(Message, tag="asking"):
+class Asking(ProbeMessage, tag="asking"):
     """A call into the driver begins. If nothing follows, this is the one that hangs or crashes."""
 
     what: str
     gpu: int | None = None
 
 
-class Driver(Message, tag="driver"):
+class Driver(ProbeMessage, tag="driver"):
     """NVML answers."""
 
     gpus: int
@@ -30,13 +30,13 @@ class Driver(Message, tag="driver"):
     nvml: str = ""
 
 
-class Found(Message, tag="found"):
+class Found(ProbeMessage, tag="found"):
     """One GPU, without its peers."""
 
     gpu: Gpu
 
 
-class Link(Message, tag="link"):
+class Link(ProbeMessage, tag="link"):
     """How two GPUs reach each other."""
 
     first: int
@@ -45,19 +45,19 @@ class Link(Message, tag="link"):
     path: str = ""
 
 
-class Refused(Message, tag="refused"):
-    """NVML itself can not be used."""
+class ProbeRefused(ProbeMessage, tag="refused"):
+    """NVML itself cannot be used."""
 
     code: int
     message: str
 
 
-class Answered(Message, tag="answered"):
+class Answered(ProbeMessage, tag="answered"):
     """One question of a watch has been answered; it waits for the next."""
 
 
-class Done(Message, tag="done"):
+class Done(ProbeMessage, tag="done"):
     """Everything has been asked."""
 
 
-AnyMessage = Asking | Driver | Found | Link | Refused | Answered | Done
+AnyMessage = Asking | Driver | Found | Link | ProbeRefused | Answered | Done

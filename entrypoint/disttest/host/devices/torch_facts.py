@@ -1,13 +1,14 @@
-"""What torch says about itself and the devices, asked in a bounded child: the command never imports torch.
+"""What torch says about itself and the devices, asked in a child with a deadline.
 
-Run as a module; speaks one :class:`TorchFacts`.
+The command never imports torch, and the process that forks ranks never asks CUDA anything: even a question for
+a version number initialises the driver, and then no fork of that process can. Run as a module it speaks one
+:class:`TorchFacts`, then another one with what torch sees.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,12 @@ from typing import Any
 import msgspec
 
 from disttest.host.bounded import run_bounded, speak
+from disttest.host.fork_question import ask_fork
+from disttest.limits import DRIVER_TOTAL_S
 from disttest.model import Frozen
+
+_NO_BACKENDS = ("undefined", "fake")
+"""Names in torch's own list behind which nothing communicates."""
 
 
 class TorchFacts(Frozen):
@@ -37,10 +43,10 @@ class TorchFacts(Frozen):
     devices: tuple[str, ...] = ()
     """Names of the accelerators that it sees."""
     error: str = ""
-    """Why torch or its accelerator can not be used; empty where both can, or there is none."""
+    """Why torch or its accelerator cannot be used; empty where both can, or there is none."""
 
 
-def ask_torch(*, timeout_s: float = 60.0) -> TorchFacts:
+def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     """Import torch and initialise its accelerator, in a bounded child."""
     heard: list[bytes] = []
     ended = run_bounded("disttest.host.devices.torch_facts", timeout_s=timeout_s, on_line=heard.append)
@@ -54,49 +60,78 @@ def ask_torch(*, timeout_s: float = 60.0) -> TorchFacts:
     return facts
 
 
-def has_accelerator() -> bool:
-    """Whether the installed torch was built for one, without importing it; a torch that does not say so may be."""
+def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
+    """The same, in a fork of this process, which has imported torch: milliseconds instead of the seconds of an import.
+
+    Where this process has touched CUDA itself, the fork cannot: ``error`` has torch's words for that.
+    """
+    told, ended = ask_fork(lambda: msgspec.json.encode(_all_facts()), limit_s=timeout_s)
+    try:
+        return msgspec.json.decode(told, type=TorchFacts)
+    except msgspec.DecodeError:
+        why = f"gave no answer within {timeout_s:.0f} s" if ended is None else f"ended with {ended}"
+        return TorchFacts(error=f"initialising the devices: the process that asked {why}")
+
+
+def built_for() -> dict[str, str]:
+    """What the installed torch was built for (``cuda``, ``hip``, ``xpu`` -> version, empty for none), not imported.
+
+    Nothing where torch does not say.
+    """
     spec = importlib.util.find_spec("torch")
     version = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path()
     try:
         text = version.read_text()
     except OSError:
-        return True
+        return {}
     # Its lines read like "cuda: Optional[str] = None".
     told = re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *(.+)$", text, re.MULTILINE)
-    return not told or any(value.strip() != "None" for _, value in told)
+    return {name: "" if value.strip() == "None" else value.strip(" '\"") for name, value in told}
 
 
-def about_torch() -> TorchFacts | None:
-    """What torch says of itself, without a look at any device; None unless this process has imported it."""
-    torch = sys.modules.get("torch")
-    return _about(torch) if torch is not None else None
+def has_accelerator() -> bool:
+    """Whether the installed torch was built for one, without importing it; a torch that does not say so may be."""
+    told = built_for()
+    return not told or any(told.values())
 
 
 def main(_arguments: Sequence[str]) -> None:
     """Say what torch is, then what it sees."""
     import torch
 
+    speak(_about(torch))
+    speak(_all_facts())
+
+
+def _all_facts() -> TorchFacts:
+    """What torch is and what it sees. This process can fork no rank afterwards."""
+    import torch
+
     facts = _about(torch)
-    speak(facts)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         devices, error = _accelerators(torch, facts.device_type)
-    error = error or next((str(w.message) for w in caught if not devices), "")
-    speak(msgspec.structs.replace(facts, devices=devices, error=error))
+        cudnn, incompatible = _cudnn(torch) if facts.cuda and not error else ("", "")
+    error = error or incompatible or next((str(w.message) for w in caught if not devices), "")
+    return msgspec.structs.replace(
+        facts, devices=devices, error=error, cudnn=cudnn, architectures=_architectures(torch)
+    )
 
 
 def _about(torch: Any) -> TorchFacts:
+    """What it is; initialises nothing."""
     import torch.distributed as dist
 
-    backends = ("gloo", "nccl", "mpi", "ucc", "xccl") if dist.is_available() else ()
+    backends = (
+        [name for name in dist.Backend.backend_list if name not in _NO_BACKENDS]
+        if dist.is_available()
+        else []
+    )
     return TorchFacts(
         version=str(torch.__version__),
         cuda=torch.version.cuda or "",
         hip=torch.version.hip or "",
         nccl=_nccl(torch) if dist.is_available() and dist.is_nccl_available() else "",
-        cudnn=str(torch.backends.cudnn.version() or "") if torch.version.cuda else "",
-        architectures=_architectures(torch),
         backends=tuple(name for name in backends if dist.is_backend_available(name)),
         device_type=_device_type(torch),
     )
@@ -104,6 +139,14 @@ def _about(torch: Any) -> TorchFacts:
 
 def _nccl(torch: Any) -> str:
     return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _cudnn(torch: Any) -> tuple[str, str]:
+    """Its version, or why torch refuses it here."""
+    try:
+        return str(torch.backends.cudnn.version() or ""), ""
+    except RuntimeError as error:
+        return "", str(error)
 
 
 def _architectures(torch: Any) -> tuple[str, ...]:

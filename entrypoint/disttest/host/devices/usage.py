@@ -6,18 +6,17 @@ is broken, and a new child asks about the others.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable
 
 import msgspec
 
 from disttest.host.bounded import BoundedChild, Ended
 from disttest.host.devices.detect import PROBE
-from disttest.host.devices.machine import Gpu
-from disttest.host.devices.messages import Answered, AnyMessage, Asking, Found, Refused
-
-_STALL_S = 15.0
-"""The first question loads the driver, which takes some seconds for each GPU without persistence mode."""
-_FOR_EVER_S = 1e9
+from disttest.host.devices.machine import Gpu, used_by_others
+from disttest.host.devices.probe_messages import Answered, AnyMessage, Asking, Found, ProbeRefused
+from disttest.limits import DRIVER_STALL_S
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
@@ -25,7 +24,7 @@ _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 class GpuWatch:
     """Ask; wait for one of the descriptors, or for a second; advance, until the answer is there."""
 
-    def __init__(self, gpus: Iterable[Gpu], *, library: str = "", stall_s: float = _STALL_S) -> None:
+    def __init__(self, gpus: Iterable[Gpu], *, library: str = "", stall_s: float = DRIVER_STALL_S) -> None:
         """Prepare to watch; nothing is started before the first question.
 
         Args:
@@ -90,9 +89,7 @@ class GpuWatch:
         arguments = ["--watch", *(["--library", self._library] if self._library else [])]
         for index in self._faults:
             arguments += ["--skip", str(index)]
-        return BoundedChild(
-            PROBE, arguments, timeout_s=_FOR_EVER_S, stall_s=self._stall_s, on_line=self._hear
-        )
+        return BoundedChild(PROBE, arguments, timeout_s=math.inf, stall_s=self._stall_s, on_line=self._hear)
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -104,7 +101,7 @@ class GpuWatch:
                 self._last = message
             case Found(gpu=gpu):
                 self._heard[gpu.index] = gpu
-            case Refused():
+            case ProbeRefused():
                 self._refused = message.message
             case Answered():
                 self._answered = True
@@ -116,6 +113,8 @@ class GpuWatch:
         if known.index in self._faults:
             return msgspec.structs.replace(known, fault=self._faults[known.index])
         now = self._heard.get(known.index)
+        if now is not None:
+            now = used_by_others(now, os.getpid())
         if now is None or (now.uuid and now.uuid != known.uuid):
             return msgspec.structs.replace(known, fault=f"{known.label} has vanished from the driver's list")
         return msgspec.structs.replace(

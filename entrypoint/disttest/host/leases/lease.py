@@ -16,18 +16,14 @@ from types import TracebackType
 from typing import Self
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
-from disttest.host.choice import choose_slots
 from disttest.host.devices.machine import Gpu, Machine, part_for
-from disttest.host.lockfiles import Holder, Lock, LockDirectory, boot_clock
-from disttest.host.quarantine import Quarantine, QuarantineNotes
-from disttest.host.queue import join_queue, leave_queue, tickets_ahead
+from disttest.host.leases.choice import choose_slots
+from disttest.host.leases.lockfiles import Holder, Lock, LockDirectory, boot_clock
+from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.host.leases.queue import join_queue, leave_queue, tickets_ahead
+from disttest.limits import LEASE_FRESH_S, LEASE_LONGEST_POLL_S, LEASE_LOOK_S, LEASE_POLL_S, LEASE_WAIT_S
 from disttest.model import Frozen, Slot
 
-_POLL_S = 0.01
-_LONGEST_POLL_S = 0.1
-"""flock can not wait for one of several locks: the head of the line looks often, the others seldom."""
-_FRESH_S = 1.0
-"""A picture of the machine older than this is not trusted when GPUs are taken."""
 _UNSEEN_SHARE = 0.05
 """Memory in use beyond this share, with no process to be seen, is another container's."""
 
@@ -38,9 +34,9 @@ class Request(Frozen):
     count: int
     who: str = ""
     """How others see who holds the slots: the run and its command."""
-    share: bool = False
+    allow_busy: bool = False
     """Take GPUs that foreign processes use, too."""
-    timeout_s: float = 3600.0
+    timeout_s: float = LEASE_WAIT_S
 
 
 class SlotState(Frozen):
@@ -49,7 +45,7 @@ class SlotState(Frozen):
     slot: Slot
     label: str
     obstacle: str = ""
-    """Why it can not be had; empty for a free one."""
+    """Why it cannot be had; empty for a free one."""
     permanent: bool = False
     """Whether waiting is no use: the GPU is broken, or in quarantine."""
     held: bool = False
@@ -75,6 +71,9 @@ class Lease:
             slot: one of this lease.
             reason: what others will read.
             pid: the process that does not let go of it; the quarantine ends with that process.
+
+        Raises:
+            InfrastructureError: others cannot be told; the slot stays in this lease.
         """
         self._notes.add(slot.uuid or slot.name.replace(":", "-"), reason, pid=pid)
         self.give_back(slot)
@@ -123,7 +122,7 @@ class Leaser:
             sleep: waits some seconds.
 
         Raises:
-            UsageError: the directory can not be used.
+            UsageError: the directory cannot be used.
         """
         self._directory = LockDirectory(directory)
         self._notes = QuarantineNotes(directory)
@@ -154,17 +153,17 @@ class Leaser:
                     said = reason
                 if self._clock() >= deadline_s:
                     raise NotEnoughDevices(f"no lease within {request.timeout_s:g} s: {reason}")
-                self._sleep(min(_LONGEST_POLL_S, _POLL_S * (1 + self._ahead)))
+                self._sleep(min(LEASE_LONGEST_POLL_S, LEASE_POLL_S * (1 + self._ahead)))
         finally:
             leave_queue(self._directory, ticket)
 
-    def states(self, *, share: bool = False) -> tuple[SlotState, ...]:
+    def states(self, *, allow_busy: bool = False) -> tuple[SlotState, ...]:
         """Every slot of the machine and what keeps it from being taken now."""
         machine = self._look()
         notes = self._active_notes(machine)
         states = []
         for slot, gpu in _slots_with_gpus(machine):
-            state = _state(slot, gpu, notes.get(slot.uuid), share=share)
+            state = _state(slot, gpu, notes.get(slot.uuid), allow_busy=allow_busy)
             states.append(state if state.obstacle else self._lock_state(state))
         return tuple(states)
 
@@ -206,10 +205,12 @@ class Leaser:
 
     def _attempt(self, request: Request, ticket: Lock) -> tuple[Lease | None, str]:
         """Try once: a lease, or why not."""
-        machine = self._look(max_age_s=2.0)
+        machine = self._look(max_age_s=LEASE_LOOK_S)
         notes = self._active_notes(machine)
         entries = _slots_with_gpus(machine)
-        states = [_state(slot, gpu, notes.get(slot.uuid), share=request.share) for slot, gpu in entries]
+        states = [
+            _state(slot, gpu, notes.get(slot.uuid), allow_busy=request.allow_busy) for slot, gpu in entries
+        ]
         _check_enough(request, states)
         open_slots = [entry for entry, state in zip(entries, states, strict=True) if not state.obstacle]
         held, reason = self._lock(request, ticket, open_slots)
@@ -255,13 +256,13 @@ class Leaser:
 
     def _spoiled(self, lease: Lease, request: Request) -> str:
         """What speaks against slots just locked, now that nobody else takes them; empty when nothing."""
-        machine = self._look(max_age_s=_FRESH_S)
+        machine = self._look(max_age_s=LEASE_FRESH_S)
         now = dict(_slots_with_gpus(machine))
         notes = self._active_notes(machine)
         for slot in lease.slots:
             if slot not in now:
                 return f"{slot.name} ({slot.uuid}) has vanished"
-            state = _state(slot, now[slot], notes.get(slot.uuid), share=request.share)
+            state = _state(slot, now[slot], notes.get(slot.uuid), allow_busy=request.allow_busy)
             if state.obstacle:
                 return f"{state.label}: {state.obstacle}"
         return ""
@@ -278,9 +279,9 @@ def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
     return sorted([*healthy, *broken], key=lambda entry: (entry[0].index, entry[0].name))
 
 
-def _state(slot: Slot, gpu: Gpu, note: Quarantine | None, *, share: bool) -> SlotState:
+def _state(slot: Slot, gpu: Gpu, note: Quarantine | None, *, allow_busy: bool) -> SlotState:
     broken = gpu.fault or (f"in quarantine: {note.reason}" if note else "")
-    busy = "" if share else foreign_use(gpu)
+    busy = "" if allow_busy else foreign_use(gpu)
     # Who waits for a process to let go may be lucky; a broken GPU does not mend itself.
     permanent = bool(gpu.fault) or (note is not None and not note.pid)
     return SlotState(slot=slot, label=gpu.label, obstacle=broken or busy, permanent=permanent)
@@ -296,7 +297,7 @@ def foreign_use(gpu: Gpu) -> str:
         names = ", ".join(f"{process.name or 'process'} (pid {process.pid})" for process in computing)
         return f"used by {names}"
     if not gpu.processes and gpu.memory_used > _UNSEEN_SHARE * gpu.memory_total > 0:
-        return f"{gpu.memory_used >> 20} MiB are used by a process that can not be seen from here"
+        return f"{gpu.memory_used >> 20} MiB are used by a process that cannot be seen from here"
     return ""
 
 
@@ -319,7 +320,8 @@ def _lock_name(slot: Slot) -> str:
 def _render_holder(holder: Holder) -> str:
     if not holder.pid:
         return "another run"
-    minutes = int(boot_clock() - holder.since_s) // 60
+    # What another user has written may be of no time at all.
+    minutes = int(min(max(0.0, boot_clock() - holder.since_s), boot_clock())) // 60
     # In whole minutes: the line is shown whenever it changes, and that must not be each second.
     age = f" for {minutes} min" if minutes else ""
     return f"{holder.who or 'a run'}, pid {holder.pid}{age}"

@@ -7,9 +7,10 @@ that mount the same directory of the host, and not on network file systems.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,17 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.errors import UsageError
-from disttest.model import Frozen
+from disttest.host.shared import SharedFolder, plain_text, refusal
+from disttest.model import UNREADABLE, Frozen
 
 DEFAULT_DIRECTORY = Path("/run/lock/disttest")
 
 _WITHOUT_ROOT = Path(tempfile.gettempdir()) / "disttest-leases"
 """Where only root could make the other one."""
 
-_SHARED_DIRECTORY = 0o1777
-"""Runners may run as different users."""
-_SHARED_FILE = 0o666
+_GATE = "gate"
 
 
 def usual_directory() -> Path:
@@ -64,8 +63,11 @@ class Lock:
 
     def sign(self, holder: Holder) -> None:
         """Write down who holds it."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
+        with contextlib.suppress(
+            OSError
+        ):  # another user's file, or no room: nobody gets to know, and the lock holds
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
 
     def release(self) -> None:
         """Free the lock, also for processes that inherited it."""
@@ -87,23 +89,23 @@ class LockDirectory:
         """Open the directory; it is made, for all users, if it is not there.
 
         Raises:
-            UsageError: it can not be made or written to.
+            UsageError: it cannot be made or written to, or is none for leases.
         """
         self.path = path
+        self._folder = SharedFolder(path)
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+            raise refusal(path, os.strerror(errno.EACCES))
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o7777 != _SHARED_DIRECTORY:
-                path.chmod(_SHARED_DIRECTORY)
-            os.close(_open(path / ".writable"))
+            os.close(self._folder.open(_GATE))
         except OSError as error:
-            raise UsageError(
-                f"the lease directory {path} can not be used: {error.strerror}. "
-                "Give one that all runners of this host share and may write to, with --lease-dir."
-            ) from error
+            raise refusal(path, f"{_GATE}: {error.strerror}") from error
 
     def try_lock(self, name: str) -> Lock | None:
-        """The lock, or None while another holds it."""
-        descriptor = _open(self.path / name)
+        """The lock, or None while another holds it, or keeps this user from its file."""
+        try:
+            descriptor = self._folder.open(name)
+        except OSError:
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -111,12 +113,29 @@ class LockDirectory:
             return None
         return Lock(name, descriptor)
 
+    def is_lock(self, name: str) -> bool:
+        """Whether there is a file that can be locked."""
+        try:
+            os.close(self._folder.open(name))
+        except OSError:
+            return False
+        return True
+
     def read(self, name: str) -> Holder:
         """What the holder wrote; an empty one where it wrote nothing (yet)."""
         try:
-            return msgspec.json.decode((self.path / name).read_bytes(), type=Holder)
-        except (OSError, msgspec.DecodeError):
+            holder = msgspec.json.decode(self._folder.read(name), type=Holder)
+        except (OSError, *UNREADABLE):
             return Holder()
+        return msgspec.structs.replace(holder, who=plain_text(holder.who))
+
+    def remove(self, name: str) -> None:
+        """Remove a lock's file, if it is ours to remove."""
+        self._folder.remove(name)
+
+    def names(self, suffix: str) -> list[str]:
+        """Locks whose names end so, in order, held or not."""
+        return self._folder.names(suffix)
 
     @contextmanager
     def gate(
@@ -127,10 +146,10 @@ class LockDirectory:
         It is held for microseconds, unless its holder is stopped or the machine is very busy.
         """
         deadline_s = clock() + timeout_s
-        lock = self.try_lock("gate")
+        lock = self.try_lock(_GATE)
         while lock is None and clock() < deadline_s:
             sleep(0.005)
-            lock = self.try_lock("gate")
+            lock = self.try_lock(_GATE)
         if lock is not None:
             lock.sign(Holder(pid=os.getpid(), since_s=boot_clock()))
         try:
@@ -138,23 +157,3 @@ class LockDirectory:
         finally:
             if lock is not None:
                 lock.release()
-
-
-def _open(path: Path) -> int:
-    """Open a file of the directory for reading and writing; make it if it is not there.
-
-    Without O_CREAT first: in a sticky directory the kernel forbids that for another user's file
-    (fs.protected_regular).
-    """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        pass
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, _SHARED_FILE)
-    except FileExistsError:
-        return os.open(path, flags)
-    if stat.S_IMODE(os.fstat(descriptor).st_mode) != _SHARED_FILE:
-        os.fchmod(descriptor, _SHARED_FILE)
-    return descriptor

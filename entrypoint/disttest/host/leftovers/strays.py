@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from disttest.host.process import age_of
+from disttest.host.proc import age_of
 
 _MOST_NAMED = 10
 _KERNEL_TICK_S = 0.01

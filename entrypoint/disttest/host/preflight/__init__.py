@@ -2,6 +2,6 @@
 
 from disttest.host.preflight.background import Proof
 from disttest.host.preflight.messages import Check, Level, PreflightResult, Target
-from disttest.host.preflight.run import Bounds, run_preflight, targets_of
+from disttest.host.preflight.steps import Bounds, run_preflight, targets_of
 
 __all__ = ["Bounds", "Check", "Level", "PreflightResult", "Proof", "Target", "run_preflight", "targets_of"]

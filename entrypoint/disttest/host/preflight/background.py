@@ -8,7 +8,7 @@ import msgspec
 
 from disttest.host.bounded import BoundedChild, speak
 from disttest.host.preflight.messages import Level, PreflightResult, Target
-from disttest.host.preflight.run import WORKER, Bounds, run_preflight
+from disttest.host.preflight.steps import WORKER, Bounds, run_preflight
 
 _MODULE = "disttest.host.preflight.background"
 

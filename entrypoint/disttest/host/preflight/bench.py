@@ -173,8 +173,10 @@ class Collectives:
     def __init__(self, job: CollectiveJob, bench: Bench) -> None:
         self.job = job
         self.bench = bench
-        # gloo is for devices that NCCL can not serve; its own tensors live in host memory.
+        # gloo is for devices that NCCL cannot serve; its own tensors live in host memory.
         self.device = bench.device if job.backend == "nccl" else torch.device("cpu")
+        self._block = _ON_CPU // 4
+        """Bytes of what each rank brings along."""
 
     def checks(self) -> tuple[Callable[[], Measure | None], ...]:
         """All checks, in an order that is the same on every rank."""
@@ -193,10 +195,24 @@ class Collectives:
             timeout=timedelta(seconds=self.job.timeout_s),
         )
         dist.barrier()
+        if self.bench.is_cuda:
+            self._block = self._agree_on_block(store)
+
+    def _agree_on_block(self, store: Any) -> int:
+        """The same on all ranks, so that the largest check, all_gather, needs half of the memory that is free at most.
+
+        That check has a block of each rank twice, for torch gathers into one buffer, and its own. The ranks tell each
+        other by the store: no device is needed for it.
+        """
+        size = self.job.size
+        free, _ = torch.cuda.mem_get_info(self.bench.device)
+        store.set(f"free/{self.job.rank}", str(free))
+        least = min(int(store.get(f"free/{rank}")) for rank in range(size))
+        return min(_COPY[self.job.level], max(MIB, least // (2 * (2 * size + 1)))) // 8 * 8
 
     def contribution(self) -> Any:
         """What this rank brings along: its rank plus one, many times over."""
-        return torch.full((self._count(),), float(self.job.rank + 1), device=self.device)
+        return torch.full((self._block // 4,), float(self.job.rank + 1), device=self.device)
 
     def broadcast(self) -> None:
         """Each rank's numbers reach all others."""
@@ -207,7 +223,7 @@ class Collectives:
 
     def all_gather(self) -> None:
         """All numbers reach all ranks, each in its place."""
-        parts = [torch.empty(self._count(), device=self.device) for _ in range(self.job.size)]
+        parts = [torch.empty(self._block // 4, device=self.device) for _ in range(self.job.size)]
         dist.all_gather(parts, self.contribution())
         for rank, part in enumerate(parts):
             self._compare(part, rank + 1, accused=rank)
@@ -235,9 +251,6 @@ class Collectives:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _count(self) -> int:
-        return (_COPY[self.job.level] if self.bench.is_cuda else _ON_CPU // 4) // 4
 
     def _compare(self, block: Any, expected: float, *, accused: int | None = None) -> None:
         low, high = block.min().item(), block.max().item()

@@ -5,10 +5,12 @@ Runs in a bounded child. Before each check it says which, so that the parent can
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -49,6 +51,7 @@ class Worker:
         speak(Ready())
         for line in sys.stdin:
             self._do(decoder.decode(line))
+            _return_memory()
             speak(Ready())
             if self._torn:
                 return
@@ -86,6 +89,14 @@ class Worker:
             if not _measure(check):
                 return False
         return True
+
+
+def _return_memory() -> None:
+    """Other workers need it next. A device that refuses has failed a check, which was told."""
+    cuda: Any = torch.cuda  # has no annotations
+    if cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            cuda.empty_cache()
 
 
 def _show(*targets: Target) -> None:

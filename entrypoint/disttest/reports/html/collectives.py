@@ -9,6 +9,8 @@ from disttest.model import Collective, RankRecord, TestResult, rank_name
 from disttest.reports.text import one_line
 
 MAX_ROWS = 60
+MOST_CALLS = 2_000
+"""Calls of one rank that are compared; torch's recorder keeps as many by default."""
 _Key = tuple[str, int]
 
 
@@ -21,7 +23,10 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
         return None
     # A rank that hangs was asked too; that it has nothing to show is what the reader looks for.
     ranks = [rank for rank in result.ranks if rank.collectives or rank.hung]
-    calls = [{(call.group, call.seq): call for call in rank.collectives if not call.p2p} for rank in ranks]
+    calls = [
+        {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
+        for rank in ranks
+    ]
     first_s: dict[_Key, float] = {}
     for mine in calls:
         for key, call in mine.items():

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from disttest.model import RankRecord, TestResult, rank_name
-from disttest.reports import digest, trend
+from disttest.reports import aggregates, trend
 from disttest.reports.html.collectives import collective_table, ticks
 from disttest.reports.location import Repository, locate
-from disttest.reports.logs import LogFolder
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
@@ -36,7 +36,7 @@ MAX_OPENED = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Room:
+class _TextBudget:
     details: int
     log: int
 
@@ -48,7 +48,7 @@ def choose_tests(run: RunResult, most: int = MAX_TESTS) -> RunResult:
     kinds = {kind: number for number, kind in enumerate(KINDS)}
     longest_s = max(test.final.duration_s for test in run.tests) + 1.0
     # One number each: tuples of two would take as much memory as the rows themselves.
-    ranks = [kinds[digest.classify(test)] * longest_s - test.final.duration_s for test in run.tests]
+    ranks = [kinds[aggregates.classify(test)] * longest_s - test.final.duration_s for test in run.tests]
     order = sorted(range(len(run.tests)), key=ranks.__getitem__)
     return msgspec.structs.replace(run, tests=tuple(run.tests[index] for index in sorted(order[:most])))
 
@@ -64,7 +64,7 @@ def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunRe
     suites = list(dict.fromkeys(test.test.suite for test in run.tests))
     shapes = sorted({_shape_key(test) for test in run.tests})
     older = [trend.kinds(earlier) for earlier in history]
-    room = max(40, min(300, MESSAGES_TOTAL // max(1, sum(bool(test.final.message) for test in run.tests))))
+    budget = max(40, min(300, MESSAGES_TOTAL // max(1, sum(bool(test.final.message) for test in run.tests))))
     return {
         "kinds": KINDS,
         "suites": [one_line(suite) for suite in suites],
@@ -74,9 +74,9 @@ def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunRe
                 one_line(test.test.nodeid, 6000),
                 suites.index(test.test.suite),
                 shapes.index(_shape_key(test)),
-                KINDS.index(digest.classify(test)),
+                KINDS.index(aggregates.classify(test)),
                 round(max(0.0, test.final.duration_s), 4),
-                one_line(test.final.message, room),
+                one_line(test.final.message, budget),
                 len(test.attempts),
                 _log_folder(test),
                 len(test.final.ranks),
@@ -91,19 +91,19 @@ def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunRe
 def page_details(run: RunResult, logs: LogFolder) -> dict[str, Any]:
     """Return index of a test -> all that is known of it, for tests that somebody will want to open."""
     opened = [(index, test) for index, test in enumerate(run.tests) if _is_worth_opening(test)]
-    opened.sort(key=lambda entry: KINDS.index(digest.classify(entry[1])))
+    opened.sort(key=lambda entry: KINDS.index(aggregates.classify(entry[1])))
     opened = opened[:MAX_OPENED]
     ranks = sum(len(attempt.ranks) for _, test in opened for attempt in test.attempts)
-    room = _Room(
+    budget = _TextBudget(
         details=min(20_000, DETAILS_TOTAL // max(1, len(opened))),
         log=min(24_000, LOGS_TOTAL // max(1, ranks)),
     )
-    return {str(index): _details(test, run, logs, room) for index, test in opened}
+    return {str(index): _details(test, run, logs, budget) for index, test in opened}
 
 
 def _shape_key(test: TestOutcome) -> tuple[int, str]:
     shape = test.test.world
-    return (shape.size, str(shape)) if shape else (0, digest.ORDINARY)
+    return (shape.size, str(shape)) if shape else (0, aggregates.ORDINARY)
 
 
 def _is_worth_opening(test: TestOutcome) -> bool:
@@ -126,7 +126,7 @@ def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
     number = {lanes: index for index, lanes in enumerate(groups)}
     return {
         "slots": [one_line(slot, 40) for slot in timeline.slots],
-        "busy": [round(timeline.busy_s(lane), 3) for lane in range(len(timeline.slots))],
+        "busy": [round(busy_s, 3) for busy_s in timeline.busy_s],
         "lanes": groups,
         "bars": [
             (
@@ -156,37 +156,37 @@ def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]
     return found
 
 
-def _details(test: TestOutcome, run: RunResult, logs: LogFolder, room: _Room) -> dict[str, Any]:
-    place = locate(test, Repository(root=run.root)) if test.final.outcome.is_bad else None
+def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:
+    place = locate(test, Repository.of(run)) if test.final.outcome.is_bad else None
     return {
         "repeat": clean(repeat_command(test.test, run)),
         "place": str(place or ""),
-        "fault": digest.fault(test) if test.final.outcome.is_bad else "",
-        "attempts": [_attempt(attempt, logs, room) for attempt in test.attempts],
+        "fault": aggregates.fault(test) if test.final.outcome.is_bad else "",
+        "attempts": [_attempt(attempt, logs, budget) for attempt in test.attempts],
     }
 
 
-def _attempt(result: TestResult, logs: LogFolder, room: _Room) -> dict[str, Any]:
+def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:
     return {
         "attempt": result.attempt,
         "outcome": str(result.outcome),
-        "message": digest.finding(result) if result.outcome.is_bad else one_line(result.message),
-        "who": digest.who(result),
+        "message": aggregates.finding(result) if result.outcome.is_bad else one_line(result.message),
+        "who": aggregates.who(result),
         "phase": one_line(result.phase),
         "culprit": result.culprit,
         "victims": result.victims,
         "duration": round(max(0.0, result.duration_s), 4),
-        "text": shorten("\n\n".join(digest.evidence(result)), room.details),
+        "text": shorten("\n\n".join(aggregates.evidence(result)), budget.details),
         "notes": [one_line(note) for note in result.notes],
         "collectives": collective_table(result),
         "ranks": [
-            dict(_rank(rank, logs, room)) | {"ticks": ticks(rank, result.started_at_s)}
+            dict(_rank(rank, logs, budget)) | {"ticks": ticks(rank, result.started_at_s)}
             for rank in result.ranks
         ],
     }
 
 
-def _rank(rank: RankRecord, logs: LogFolder, room: _Room) -> Iterator[tuple[str, Any]]:
+def _rank(rank: RankRecord, logs: LogFolder, budget: _TextBudget) -> Iterator[tuple[str, Any]]:
     yield "rank", rank.rank
     yield "name", rank_name(rank.rank)
     yield "how", str(rank.outcome or rank.end)
@@ -195,10 +195,10 @@ def _rank(rank: RankRecord, logs: LogFolder, room: _Room) -> Iterator[tuple[str,
     yield "failed", rank.failed_after_s
     yield "phases", {one_line(name): round(max(0.0, s), 4) for name, s in rank.durations_s.items()}
     yield "hung", rank.hung
-    yield "stacks", shorten(clean(rank.stacks), room.details)
+    yield "stacks", shorten(clean(rank.stacks), budget.details)
     yield "log", clean(rank.log) if logs.path(rank.log) else ""
     if rank.log and not logs.path(rank.log):
         yield "missing", clean(rank.log)
-    if room.log >= FEWEST:
-        excerpt = logs.excerpt(rank.log, head_bytes=room.log // 4, tail_bytes=room.log - room.log // 4)
+    if budget.log >= FEWEST:
+        excerpt = logs.excerpt(rank.log, head_bytes=budget.log // 4, tail_bytes=budget.log - budget.log // 4)
         yield "text", str(excerpt).strip("\n") if excerpt else ""

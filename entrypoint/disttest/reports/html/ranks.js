@@ -234,7 +234,7 @@
     const role = rank.rank === attempt.culprit ? "culprit" : attempt.victims.includes(rank.rank) ? "victim" : "";
     const node = el("article", { class: role || null },
       el("h4", null, rank.name, role ? el("span", { class: `badge ${role === "culprit" ? "failed" : "skipped"}` }, role) : null,
-        rank.log ? el("a", { href: encodeURI(rank.log).replace(/[?#]/g, encodeURIComponent) }, "whole log") : null),
+        rank.log ? el("a", { href: `./${encodeURI(rank.log)}`.replace(/[?#]/g, encodeURIComponent) }, "whole log") : null),
       rank.message ? el("p", { class: "small muted" }, bidi(rank.message)) : null,
       box,
       rank.stacks ? el("details", null, el("summary", null, "Stacks"), el("pre", { tabindex: "0", "aria-label": `Stacks of ${rank.name}` }, rank.stacks)) : null);

@@ -13,11 +13,11 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from disttest.reports import digest, trend
+from disttest.reports import aggregates, trend
 from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate
-from disttest.reports.logs import LogFolder
+from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
 
@@ -34,28 +34,28 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
         history: earlier runs, for the history of each test and for the trend.
     """
     earlier = sorted(history, key=lambda other: other.started_at_s)
-    groups = digest.failure_groups(run)
-    repository = Repository(root=run.root)
+    groups = aggregates.failure_groups(run)
+    repository = Repository.of(run)
     page = choose_tests(run)
     index = {test.test.nodeid: number for number, test in enumerate(page.tests)}
     return (
         _template()
         .render(
             run=run,
-            green=digest.is_green(run),
-            verdict=digest.verdict(run),
-            headline=digest.headline(run),
+            green=aggregates.is_green(run),
+            verdict=aggregates.verdict(run),
+            headline=aggregates.headline(run),
             started=datetime.fromtimestamp(max(0.0, run.started_at_s), UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             groups=groups[:MAX_CARDS],
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
             left_out=len(run.tests) - len(page.tests),
             place=lambda test: locate(test, repository),
-            table=digest.table(run),
-            tally=digest.tally(run),
+            table=aggregates.table(run),
+            tally=aggregates.tally(run),
             costs=cost_lines(run),
-            slowest=digest.slowest(run),
-            skips=digest.skip_reasons(run)[:100],
+            slowest=aggregates.slowest(run),
+            skips=aggregates.skip_reasons(run)[:100],
             flaky=[test for test in run.tests if test.flaky][:100],
             points=trend.trend([*earlier, run]) if earlier else [],
             plot=plot,
@@ -76,7 +76,7 @@ def _template() -> jinja2.Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"line": one_line, "clean": clean, "duration": duration}
-    environment.globals |= {"count": count, "digest": digest}
+    environment.globals |= {"count": count, "digest": aggregates}
     return environment.from_string(_asset("page.html.j2"))
 
 

@@ -6,26 +6,26 @@ import contextlib
 import gc
 import os
 import selectors
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from disttest.errors import ProtocolError
+from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.oom import own_cgroups
-from disttest.host.process import (
-    Child,
-    Exit,
-    adopt_orphans,
-    children_of,
-    end_all,
-    fork_child,
-    kill_descendants,
+from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
+from disttest.limits import (
+    CREW_CANCEL_S,
+    MAIN_MARGIN_S,
+    RANKS_LEAVE_S,
+    TICK_S,
+    WORLD_SILENCE_S,
+    WORLD_START_S,
+    WORLD_TERM_S,
 )
 from disttest.model import Gang, Slot, TestCase
-from disttest.running.attempt import MainAttempt
-from disttest.running.protocol import (
+from disttest.runtime.messages.protocol import (
     Cancel,
     Channel,
     TestBegan,
@@ -33,21 +33,43 @@ from disttest.running.protocol import (
     WorldClosed,
     WorldOrder,
 )
-from disttest.running.seats import HasFileno
-from disttest.running.world import LEAVE_LIMIT_S, START_LIMIT_S, RankStarter, World
+from disttest.runtime.rank.child import speak_into
+from disttest.runtime.world.contained import make_world
+from disttest.runtime.world.rank_handles import HasFileno
+from disttest.runtime.world.world import RankStarter, WorldSupervisor
 
-SILENCE_LIMIT_S = 30.0
-"""How much longer than its tests may take a world may say nothing: it has been stopped, or is stuck."""
-CANCEL_LIMIT_S = 2.5
-"""How long worlds may take to end in an orderly way when the run is cancelled."""
-
-
-WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], World]
+WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
 """Makes the world in its own process: by default the whole of it, else the share of one node."""
+
+WorldStarter = Callable[[WorldOrder, Channel, Path, Sequence[int]], Child]
+"""Starts the process of a world: its order, its end of the channel, the file of its own output, and descriptors that
+it must close."""
+
+
+class WorldByFork:
+    """Starts a world as a fork of this process."""
+
+    def __init__(
+        self, start_rank: RankStarter, clock: Callable[[], float], make_world: WorldMaker = make_world
+    ) -> None:
+        self._start_rank = start_rank
+        self._clock = clock
+        self._make_world = make_world
+
+    def __call__(self, order: WorldOrder, channel: Channel, error_log: Path, close: Sequence[int]) -> Child:
+        """Fork."""
+
+        def main() -> None:
+            for fd in close:
+                os.close(fd)
+            speak_into(error_log)
+            self._make_world(order, channel, self._start_rank, self._clock).run()
+
+        return fork_child(main, new_session=True)
 
 
 @dataclass(kw_only=True)
-class Running:
+class LiveWorld:
     """A world that runs: who it is, what it still owes, and the lines to it."""
 
     gang: Gang
@@ -58,11 +80,13 @@ class Running:
     error_log: Path
     owed: list[TestCase] = field(default_factory=list)
     begun: TestCase | None = None
+    pids: tuple[int, ...] = ()
+    """Of its ranks, as its last verdict names them."""
     closed: WorldClosed | None = None
     overdue_s: float = 0.0
     """When its silence counts as its end, on the monotonic clock."""
     failure: str = ""
-    """Why its word can not be trusted; empty while it can."""
+    """Why its word cannot be trusted; empty while it can."""
 
     @property
     def world_id(self) -> str:
@@ -73,34 +97,28 @@ class Running:
 class Listener:
     """What the crew tells; the controller implements it."""
 
-    def on_began(self, world: Running, test: TestCase) -> None:
+    def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """A test starts."""
 
-    def on_judged(self, world: Running, test: TestCase, judged: TestJudged) -> None:
+    def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; possibly a second, worse one."""
 
-    def on_word(self, world: Running, message: object) -> None:
+    def on_word(self, world: LiveWorld, message: object) -> None:
         """A world that spans nodes has something to tell the others."""
 
-    def on_ended(self, world: Running, ended: Exit) -> None:
+    def on_ended(self, world: LiveWorld, ended: Exit) -> None:
         """A world and all its processes are gone."""
 
 
 class Crew:
     """All running worlds."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        clock: Callable[[], float],
-        helpers: Callable[[], Iterable[int]] = tuple,
-    ) -> None:
+    def __init__(self, listener: Listener, helpers: Callable[[], Iterable[int]] = tuple) -> None:
         self._listener = listener
-        self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._spared: set[int] = set()
         self._helpers = helpers
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, LiveWorld] = {}
         self.is_ending = False
         """Worlds that end now were told to by us."""
 
@@ -127,24 +145,15 @@ class Crew:
         gang: Gang,
         slots: tuple[Slot, ...],
         order: WorldOrder,
-        start_rank: RankStarter,
-        *,
-        make_world: WorldMaker = World,
-    ) -> Running:
-        """Fork a world for what is left of a gang."""
+        start_world: WorldStarter,
+    ) -> LiveWorld:
+        """Start a world for what is left of a gang."""
         ours, theirs = Channel.pair()
         others = [world.channel.fileno() for world in self.running.values()]
         error_log = Path(order.scratch_dir) / "world.log"
-
-        def main() -> None:
-            for fd in (ours.fileno(), *others):
-                os.close(fd)
-            _speak_into(error_log)
-            make_world(order, theirs, start_rank, self._clock).run()
-
-        child = fork_child(main, new_session=True)
+        child = start_world(order, theirs, error_log, [ours.fileno(), *others])
         theirs.close()
-        world = Running(
+        world = LiveWorld(
             gang=gang,
             slots=slots,
             order=order,
@@ -152,11 +161,11 @@ class Crew:
             child=child,
             error_log=error_log,
             owed=list(order.tests),
-            overdue_s=time.monotonic() + START_LIMIT_S + SILENCE_LIMIT_S,
+            overdue_s=time.monotonic() + WORLD_START_S + WORLD_SILENCE_S,
         )
         self.running[world.world_id] = world
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
-        self._selector.register(child, selectors.EVENT_READ, lambda: self._bury(world))
+        self._selector.register(child, selectors.EVENT_READ, lambda: self._record_exit(world))
         return world
 
     def watch_also(self, line: HasFileno, on_readable: Callable[[], None]) -> None:
@@ -185,28 +194,28 @@ class Crew:
         for world in self.running.values():
             if now_s > world.overdue_s and not world.failure:
                 world.failure = (
-                    f"the world process {world.world_id} has said nothing for {SILENCE_LIMIT_S:g} s more than "
+                    f"the world process {world.world_id} has said nothing for {WORLD_SILENCE_S:g} s more than "
                     "its test may take: it was stopped, or is stuck"
                 )
-                end_all([world.child], term_grace_s=0.0)
+                end_all([world.child])
 
     def end_all(self, reason: str) -> None:
         """Cancel every world, wait a little for their last words, then kill."""
         self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
-        deadline = time.monotonic() + CANCEL_LIMIT_S
+        deadline = time.monotonic() + CREW_CANCEL_S
         while self.running and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
-        end_all([world.child for world in self.running.values()], term_grace_s=0.0)
+        end_all([world.child for world in self.running.values()])
         while self.running:
-            self.wait(0.05)
+            self.wait(TICK_S)
 
-    def _hear(self, world: Running, *, wait: bool = True) -> None:
+    def _hear(self, world: LiveWorld, *, wait: bool = True) -> None:
         try:
             messages = world.channel.receive(wait=wait)
         except ProtocolError as error:
-            world.failure = f"the world spoke nonsense: {error}"
+            world.failure = f"the world process sent a malformed message: {error}"
             messages = ()
         for message in messages:
             self._on_message(world, message)
@@ -215,14 +224,14 @@ class Crew:
         ) and world.channel.fileno() in self._selector.get_map():
             self._selector.unregister(world.channel)
         if world.failure:
-            end_all([world.child], term_grace_s=0.5)
+            end_all([world.child], term_grace_s=WORLD_TERM_S)
 
-    def _on_message(self, world: Running, message: object) -> None:
+    def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
             case TestBegan(nodeid=nodeid):
                 world.begun = _find(world.order.tests, nodeid)
-                limit_s = max(world.begun.timeout_s + MainAttempt.MARGIN_S, LEAVE_LIMIT_S)
-                world.overdue_s = time.monotonic() + limit_s + SILENCE_LIMIT_S
+                limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
+                world.overdue_s = time.monotonic() + limit_s + WORLD_SILENCE_S
                 self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
                 test = _find(world.order.tests, result.nodeid)
@@ -233,7 +242,7 @@ class Crew:
             case _:
                 self._listener.on_word(world, message)
 
-    def _bury(self, world: Running) -> None:
+    def _record_exit(self, world: LiveWorld) -> None:
         with contextlib.suppress(BlockingIOError):
             while world.channel.fileno() in self._selector.get_map():
                 self._hear(world, wait=False)
@@ -258,13 +267,3 @@ def _nothing() -> None:
 
 def _find(tests: Sequence[TestCase], nodeid: str) -> TestCase:
     return next(test for test in tests if test.nodeid == nodeid)
-
-
-def _speak_into(path: Path) -> None:
-    """Send this process's output, tracebacks included, to a file of its own."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -2,7 +2,7 @@
 
 A GPU is handed on when the driver has let go of what the last world had on it. When failures look like the
 device, the preflight is repeated there; what fails it, or what the driver itself declares broken, is used no
-more. Nothing here waits: the controller's loop calls :meth:`Upkeep.advance`.
+more. Nothing here waits: the controller's loop calls :meth:`DeviceHealth.advance`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,29 @@ from typing import Protocol
 
 import msgspec
 
+from disttest.errors import InfrastructureError
 from disttest.host.devices.machine import Gpu, part_for
-from disttest.host.devices.watch import GpuWatch
-from disttest.host.leftovers import gpu_leftover
+from disttest.host.devices.usage import GpuWatch
+from disttest.host.fork_hazard import holds_gpu
+from disttest.host.leftovers.held_gpus import gpu_leftover
 from disttest.host.preflight import Target, targets_of
 from disttest.host.preflight.background import Proof
-from disttest.host.preflight.run import WORKER
+from disttest.host.preflight.steps import WORKER
+from disttest.host.proc import sees_host_pids
+from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
 from disttest.model import Cause, Frozen, Outcome, Slot, TestResult
-from disttest.planning.breaker import Breaker, Cleared, GiveUp, Prove, Quarantine, State
+from disttest.planning.breaker import Breaker, Cleared, GiveUp, Prove, QuarantineDecision, State
 from disttest.planning.schedule import Scheduler
-from disttest.running.devices import Devices
-
-RELEASE_LIMIT_S = 10.0
-"""A GPU that somebody still holds this long after its world has ended is not used again."""
-SLOW_RELEASE_S = 1.0
-"""One that takes longer than this is worth a note."""
-PROOF_PATIENCE_S = 5.0
-"""How long a proof waits for the worlds on its GPUs; after that it goes without those that are busy."""
-_ASK_AGAIN_S = 0.1
+from disttest.runtime.controller.run_devices import Devices
 
 
-class Patients(Protocol):
+class Suspects(Protocol):
     """What is told of the tests whose failures look like the device's."""
 
     def on_cleared(self) -> None:
         """The devices are in order: these failures are the tests' own."""
 
-    def on_accused(self, nodeids: Sequence[str], reason: str) -> None:
+    def on_device_blamed(self, nodeids: Sequence[str], reason: str) -> None:
         """These failed because of a device that is used no more: they may run again on others."""
 
     def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
@@ -60,7 +56,7 @@ class Vacated(Frozen):
 
 
 @dataclass(kw_only=True)
-class _Waiting:
+class _WaitingSlot:
     """A vacated world whose GPUs the driver has not let go of yet."""
 
     world: Vacated
@@ -71,14 +67,14 @@ class _Waiting:
     """Slot name -> what holds it, as it was seen last."""
 
 
-class Upkeep:
+class DeviceHealth:
     """The state of this for one run."""
 
     def __init__(
         self,
         devices: Devices,
         scheduler: Scheduler,
-        patients: Patients,
+        suspects: Suspects,
         note: Callable[[str, str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -88,13 +84,13 @@ class Upkeep:
         Args:
             devices: what the run holds.
             scheduler: is told which slots are free, on hold and lost.
-            patients: is told what becomes of suspicious failures.
+            suspects: is told what becomes of suspicious failures.
             note: takes a message and the node id of the test that it is about.
             clock: a monotonic clock.
         """
         self._devices = devices
         self._scheduler = scheduler
-        self._patients = patients
+        self._suspects = suspects
         self._note = note
         self._clock = clock
         self._breaker = Breaker(devices.slots)
@@ -103,7 +99,7 @@ class Upkeep:
         watched = {slot.index for slot in devices.slots if slot.device != "cpu"}
         self._watch = GpuWatch((self._gpus[index] for index in watched), library=devices.probe.library)
         self._asks_driver = bool(watched) and bool(devices.machine.nvml)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingSlot] = []
         self._asked_s = 0.0
         self._prove: Prove | None = None
         self._wanted_s = 0.0
@@ -145,16 +141,16 @@ class Upkeep:
         return (*self._watch.pids, *((self._proof.pid,) if self._proof else ()))
 
     @property
-    def patience_s(self) -> float:
+    def wait_s(self) -> float:
         """How long the controller may wait before it asks again."""
-        return _ASK_AGAIN_S if self._waiting or (self._prove and not self._proof) else 1.0
+        return DEVICE_POLL_S if self._waiting or (self._prove and not self._proof) else IDLE_S
 
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when there is something to do."""
         return (*self._watch.descriptors(), *(self._proof.descriptors() if self._proof else ()))
 
     def suspects(self, result: TestResult, slots: Sequence[Slot]) -> bool:
-        """Take a result; whether it is open from now on whose fault it is, until the patients are told."""
+        """Take a result; whether it is open from now on whose fault it is, until the suspects are told."""
         prove = self._breaker.observe(result, slots)
         if prove is not None:
             self._note(prove.reason, "")
@@ -171,7 +167,7 @@ class Upkeep:
         if world.survivors:
             self._abandon(world)
         elif self._asks_driver and any(slot.device != "cpu" for slot in world.slots):
-            self._waiting.append(_Waiting(world=world, since_s=self._clock()))
+            self._waiting.append(_WaitingSlot(world=world, since_s=self._clock()))
             self._ask()
         else:
             self._scheduler.ended(world.gang_id)
@@ -185,7 +181,7 @@ class Upkeep:
         gpus = self._watch.advance()
         if gpus is not None:
             self._settle({gpu.index: gpu for gpu in gpus})
-        elif self._waiting and self._clock() - self._asked_s >= _ASK_AGAIN_S:
+        elif self._waiting and self._clock() - self._asked_s >= DEVICE_POLL_S:
             self._ask()
         if self._prove is not None and self._proof is None:
             self._try_to_prove(in_use)
@@ -237,23 +233,23 @@ class Upkeep:
             self._ask()
 
     def _look_at(
-        self, entry: _Waiting, gpus: Mapping[int, Gpu]
+        self, entry: _WaitingSlot, gpus: Mapping[int, Gpu]
     ) -> tuple[dict[Slot, str], dict[Slot, Gpu] | None]:
         """Slots that the driver declares broken, and those that somebody does not let go of; None: wait."""
         slots = [slot for slot in entry.world.slots if slot.name not in self.broken and slot.index in gpus]
         now = {slot: part_for(slot, gpus[slot.index]) for slot in slots}
         faults = {slot: _fault_of(gpu) for slot, gpu in now.items() if gpu.fault}
-        ours = entry.world.pids if self._devices.options.share else None
+        ours = entry.world.pids if self._devices.options.allow_busy_gpus or _holds_unseen() else None
         held = {
             slot: left
             for slot, gpu in now.items()
             if slot not in faults and (left := gpu_leftover(self._before(slot), gpu, ours=ours))
         }
         waited_s = self._clock() - entry.since_s
-        if held and waited_s < RELEASE_LIMIT_S:
+        if held and waited_s < GPU_RELEASE_S:
             entry.held = {slot.name: left for slot, left in held.items()}
             return {}, None
-        if not held and entry.held and waited_s >= SLOW_RELEASE_S:
+        if not held and entry.held and waited_s >= GPU_SLOW_RELEASE_S:
             what = "; ".join(entry.held.values())
             self._note(f"{what}, {waited_s:.1f} s after its world had ended", entry.world.last_test)
         return faults, {slot: now[slot] for slot in held}
@@ -262,10 +258,10 @@ class Upkeep:
         """What was on a slot before the run."""
         return part_for(slot, self._gpus[slot.index])
 
-    def _give_up_slot(self, entry: _Waiting, slot: Slot, gpu: Gpu) -> None:
+    def _give_up_slot(self, entry: _WaitingSlot, slot: Slot, gpu: Gpu) -> None:
         reason = entry.held.get(slot.name) or f"{gpu.label} was not let go of"
         self._note(
-            f"{reason}, {RELEASE_LIMIT_S:g} s after its world had ended: it is in quarantine",
+            f"{reason}, {GPU_RELEASE_S:g} s after its world had ended: it is in quarantine",
             entry.world.last_test,
         )
         known = {process.pid for process in self._before(slot).processes}
@@ -275,7 +271,10 @@ class Upkeep:
     def _lose(self, slot: Slot, reason: str, *, pid: int = 0) -> None:
         self.broken[slot.name] = reason
         if self._devices.lease is not None and slot in self._devices.lease.slots:
-            self._devices.lease.quarantine(slot, reason, pid=pid)
+            try:
+                self._devices.lease.quarantine(slot, reason, pid=pid)
+            except InfrastructureError as error:
+                self._note(f"{error}: this run keeps it locked instead, as long as it lasts", "")
 
     # --- proving
 
@@ -289,7 +288,7 @@ class Upkeep:
         assert self._prove is not None
         used = {*in_use, *(slot.name for entry in self._waiting for slot in entry.world.slots)}
         idle = tuple(slot for slot in self._prove.slots if slot.name not in used)
-        late = self._clock() - self._wanted_s >= PROOF_PATIENCE_S
+        late = self._clock() - self._wanted_s >= GPU_PROOF_WAIT_S
         if not idle or (len(idle) < len(self._prove.slots) and not late):
             return
         targets = self._targets(idle)
@@ -308,14 +307,14 @@ class Upkeep:
         assert self._prove is not None
         self._apply(self._breaker.proved({**found, **self._faults}))
 
-    def _apply(self, decision: Quarantine | GiveUp | Cleared) -> None:
+    def _apply(self, decision: QuarantineDecision | GiveUp | Cleared) -> None:
         held = self._prove.slots if self._prove is not None else ()
         self._prove = None
         self._faults.clear()
         if isinstance(decision, Cleared):
             self._note("the preflight found nothing: these failures are the tests' own", "")
             self._scheduler.release(held)
-            self._patients.on_cleared()
+            self._suspects.on_cleared()
             return
         lost = [self._slots[name] for name in decision.broken]
         for slot in lost:
@@ -324,9 +323,14 @@ class Upkeep:
         self._scheduler.quarantine(lost)
         self._scheduler.release(held)
         if isinstance(decision, GiveUp):
-            self._patients.on_gave_up(decision.again, decision.reason)
+            self._suspects.on_gave_up(decision.again, decision.reason)
         else:
-            self._patients.on_accused(decision.again, "; ".join(decision.broken.values()))
+            self._suspects.on_device_blamed(decision.again, "; ".join(decision.broken.values()))
+
+
+def _holds_unseen() -> bool:
+    """Whether this process holds a GPU, and the driver's process ids do not tell which of the holders it is."""
+    return holds_gpu() and not sees_host_pids()
 
 
 def _fault_of(gpu: Gpu) -> str:

@@ -43,7 +43,7 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
         return ()
     waiting = {name: pattern for pattern, name in _LAZY if name not in sys.modules}
     wanted: list[str] = []
-    for source in _sources(root):
+    for _, source in sources_below(root):
         found = [name for name, pattern in waiting.items() if pattern.search(source)]
         for name in found:
             del waiting[name]
@@ -53,11 +53,12 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
     return tuple(name for name in wanted if _load(name))
 
 
-def _sources(root: Path) -> Iterator[str]:
+def sources_below(root: Path) -> Iterator[tuple[Path, str]]:
+    """The sources of the modules below ``root`` that are loaded now, and of torch's own tests."""
     for path in _files(sys.modules.values(), root):
         try:
             if path.stat().st_size <= _LARGEST:
-                yield path.read_text(errors="replace")
+                yield path, path.read_text(errors="replace")
         except OSError:
             continue  # a module made by a program, or a file gone since
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
+from disttest.beneath import Tree
 from disttest.masking import masker
 from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
-from disttest.running.protocol import TestJudged
+from disttest.runtime.messages.portable import masked, sections_of, serialisable
+from disttest.runtime.messages.protocol import TestJudged
+from disttest.runtime.rank.bridge import outcome_of
 
 RERUN = "rerun"
 """Outcome of a report that stands for an attempt which is followed by another one."""
@@ -70,9 +74,30 @@ def reports_of(
     reports = [_load(item.config, text) for text in judged.reports]
     if result.outcome.is_bad:
         reports = _accuse(reports, item, test, result, results_dir, repeat)
+    elif not _say(reports, result.outcome):
+        reports = _good_reports(item, result)
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))
     return reports
+
+
+def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
+    """Whether the reports of a good test say what it came to, so that no reporter of pytest sees it otherwise."""
+    whole = [report for report in reports if not hasattr(report, "context")]
+    if outcome is Outcome.PASSED and not any(report.when == "call" for report in whole):
+        return False
+    return not any(r.failed for r in reports) and any(outcome_of(r) is outcome for r in whole)
+
+
+def _good_reports(item: pytest.Item, result: TestResult) -> list[pytest.TestReport]:
+    """Reports in our words of a test whose ranks sent none that say what it came to."""
+    if result.outcome is Outcome.SKIPPED:
+        return skip_reports(item, result.message)
+    outcome = "skipped" if result.outcome is Outcome.XFAILED else "passed"
+    report = _made_up(item, "call", outcome, None, duration_s=result.duration_s)
+    if result.outcome is not Outcome.PASSED:
+        report.wasxfail = result.message
+    return [report]
 
 
 def skip_reports(item: pytest.Item, reason: str) -> list[pytest.TestReport]:
@@ -100,13 +125,13 @@ def late_reports(
 
 def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:
     """The report without values that are to be hidden, those included that its output asks GitHub to mask."""
-    for _, content in report.sections:
+    for _, content in sections_of(report):
         masker.learn(content.encode("utf-8", "surrogatepass"))
     if not masker.active:
         return report
-    data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
-    masked = {**masker.tree(data), "nodeid": report.nodeid}
-    return report if masked == data else _from_data(config, masked)
+    data = serialisable(report, config)
+    hidden = {**masked(data), "nodeid": report.nodeid}
+    return report if hidden == data else _from_data(config, hidden)
 
 
 def _load(config: pytest.Config, text: str) -> pytest.TestReport:
@@ -119,7 +144,7 @@ def _from_data(config: pytest.Config, data: dict[str, Any]) -> pytest.TestReport
     if isinstance(data["longrepr"], list):
         data["longrepr"] = tuple(data["longrepr"])
     for name in ("sections", "user_properties"):
-        data[name] = [tuple(pair) for pair in data[name]]
+        data[name] = [tuple(pair) if isinstance(pair, list) else pair for pair in data[name]]
     report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
     return report
 
@@ -141,9 +166,10 @@ def _accuse(
     failure = WorldFailure(test, result, original, results_dir, repeat)
     if decided is not None:
         decided.longrepr = failure
-        return kept
+        # pytest would take a skip that follows for the word that counts, and `--lf` would forget the failure.
+        return [r for r in kept if not (r.skipped and r.when == "teardown")]
     when = "call" if result.outcome is Outcome.FAILED else result.phase
-    kept = [r for r in kept if r.when != when and r.when != "teardown"]
+    kept = [r for r in kept if r.passed and r.when != when and r.when != "teardown"]
     return [*kept, _made_up(item, when, "failed", failure, duration_s=result.duration_s)]
 
 
@@ -166,7 +192,7 @@ def _tail_of(result: TestResult, results_dir: Path) -> str:
     if not result.ranks:
         return ""
     try:
-        with (results_dir / result.ranks[_speaker(result)].log).open("rb") as file:
+        with os.fdopen(Tree(results_dir).open(result.ranks[_speaker(result)].log), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _READ))
             text = file.read().decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""pytest's terminal where the command shows the run itself: what the command can not tell stays, the rest goes.
+"""pytest's terminal where the command shows the run itself: what the command cannot tell stays, the rest goes.
 
 Installed by ``--disttest-view``. Header, collection, warnings, durations, and what other plugins add are pytest's;
 each test, its failure and the last line are the command's, which reads them from the journal.

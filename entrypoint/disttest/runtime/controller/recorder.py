@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disttest
-from disttest.model import Cause, Hardware, Invocation, Slot, TestCase, TestResult, WorldShape
+from disttest.model import ALONE, Cause, Hardware, Invocation, Outcome, Slot, TestCase, TestResult, WorldShape
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -18,6 +18,7 @@ from disttest.results.events import (
     WorldStarted,
 )
 from disttest.results.journal import Journal
+from disttest.results.rulings import has_not_run
 
 
 class Recorder:
@@ -28,9 +29,15 @@ class Recorder:
         self.now = journal.now
         self.false_greens: list[str] = []
         """Tests that are red here and that torch's own harness would have passed."""
+        self.vacuous: list[str] = []
+        """Tests of which no rank would run here, which torch's own harness passes."""
         self.flaky: dict[str, str] = {}
         """Tests that passed only when they were tried again, each with a line that says why they had failed."""
         self.started: RunStarted | None = None
+        self.worlds = 0
+        """Worlds that were started; processes of ordinary tests are none."""
+        self._ran = False
+        self._not_run = 0
         self._failed: dict[str, TestResult] = {}
 
     def run_started(
@@ -72,6 +79,7 @@ class Recorder:
 
     def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[Slot], pid: int) -> None:
         """A world holds slots."""
+        self.worlds += shape != ALONE
         names = tuple(slot.name for slot in slots)
         self.journal.append(
             WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=names, pid=pid)
@@ -89,8 +97,12 @@ class Recorder:
         """An attempt was judged; ``again``: there will be another one."""
         self.journal.append(TestFinished(at_s=self.now(), result=result, again=again))
         self._note_flaky(result)
+        self._ran = self._ran or result.outcome is not Outcome.SKIPPED
+        self._not_run += has_not_run(result)
         if result.is_false_green_avoided and result.nodeid not in self.false_greens:
             self.false_greens.append(result.nodeid)
+        if result.is_vacuous:
+            self.vacuous.append(result.nodeid)
 
     def _note_flaky(self, result: TestResult) -> None:
         self.flaky.pop(result.nodeid, None)
@@ -104,6 +116,11 @@ class Recorder:
                 f"{result.nodeid}: passed at attempt {result.attempt}; attempt {first.attempt}: {first.message}"
             )
 
+    @property
+    def nothing_ran(self) -> bool:
+        """Whether tests were to run and none has been called, skips aside."""
+        return bool(self._not_run) and not self._ran
+
     def noted(self, message: str, nodeid: str = "") -> None:
         """Something a reader should know."""
         self.journal.append(Noted(at_s=self.now(), message=message, nodeid=nodeid))
@@ -115,4 +132,8 @@ class Recorder:
             self.noted(
                 f"torch's own rules would have passed {len(self.false_greens)} of the failed tests: {names}"
             )
-        self.journal.append(RunFinished(at_s=self.now(), exit_code=exit_code, reason=reason))
+        if self.vacuous:
+            self.noted(
+                f"{len(self.vacuous)} tests that torch passes vacuously here: {', '.join(self.vacuous)}"
+            )
+        self.journal.append(RunFinished(at_s=self.now(), exit_code=exit_code & 0xFF, reason=reason))

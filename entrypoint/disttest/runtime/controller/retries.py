@@ -7,21 +7,22 @@ machine has spoiled. The second are spaced out, as whatever broke may need a mom
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import Cause, Gang, Isolation, Kind, Outcome, TestCase, TestResult
-from disttest.planning.options import RunOptions
-from disttest.running.protocol import TestJudged
+from disttest.limits import RETRY_FIRST_PAUSE_S, RETRY_LONGEST_PAUSE_S
+from disttest.model import ALONE, Cause, Gang, Isolation, Kind, Outcome, TestCase, TestResult
+from disttest.options.run import RunOptions
+from disttest.results.rulings import State, state_of
+from disttest.runtime.messages.protocol import TestJudged
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-"""Between attempts that a machine has spoiled: about half a second, then twice as long each time, up to this."""
+_NO_PART = frozenset({State.SKIPPED, State.NOT_RUN})
+"""What a rank comes to that takes no part in a test."""
 
 
-class _Waiting(NamedTuple):
+class _WaitingRetry(NamedTuple):
     due_s: float
     gang: Gang
 
@@ -31,13 +32,18 @@ class Retries:
 
     def __init__(self, options: RunOptions, clock: Callable[[], float]) -> None:
         self._budget = {Cause.TEST: options.retries, Cause.INFRASTRUCTURE: options.infra_retries}
+        self._own: Mapping[str, int] = {}
         self._clock = clock
         self._spent: Counter[tuple[str, Cause]] = Counter()
         self._attempts: Counter[str] = Counter()
         self._failed: dict[str, TestJudged] = {}
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRetry] = []
         self._submitted = 0
         self._stopped = False
+
+    def allow(self, own: Mapping[str, int]) -> None:
+        """Give tests (by node id) another number of retries than the run's."""
+        self._own = own
 
     def attempt_of(self, nodeid: str) -> int:
         """The number of a test's running (or next) attempt, from 1."""
@@ -49,16 +55,15 @@ class Retries:
         return bool(self._waiting)
 
     def settle(self, judged: TestJudged) -> TestJudged:
-        """The verdict as it counts: an attempt that skips, or is cut short, does not undo the failure before it."""
+        """The verdict as it counts: an attempt that evades the failure, or is cut short, does not undo it."""
         result = judged.result
         earlier = self._failed.get(result.nodeid)
         if earlier is None:
             return judged
-        if result.outcome is Outcome.SKIPPED:
-            what = f"skipped: {result.message}"
-        elif self._stopped and result.cause is Cause.INFRASTRUCTURE:
+        what = _evasion(earlier.result, result)
+        if self._stopped and result.cause is Cause.INFRASTRUCTURE:
             what = "was cut short"
-        else:
+        if not what:
             return judged
         message = f"{earlier.result.message} (attempt {result.attempt} {what})"
         return msgspec.structs.replace(
@@ -69,7 +74,10 @@ class Retries:
     def wants_another(self, result: TestResult) -> bool:
         """Whether an attempt failed and there is budget for another one."""
         cause = result.cause or Cause.TEST
-        left = self._budget[cause] - self._spent[result.nodeid, cause]
+        budget = (
+            self._own.get(result.nodeid, self._budget[cause]) if cause is Cause.TEST else self._budget[cause]
+        )
+        left = budget - self._spent[result.nodeid, cause]
         return result.outcome.is_bad and left > 0 and not self._stopped
 
     def take(self, test: TestCase, judged: TestJudged) -> float | None:
@@ -84,14 +92,14 @@ class Retries:
         self._attempts[test.nodeid] += 1
         self._failed[test.nodeid] = judged
         pause_s = 0.0 if cause is Cause.TEST else _pause_s(self._spent[key])
-        self._waiting.append(_Waiting(self._clock() + pause_s, self._gang_of(test, result)))
+        self._waiting.append(_WaitingRetry(self._clock() + pause_s, self._gang_of(test, result)))
         return pause_s
 
     def grant(self, test: TestCase, judged: TestJudged) -> None:
         """Another attempt that no budget pays for: what spoiled this one is used no more."""
         self._attempts[test.nodeid] += 1
         self._failed[test.nodeid] = judged
-        self._waiting.append(_Waiting(self._clock(), self._gang_of(test, judged.result)))
+        self._waiting.append(_WaitingRetry(self._clock(), self._gang_of(test, judged.result)))
 
     def due(self) -> Iterator[Gang]:
         """Take out what is to be tried again now."""
@@ -100,7 +108,7 @@ class Retries:
         self._waiting = [waiting for waiting in self._waiting if waiting.due_s > now_s]
         yield from (waiting.gang for waiting in ready)
 
-    def patience_s(self) -> float:
+    def due_in_s(self) -> float:
         """Seconds until something is due; infinite if nothing waits."""
         return max(
             0.0, min((waiting.due_s for waiting in self._waiting), default=float("inf")) - self._clock()
@@ -120,17 +128,33 @@ class Retries:
         return list(self._failed.items())
 
     def _gang_of(self, test: TestCase, result: TestResult) -> Gang:
-        assert test.world is not None
         self._submitted += 1
         return Gang(
             gang_id=f"retry-{self._submitted}",
             nodeids=(test.nodeid,),
-            shape=test.world,
+            shape=test.world or ALONE,
             isolation=Isolation.FRESH,
             expected_s=result.duration_s,
-            exclusive=test.exclusive,
+            exclusive=test.exclusive or test.kind is Kind.PROCESS,
             shares=test.kind is not Kind.RANKS,
         )
+
+
+def _evasion(failed: TestResult, again: TestResult) -> str:
+    """How a later attempt evades what failed in an earlier one, in words; empty where it does not."""
+    if again.outcome is Outcome.SKIPPED:
+        return f"skipped: {again.message}"
+    if again.outcome.is_bad or failed.cause is Cause.INFRASTRUCTURE:
+        return ""
+    ran = {record.rank: record for record in failed.ranks if state_of(record) not in _NO_PART}
+    for record in again.ranks:
+        before = ran.get(record.rank)
+        if before is not None and state_of(record) in _NO_PART:
+            return f"passed without rank {record.rank}, which {state_of(record)}"
+        expected_before = before is not None and (before.xfail or before.outcome is Outcome.XPASSED)
+        if before is not None and record.outcome is Outcome.XFAILED and not expected_before:
+            return f"failed again, now as expected: {record.message}"
+    return ""
 
 
 def _pause_s(number: int) -> float:
@@ -139,5 +163,7 @@ def _pause_s(number: int) -> float:
 
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = number
-    wait = wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S) + wait_random(0, FIRST_PAUSE_S)
+    wait = wait_exponential(multiplier=RETRY_FIRST_PAUSE_S, max=RETRY_LONGEST_PAUSE_S) + wait_random(
+        0, RETRY_FIRST_PAUSE_S
+    )
     return wait(state)

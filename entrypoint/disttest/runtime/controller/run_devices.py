@@ -9,17 +9,27 @@ import msgspec
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
 from disttest.host.devices import Machine, detect_machine
-from disttest.host.devices.findings import Grade, judge_machine
+from disttest.host.devices.findings import Grade, driver_too_old, judge_machine, torch_refusal
 from disttest.host.devices.machine import is_slice
-from disttest.host.devices.torch_facts import about_torch, has_accelerator
-from disttest.host.lease import Lease, Leaser, Request
-from disttest.host.lockfiles import usual_directory
-from disttest.host.quarantine import Quarantine, QuarantineNotes
+from disttest.host.devices.torch_facts import (
+    TorchFacts,
+    ask_in_fork,
+    ask_torch,
+    built_for,
+    has_accelerator,
+)
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.leases.lease import Lease, Leaser, Request
+from disttest.host.leases.lockfiles import usual_directory
+from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
+from disttest.limits import LEASE_WAIT_S
 from disttest.model import Slot, WorldShape
-from disttest.planning.options import AUTO, RunOptions, environment, read_probe
+from disttest.options.environment import environment, read_probe
+from disttest.options.run import RunOptions
+from disttest.options.values import AUTO, emulated_gpus
+from disttest.planning.backends import ANY_CPU_BACKEND, GPU, accelerated, is_accelerator
+from disttest.runtime.controller.target_host import TargetHost
 
-LONGEST_WAIT_S = 3600.0
-"""How long a run waits for its GPUs, unless its deadline comes first."""
 _WHO_LIMIT = 100
 
 
@@ -41,17 +51,21 @@ class Devices:
         self.lease: Lease | None = None
         self.machine = self.look()
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
-        found = () if on_cpu else self.machine.slots("cuda")
+        found = () if on_cpu else self.machine.slots(GPU)
         self._left_out = self._in_quarantine(found)
         usable = [slot for slot in found if slot.uuid not in self._left_out]
         if not on_cpu:
             self._check(usable)
-        self.device = "cuda" if usable else "cpu"
+        self.device = GPU if usable else "cpu"
         self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
         self.on_slices = any(is_slice(slot) for slot in usable)
         self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
         self.cpu_slots: tuple[Slot, ...] = ()
         """Beside the GPUs, for the worlds that compute on the CPU; empty where the run has none of them."""
+        self.torch: TorchFacts | None = None
+        """What torch says of itself and of the GPUs that the run holds; None where it was not asked."""
+        self.fork_trouble = ""
+        """Why forks of this process cannot use the GPUs, although a fresh process can."""
 
     def look(self) -> Machine:
         """The machine as it is now, with the GPUs that this run may use: what CUDA shows it, and what was named."""
@@ -70,7 +84,11 @@ class Devices:
 
     def _torch_is_for_the_cpu(self) -> bool:
         """Whether nobody asked for GPUs, and torch could not use one."""
-        asked = self.options.gpus.required or self.options.device == "cuda" or "nccl" in self.options.backend
+        asked = (
+            self.options.gpus.required
+            or is_accelerator(self.options.device)
+            or bool(accelerated(self.options.backend))
+        )
         return not asked and self.probe.compute == "cuda" and not has_accelerator()
 
     @property
@@ -80,11 +98,16 @@ class Devices:
 
     @property
     def gloo_on_cpu(self) -> bool:
-        """Whether gloo is asked for beside NCCL, which then has the GPUs: torch's own ``cpu:gloo,cuda:nccl``."""
-        both = {"gloo", "nccl"} <= set(self.options.backend)
-        return both and self.device == "cuda" and self.options.device == AUTO and not self.on_slices
+        """Whether gloo is asked for beside the GPUs' own backend, which then has them: ``cpu:gloo,cuda:nccl``."""
+        both = ANY_CPU_BACKEND in self.options.backend and bool(accelerated(self.options.backend))
+        return both and is_accelerator(self.device) and self.options.device == AUTO and not self.on_slices
 
-    def seat_cpu_worlds(self, *, beside_gpus: bool) -> None:
+    def target_host(self) -> TargetHost:
+        """What collection needs to know of them."""
+        gpus = self.size if is_accelerator(self.device) else 0
+        return TargetHost(gpus=gpus, device=self.device, slices=self.on_slices, gloo_on_cpu=self.gloo_on_cpu)
+
+    def reserve_cpu_slots(self, *, beside_gpus: bool) -> None:
         """Offer slots of the CPU, too, since some worlds of this run compute there.
 
         Args:
@@ -107,12 +130,12 @@ class Devices:
 
     def findings(self) -> list[str]:
         """What a reader of this run's reports should know of its machine; nothing where all is well."""
-        torch = about_torch()
         ours = {slot.index for slot in self.slots if slot.device != "cpu"}
         if not ours:
             return self.notes()
         gpus = tuple(gpu for gpu in self.machine.gpus if gpu.index in ours)
-        found = judge_machine(msgspec.structs.replace(self.machine, gpus=gpus), torch) if torch else ()
+        machine = msgspec.structs.replace(self.machine, gpus=gpus)
+        found = judge_machine(machine, self.torch) if self.torch else ()
         told = [f"{one.device}: {one.message}" for one in found if one.grade is not Grade.OK]
         return [*self.notes(), *told]
 
@@ -124,8 +147,10 @@ class Devices:
         ]
         return [*faults, *quarantined]
 
-    def take(self, who: str, *, say: Callable[[str], None], timeout_s: float = LONGEST_WAIT_S) -> None:
+    def take(self, who: str, *, say: Callable[[str], None], timeout_s: float = LEASE_WAIT_S) -> None:
         """Lease the GPUs, and show this process and all that it starts no others. Waits until they are free.
+
+        A driver that cannot serve the installed torch is refused before that.
 
         Args:
             who: how other runs see who holds them.
@@ -133,21 +158,46 @@ class Devices:
             timeout_s: how long to wait.
 
         Raises:
-            InfrastructureError: another process blocks the lease directory.
+            InfrastructureError: the driver is too old, or another process blocks the lease directory.
             NotEnoughDevices: they did not get free in time, or too few of them work.
-            UsageError: the lease directory can not be used.
+            UsageError: the lease directory cannot be used.
         """
         if self.device == "cpu" or self.lease is not None:
             return
+        if self.probe.compute == "cuda" and (
+            refusal := driver_too_old(self.machine, built_for().get("cuda", ""))
+        ):
+            raise InfrastructureError(refusal)
         leaser = Leaser(
             self.directory, self._idle_machine, on_wait=lambda why: say(f"waiting for GPUs: {why}")
         )
         request = Request(
-            count=self.count, who=who[:_WHO_LIMIT], share=self.options.share, timeout_s=timeout_s
+            count=self.count,
+            who=who[:_WHO_LIMIT],
+            allow_busy=self.options.allow_busy_gpus,
+            timeout_s=timeout_s,
         )
         self.lease = leaser.take(request)
         self.slots = self.lease.slots
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_to(self.slots)  # noqa: TID251 - its own
+
+    def ask_torch(self) -> None:
+        """Ask torch about the GPUs that the run holds, never in this process; it has imported torch by now.
+
+        Raises:
+            InfrastructureError: torch cannot use them.
+        """
+        if self.lease is None:
+            return
+        unsafe = fork_hazard(on_gpus=True)
+        self.torch = ask_torch() if unsafe else ask_in_fork()
+        if self.torch.error and not unsafe:  # the GPUs, or this process?
+            why, self.torch = self.torch.error, ask_torch()
+            self.fork_trouble = "" if self.torch.error else f"a fork of this process cannot use CUDA ({why})"
+        needed = 1 if self.on_slices else len(self.slots)
+        refusal = torch_refusal(self.machine, self.torch, needed=needed)
+        if self.probe.compute == "cuda" and refusal:
+            raise InfrastructureError(refusal)
 
     def release(self) -> None:
         """Give back what is held."""
@@ -173,7 +223,10 @@ class Devices:
         }
 
     def _check(self, usable: list[Slot]) -> None:
-        share, asked = self.options.gpus, self.options.device == "cuda" or "nccl" in self.options.backend
+        gpus, asked = (
+            self.options.gpus,
+            is_accelerator(self.options.device) or bool(accelerated(self.options.backend)),
+        )
         error = self.machine.nvml_error.rstrip(".")
         wrong = [*self.notes(), *([error] if error else [])]
         if not usable and wrong:
@@ -181,15 +234,19 @@ class Devices:
                 f"this machine has GPUs and none can be used: {'; '.join(wrong)}. "
                 "See disttest doctor; --device cpu runs on the CPU."
             )
-        if not usable and (asked or share.required):
+        if not usable and (asked or gpus.required):
             what = (
-                "--device cuda" if self.options.device == "cuda" else "--backend nccl" if asked else "--gpus"
+                f"--device {self.options.device}"
+                if is_accelerator(self.options.device)
+                else f"--backend {accelerated(self.options.backend)[0]}"
+                if asked
+                else "--gpus"
             )
             raise NotEnoughDevices(
                 f"{what} needs a GPU, and this machine has none that works: ask disttest doctor why, "
                 "or drop the option to run on the CPU"
             )
-        wanted = max(share.count, len(share.names))
+        wanted = max(gpus.count, len(gpus.names))
         if wanted > len(usable):
             raise NotEnoughDevices(
                 f"{wanted} GPUs were asked for and {len(usable)} can be used"
@@ -213,6 +270,11 @@ def _check_options(options: RunOptions) -> None:
     Raises:
         UsageError: it does.
     """
+    if emulated_gpus(options.device):
+        raise UsageError(
+            f"--device {options.device} starts processes on emulated GPUs, which only `disttest run` does: "
+            f"run your tests by it (disttest run --device {options.device} …)"
+        )
     if options.gpus.none and options.device not in (AUTO, "cpu"):
         raise UsageError(f"--gpus none and --device {options.device} contradict each other")
 

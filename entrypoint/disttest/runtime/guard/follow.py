@@ -10,22 +10,18 @@ import codecs
 import contextlib
 import os
 import select
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from disttest.limits import OUTPUT_STALL_S
 from disttest.masking import MaskedStream, masker
+from disttest.output import outlet
 from disttest.reports.views import View
 from disttest.results.events import AnyEvent, RunFinished
 from disttest.results.fold import Folding
 from disttest.results.journal import JournalFollower
-from disttest.running.relay import Relay
 
-TICK_S = 0.25
-"""So often the journal is looked at and the view is told the time."""
-BLOCKED_LIMIT_S = 1.0
-"""At the end, a terminal that takes nothing is waited for no longer than this."""
 _BLOCK = 1 << 16
 _MOST_BLOCKS = 16
 """Read at a time, so that a flood does not keep us from everything else."""
@@ -37,7 +33,6 @@ class Streams(TypedDict, total=False):
     stdout: int
     stderr: int
     keep_stdin: bool
-    extra_env: Mapping[str, str]
 
 
 class Watch:
@@ -60,12 +55,9 @@ class Watch:
         self._now = now
         self._session_ended = False
         self._outputs = [_Output(error=False), _Output(error=True)] if view is not None else []
-        self._relay = Relay() if view is None and masker.active else None
 
     def streams(self) -> Streams:
         """Where the child is to print to; afterwards call :meth:`child_started`."""
-        if self._relay is not None:
-            return {"stdout": self._relay.writer, "extra_env": self._relay.environment()}
         if not self._outputs:
             return {}
         output, errors = self._outputs
@@ -76,16 +68,15 @@ class Watch:
         for output in self._outputs:
             os.close(output.writer)
             poller.register(output.reader, select.POLLIN)
-        if self._relay is not None:
-            self._relay.hand_over()
-            poller.register(self._relay, select.POLLIN)
 
     def look(self, poller: select.poll | None = None) -> None:
-        """See what is new. While the terminal takes nothing, all that is new waits."""
-        if self._relay is not None and not self._relay.ended and self._relay.pump() and poller is not None:
-            poller.unregister(self._relay)
-        if self._view is not None and not _is_writable(0):
-            return
+        """See what is new. What the terminal does not take is kept; once that is much, all else waits, not for ever."""
+        behind = outlet() if self._view is not None else None
+        stalled_s = behind.stalled_s if behind else 0.0
+        if behind and stalled_s and behind.is_laden:
+            if stalled_s < OUTPUT_STALL_S:
+                return
+            self._give_up("the terminal took nothing any more")
         # What pytest printed before the end of its session stands above what the journal says, since its header
         # does; what it printed after that stands below: its summary comes when all is told.
         texts = self._new_texts(poller)
@@ -97,21 +88,18 @@ class Watch:
         self._take(events)
         if self._session_ended:
             self._show(texts)
-        self._tell(lambda view: view.tick(self._now()))
+        if not stalled_s:  # pictures that nobody sees are not kept
+            self._tell(lambda view: view.tick(self._now()))
 
     def close(self) -> None:
         """The child is gone, and all that it started: see what is left."""
-        if self._view is not None and not _is_writable(BLOCKED_LIMIT_S):
-            self._give_up("the terminal took nothing any more")
-        self.cut_short = self._follower.cut_short
         self._take(self._follower.close())
+        self.cut_short = self._follower.cut_short
         while texts := self._new_texts(None):
             self._show(texts)
         self._tell(lambda view: view.close())
         for output in self._outputs:
             os.close(output.reader)
-        if self._relay is not None:
-            self._relay.finish()
 
     def take(self, event: AnyEvent) -> None:
         """Add an event of our own, which nobody has to show."""
@@ -147,7 +135,7 @@ class Watch:
         view, self._view = self._view, None
         self.trouble = why
         with contextlib.suppress(Exception):
-            if view is not None and _is_writable(0):
+            if view is not None:
                 view.close()
 
 
@@ -175,13 +163,3 @@ class _Output:
             if not block:
                 self.ended = True
                 return
-
-
-def _is_writable(timeout_s: float) -> bool:
-    """Whether our output takes something without blocking: no stopped terminal, no pager that waits."""
-    try:
-        poller = select.poll()
-        poller.register(sys.stdout.fileno(), select.POLLOUT)
-    except (OSError, ValueError, AttributeError):
-        return True
-    return bool(poller.poll(timeout_s * 1000))

@@ -18,36 +18,34 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 import disttest
 from disttest.errors import ExitCode, JournalError
-from disttest.host.process import (
-    Child,
-    Exit,
-    adopt_orphans,
-    end_all,
-    kill_descendants,
-    signal_name,
-    spawn_child,
-)
+from disttest.host.descendants import kill_descendants
+from disttest.host.leftovers.sweep import Sweep
+from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.host.signals import NotedSignals
+from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_TERM_S, TICK_S
 from disttest.masking import masker
-from disttest.model import Cause, Frozen, Hardware, Invocation
-from disttest.planning.options import OPTIONS, RunOptions
-from disttest.planning.plan import Plan
+from disttest.model import Frozen, Hardware, Invocation
+from disttest.options.environment import hash_seed
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions
+from disttest.planning.shard_plan import Plan
 from disttest.planning.targets import Targets, suites_dir
 from disttest.reports.views import View
 from disttest.reports.write import load_reporters
+from disttest.results.conclusion import Facts, Process, conclude, facts_of
+from disttest.results.directory import ResultsDirectory
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
-from disttest.running.relay import REMOVED, hide_what_was_learned
-from disttest.running.sweep import Sweep
-from disttest.running.watch import TICK_S, Watch
+from disttest.results.relay import hide_what_was_learned
+from disttest.runtime.guard.follow import Watch
+from disttest.runtime.guard.keeper import Keeper
+from disttest.runtime.messages.leaving import LeaveBoard
 
-CANCEL_LIMIT_S = 3.5
-"""How long pytest may take to stop in an orderly way; GitHub kills 7.5 s after its first signal."""
-DEADLINE_MARGIN_S = 5.0
-"""The controller keeps the deadline itself; only if it is stuck does the guard step in, this much later."""
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -59,6 +57,10 @@ class Ending(Frozen):
     """The signal that cancelled the run."""
     overdue: bool = False
     """It did not keep the deadline."""
+    in_order: bool = False
+    """The exit code is pytest's own; else a test, a plugin or a signal ended the process."""
+    doing: str = ""
+    """What it did last: ``importing test_x.py``."""
 
 
 def plugin_arguments() -> list[str]:
@@ -74,7 +76,7 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
         argv += ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
     argv += [
         f"--disttest-{option.name}={flags[option.field]}"
-        for option in OPTIONS
+        for option in RUN_OPTIONS
         if flags.get(option.field) and not option.secret
     ]
     return [
@@ -89,7 +91,7 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
 def run_guarded(
     argv: Sequence[str],
     options: RunOptions,
-    results: Path,
+    directory: ResultsDirectory,
     *,
     invocation: Invocation,
     hardware: Hardware,
@@ -101,8 +103,8 @@ def run_guarded(
 
     Args:
         argv: the child's command line.
-        options: only the deadline is read here.
-        results: the claimed results directory.
+        options: only the deadline and the seed are read here.
+        directory: where the results go, claimed; it may lie elsewhere when this returns.
         invocation: what the user asked, for the record.
         hardware: the machine, for the record.
         plan: the plan that this run is a shard of.
@@ -110,7 +112,7 @@ def run_guarded(
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
     signals = hold_signals()
-    journal = Journal(results / FILE_NAME)
+    journal = Journal(directory.path / FILE_NAME)
     journal.append(
         RunStarted(
             at_s=journal.now(),
@@ -126,27 +128,46 @@ def run_guarded(
         )
     )
     adopt_orphans()
-    sweep = Sweep()
+    sweep = Sweep(lambda: directory.home.now())
     watch = Watch(journal.path, view, journal.now)
+    board = LeaveBoard()
+    keeper = Keeper()
     try:
-        child = _start(argv, watch)
+        child = _start(argv, watch, board, keeper, directory, journal, options.seed)
+        keeper.start()
         load_reporters()  # while the child imports torch
         ending = _Guard(child, signals, watch).stand(options)
-        kill_descendants()
+        ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
+        kill_descendants(spare=keeper.pids)
     finally:
         watch.close()
-    _close_journal(journal, ending, watch, sweep)
-    hide_what_was_learned(results)
+        board.close()
+        keeper.dismiss()
+    _close_journal(journal, ending, watch, sweep, directory)
+    hide_what_was_learned(directory.path)
     # What was learned to be hidden late stands in what was folded on the way.
     run = fold(journal.events()) if masker.active else watch.folding.result()
     journal.close()
     return run
 
 
-def _start(argv: Sequence[str], watch: Watch) -> Child:
-    fds = [masker.ledger] if masker.ledger >= 0 else []
-    argv = [*argv, *(f"--disttest-ledger={fd}" for fd in fds)]
-    return spawn_child(argv, new_session=True, pass_fds=fds, **watch.streams())
+def _start(
+    argv: Sequence[str],
+    watch: Watch,
+    board: LeaveBoard,
+    keeper: Keeper,
+    directory: ResultsDirectory,
+    journal: Journal,
+    seed: int,
+) -> Child:
+    fds = {"leaving": board.fd, "claim": directory.fileno(), "journal": journal.fileno()}
+    if masker.ledger >= 0:
+        fds["ledger"] = masker.ledger
+    argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
+    extra_env = hash_seed(seed) | keeper.environment
+    return spawn_child(
+        argv, new_session=True, pass_fds=list(fds.values()), extra_env=extra_env, **watch.streams()
+    )
 
 
 @functools.cache
@@ -194,32 +215,35 @@ class _Guard:
     def _end(self) -> Exit:
         """Ask pytest to stop, then make it."""
         self._child.signal(signal.SIGINT)
-        limit_s = time.monotonic() + CANCEL_LIMIT_S
+        limit_s = time.monotonic() + GUARD_CANCEL_S
         while self._child.poll() is None and time.monotonic() < limit_s:
             self._watch.look(self._poller)
             self._pause(limit_s)
             self._signals.first()  # asked again: it ends already
         if self._child.poll() is None:
-            end_all([self._child], term_grace_s=0.2)
+            end_all([self._child], term_grace_s=PYTEST_TERM_S)
         return self._child.poll() or Exit(signal=signal.SIGKILL)
 
 
-def _close_journal(journal: Journal, ending: Ending, watch: Watch, sweep: Sweep) -> None:
+def _close_journal(
+    journal: Journal, ending: Ending, watch: Watch, sweep: Sweep, directory: ResultsDirectory
+) -> None:
     """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
     if watch.cut_short:
         journal.end_line()
-    if journal.restore():
-        _append(journal, watch, Noted(at_s=journal.now(), message=REMOVED))
+    if restored := directory.restore(journal):
+        _append(journal, watch, Noted(at_s=journal.now(), message=restored))
     run, finished = watch.folding.result(), watch.folding.finished is not None
-    for message, nodeid in sweep.clean(run):
+    for message, nodeid in sweep.clean(lambda: run.attempts):
         _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
-    code, reason = _conclude(run, ending, finished=finished)
+    code, reason = conclude(_facts(run, ending, finished=finished))
     if watch.trouble:
         message = f"the view of the run was given up: {watch.trouble}"
         _append(journal, watch, Noted(at_s=journal.now(), message=message))
     by_itself = not finished and not ending.signal and not ending.overdue
     if by_itself and code not in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
-        _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=reason))
+        message = reason or f"pytest ended with {ending.exit} before it had a test"
+        _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=message))
     _append(journal, watch, RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
 
 
@@ -230,35 +254,27 @@ def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:
         journal.append(event)
 
 
-def _conclude(run: RunResult, ending: Ending, *, finished: bool) -> tuple[int, str]:
-    """Exit code and reason of the run."""
-    if ending.signal is not None:
-        return 128 + ending.signal, f"the run was cancelled by {signal_name(ending.signal)}"
-    if ending.overdue or ending.exit.code == ExitCode.DEADLINE:
-        return ExitCode.DEADLINE, "the deadline of the run passed"
-    code = ending.exit.code
-    if not finished and code == ExitCode.USAGE:
-        return ExitCode.USAGE, "pytest could not be started as asked"
-    if not finished and code == ExitCode.INFRASTRUCTURE:
-        return (
-            ExitCode.INFRASTRUCTURE,
-            f"pytest gave up with {ending.exit}: results can not be kept, see above",
-        )
-    if not finished and code != ExitCode.NOTHING_COLLECTED:
-        return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit} in the middle of the run"
-    if finished and code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE):
-        return code, run.reason
-    if code is None or code not in range(6):
-        return ExitCode.INTERNAL, f"the pytest process ended with {ending.exit}"
-    return _check(ExitCode(code), run), run.reason if finished else ""
+def _facts(run: RunResult, ending: Ending, *, finished: bool) -> Facts:
+    return msgspec.structs.replace(
+        facts_of(run),
+        signal=ending.signal or 0,
+        deadline="the deadline of the run passed" if ending.overdue else "",
+        process=Process(
+            exit_code=ending.exit.code,
+            ended=str(ending.exit),
+            has_reported=finished,
+            broken_off=_broken_off(run, ending, finished=finished),
+        ),
+        reason=run.reason if finished else "",
+        empty=False,  # pytest says so itself
+    )
 
 
-def _check(code: ExitCode, run: RunResult) -> ExitCode:
-    """The child's code against what the journal says; the worse one counts."""
-    if code not in (ExitCode.PASSED, ExitCode.FAILED):
-        return code
-    if run.collection_errors:
-        return ExitCode.INTERRUPTED
-    if run.bad and all(test.final.cause is Cause.INFRASTRUCTURE for test in run.bad):
-        return ExitCode.INFRASTRUCTURE
-    return ExitCode.FAILED if run.bad or (run.flaky_fails and run.flaky) else code
+def _broken_off(run: RunResult, ending: Ending, *, finished: bool) -> str:
+    """Why the exit code is not pytest's own; empty where it is. One that repeats pytest's last word is."""
+    if ending.in_order or (finished and ending.exit.code == run.exit_code):
+        return ""
+    what = f"the pytest process ended with {ending.exit}"
+    return (
+        f"{what} when all was done" if finished else f"{what} in the middle of the run, while {ending.doing}"
+    )

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.model import Frozen, TestCase
+from disttest.model import Frozen, Kind, TestCase
+from disttest.planning.backends import GPU
 from disttest.planning.targets import Targets
+from disttest.reports.text import count
 from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.running.collect import MOST_GPUS, Host
-from disttest.running.guard import pytest_command
+from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+from disttest.runtime.guard.guard import pytest_command
 
 
 class Collection(Frozen):
@@ -29,6 +31,8 @@ class Collection(Frozen):
     """Files that could not be collected, and why."""
     notes: tuple[tuple[str, str], ...] = ()
     """What a plan says of tests that it lacks, or that are gone: node id and message."""
+    remarks: tuple[str, ...] = ()
+    """What the list does not say by itself, such as that no GPU of this machine works."""
 
 
 def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path) -> Collection:
@@ -44,13 +48,14 @@ def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str],
         root=next((event.root for event in events if isinstance(event, RunStarted)), ""),
         errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
         notes=tuple((e.nodeid, e.message) for e in events if isinstance(e, Noted) and e.nodeid),
+        remarks=tuple(e.message for e in events if isinstance(e, Noted) and not e.nodeid),
     )
 
 
-def for_gpu_runners(gpus: int) -> tuple[str, ...]:
+def for_gpu_runners(gpus: int, device: str = GPU) -> tuple[str, ...]:
     """Arguments that collect as on a runner with that many GPUs (0: as many as any), whatever this machine has."""
-    host = Host(gpus=gpus or MOST_GPUS, device="cuda")
-    return (f"--disttest-host={msgspec.json.encode(host).decode()}",)
+    host = TargetHost(gpus=gpus or MOST_GPUS, device=device)
+    return (f"--disttest-collect-for={msgspec.json.encode(host).decode()}",)
 
 
 def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:
@@ -62,7 +67,7 @@ def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) ->
 def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
     """A table of suites (tests, world sizes, backends), or of every test."""
     if each:
-        return "\n".join(test.nodeid for test in tests)
+        return "\n".join(map(_describe, tests))
     by_suite: dict[str, list[TestCase]] = {}
     for test in tests:
         by_suite.setdefault(test.suite, []).append(test)
@@ -70,6 +75,13 @@ def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _describe(test: TestCase) -> str:
+    """The node id, which names a world by itself; of a test whose class starts its ranks, how many."""
+    if test.world is None or test.kind not in (Kind.MAIN, Kind.THREADS):
+        return test.nodeid
+    return f"{test.nodeid}  ({count(test.world.size, 'rank' if test.kind is Kind.MAIN else 'thread')})"
 
 
 def _row(suite: str, tests: Sequence[TestCase]) -> tuple[str, str, str, str]:

@@ -10,13 +10,14 @@ import time
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from disttest.model import Outcome
 from disttest.results.exit_codes import TEST_ERROR
-from disttest.running.bridge import shorten
-from disttest.running.protocol import Channel, PhaseEnded, clean_text
+from disttest.results.headline import raised_line
+from disttest.runtime.hosting.raised import tell
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
+from disttest.runtime.rank.bridge import shorten
 
 
 class Account:
@@ -51,16 +52,14 @@ class Account:
         if self._failure() is not None:
             self.report_failure()
             return
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "failed")
-        self._send(Outcome.FAILED, last, text)
+        self._send(Outcome.FAILED, raised_line(text) or "failed", text)
 
     def report_failure(self) -> None:
         """Report what the test raised as its failure."""
         error = self._raised
         assert error is not None
-        text = "".join(traceback.format_exception(type(error), error, _below_runner(error)))
-        name = type(error).__name__
-        self._send(Outcome.FAILED, f"{name}: {error}".strip().split("\n", 1)[0], text, at_s=self._raised_at_s)
+        message, text = tell(error)
+        self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s)
 
     def report_end(self, code: int, skips: Mapping[int, str]) -> None:
         """The test is over, and the rank is about to leave with this code."""
@@ -169,15 +168,6 @@ def _as_code(value: object) -> int:
         return value & 0xFF
     print(value, file=sys.stderr)  # noqa: T201  # as Python does at exit
     return 1
-
-
-def _below_runner(error: BaseException) -> Any:
-    """The traceback without the frames of this package that called the test."""
-    here = str(Path(__file__).parent)
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(here):
-        trace = trace.tb_next
-    return trace
 
 
 __all__ = ["TEST_ERROR", "Account", "ChannelPipe", "run_to_exit_code"]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from disttest.host.process import adopt_orphans, leave
+from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.results.exit_codes import SKIP_MESSAGES
-from disttest.running.bridge import Bridge
-from disttest.running.child import redirect_output
-from disttest.running.hosting.host import ForkHost
-from disttest.running.hosting.torch_bases import host_torch_bases, torch_skips
-from disttest.running.phases import PhaseCell
-from disttest.running.protocol import Channel, RankReady, RunTest, TestDone
-from disttest.running.rank import RankSpec, next_order, own_tmp_path, settle_in, tear_down_rest
+from disttest.runtime.hosting.rank_host import ForkHost
+from disttest.runtime.hosting.recognise import ranks_may_differ
+from disttest.runtime.hosting.torch_bases import host_torch_bases, torch_skips
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.rank import watchdog
+from disttest.runtime.rank.child import redirect_output
+from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.rank import RankSpec, run_protocol, serve_orders, settle_in
 from disttest.testing.hosting import provide_host
 
 
@@ -33,14 +33,9 @@ def serve_main(
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
     provide_host(host)
     host_torch_bases(host)
-    phase = PhaseCell(spec.phases, spec.place)
-    Bridge(channel, session.config, on_phase=phase.write).take_over()
-    own_tmp_path(session.config, spec.scratch)
-    channel.send(RankReady())
-    while (order := next_order(channel)) is not None:
-        _run(host, channel, order, session, items)
-    tear_down_rest(session)
+    serve_orders(spec, channel, session, lambda order: _run(host, channel, order, session, items))
     host.release(None)
+    save_coverage()
     leave(0)
 
 
@@ -52,18 +47,14 @@ def _run(
     items: Mapping[str, pytest.Item],
 ) -> None:
     item = items[order.nodeid]
-    following = items.get(order.next_nodeid) if order.next_nodeid else None
     redirect_output(session.config, Path(order.log))
     _forget_instance(item)
-    host.begin(order)
-    me = os.getpid()
-    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    if os.getpid() != me:  # the test forked and its copy came back too
-        leave(0)
+    host.begin(order, may_differ=ranks_may_differ(item))
+    run_protocol(items, order)
     host.settle()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    channel.send(TestDone())
+    flush_output()
+    save_coverage()
+    channel.send(TestDone(leaks=watchdog.stop_leftover()))
 
 
 def _forget_instance(item: pytest.Item) -> None:

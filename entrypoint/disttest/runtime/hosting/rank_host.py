@@ -6,32 +6,35 @@ import contextlib
 import os
 import time
 import unittest
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
 from disttest.host.process import die_with_parent, fork_child, leave
+from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankRecord, TestCase, VerdictRule
-from disttest.results.exit_codes import NO_RANKS, ExitRule, agree_on_skips, read_record, torch_outcome
-from disttest.running import flight
-from disttest.running.attempt import Progress
-from disttest.running.child import belong_to_this_process, out_of_the_way
-from disttest.running.evidence import EvidenceSource
-from disttest.running.hosting.account import Account
-from disttest.running.hosting.ranks import account_for, run_once, serve_tests, settle_in
-from disttest.running.hosting.team import (
-    LEAVE_LIMIT_S,
+from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
+from disttest.results.rulings import disagreement
+from disttest.runtime.hosting.account import Account
+from disttest.runtime.hosting.raised import thread_records
+from disttest.runtime.hosting.ranks import account_for, run_once, serve_tests, settle_in
+from disttest.runtime.hosting.team import (
     HostedAttempt,
     Rank,
     Team,
     blame_for_waiting,
     foreign_record,
 )
-from disttest.running.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
-from disttest.running.rank import RankSpec
-from disttest.running.seats import Seat, Supervisor
+from disttest.runtime.messages.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
+from disttest.runtime.rank import flight
+from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
+from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.world.attempt import RankProgress
+from disttest.runtime.world.evidence import EvidenceSource
+from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 from disttest.testing.hosting import Body, RanksFailed
 
 
@@ -46,16 +49,28 @@ class ForkHost:
         self._config = config
         self._skips = skips
         self._order: RunTest | None = None
+        self._may_differ = False
+        """Whether the running test is marked ``ranks_may_differ``."""
         self._began_s = 0.0
         self._team: Team | None = None
         self._kept: Team | None = None
         self._starts = 0
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its ranks may use GPUs."""
+        return self._spec.shape.device != "cpu"
+
+    @property
+    def by_torchs_rules(self) -> bool:
+        """Whether a test passes here that torch's own harness passes."""
+        return self._spec.settings.verdict is VerdictRule.TORCH
+
     # --- around a test
 
-    def begin(self, order: RunTest) -> None:
+    def begin(self, order: RunTest, *, may_differ: bool) -> None:
         """A test begins in this main process."""
-        self._order = order
+        self._order, self._may_differ = order, may_differ
         self._began_s = time.monotonic()
 
     def settle(self) -> None:
@@ -71,43 +86,63 @@ class ForkHost:
     def start(self, size: int, body: Body) -> Sequence[Rank]:
         """Start the ranks of the running test."""
 
+        def whole_body(rank: int, pipe: Any) -> None:
+            body(rank, pipe)
+            self._wait_for_gpus()
+
         team = self._team = Team(self._spec)
         for rank in range(size):
-            self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, body, self._skips))
+            self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, whole_body, self._skips))
         return team.ranks
 
     def join(self, rule: ExitRule) -> None:
         """Wait for the ranks of the running test, report them, and raise what they came to."""
         team, self._team = self._team, None
         if team is None or not team.ranks:
+            if self.by_torchs_rules:
+                return
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, rule, limit_s=self._limit_s())
         records = self._watch(team, attempt)
         team.dismiss(limit_s=0.0)
         self._raise_outcome(records, rule)
 
-    def join_foreign(self, processes: Sequence[Any], rule: ExitRule, join: Callable[[], None]) -> None:
+    def join_foreign(
+        self,
+        processes: Sequence[Any],
+        rule: ExitRule,
+        join: Callable[[], None],
+        said: Callable[[], Mapping[int, str]],
+    ) -> None:
         """Ranks that the class started by itself, with ``multiprocessing``: wait its way, judge ours.
 
         Args:
             processes: of ``multiprocessing``, one for each rank.
             rule: which exit codes are fine.
             join: waits for them as the class does, and raises what it makes of them.
+            said: the tracebacks that they sent, by process id; asked when they were waited for.
         """
         began_s = time.monotonic()
         try:
             join()
         finally:
-            codes = [process.exitcode for process in processes]
-            records = agree_on_skips(
-                [
-                    read_record(foreign_record(rank, code, time.monotonic() - began_s), rule, self._skips)
-                    for rank, code in enumerate(codes)
-                ]
-            )
+            after_s, texts = time.monotonic() - began_s, said()
+            found = [
+                foreign_record(rank, process.exitcode, after_s, texts.get(process.pid, ""))
+                for rank, process in enumerate(processes)
+            ]
+            records = tuple(read_record(record, rule, self._skips) for record in found)
             theirs = torch_outcome(records, rule, self._skips)
             self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
         self._raise_outcome(records, rule)
+
+    # --- ranks that are threads of this process
+
+    def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
+        """Report the threads of a test as its ranks, if one has failed; a skip or a pass is the main process's to tell."""
+        records = thread_records(size, raised, log=f"{self._running().folder}/main.log")
+        if any(record.outcome is Outcome.FAILED for record in records):
+            self._channel.send(RanksJoined(records=records, threads=True))
 
     # --- ranks for many tests
 
@@ -115,6 +150,11 @@ class ForkHost:
         self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
     ) -> None:
         """Start ranks that stay, unless they are there already and well."""
+
+        def run_whole(name: str) -> None:
+            run(name)
+            self._wait_for_gpus()
+
         if self._kept is not None and self._kept.owner is owner and not self._kept.broken:
             return
         self.release(None)
@@ -124,7 +164,7 @@ class ForkHost:
             self._fork(
                 team,
                 rank,
-                lambda rank, channel, mine: serve_tests(rank, channel, mine, prepare, run, self._skips),
+                lambda rank, channel, mine: serve_tests(rank, channel, mine, prepare, run_whole, self._skips),
             )
 
     def run_kept(self, owner: object, name: str) -> None:
@@ -134,22 +174,29 @@ class ForkHost:
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
         order = self._running()
-        for seat in team.supervisor.seats:
-            log = str(team.supervisor.logs.open(self._log(seat.rank)))
-            seat.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
+        for handle in team.supervisor.handles:
+            log = str(team.supervisor.logs.open(self._log(handle.rank)))
+            handle.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
         records = self._watch(team, attempt)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
             team.broken = True
             self.release(None, limit_s=0.0)
         self._raise_outcome(records, ExitRule())
 
-    def release(self, owner: object, *, limit_s: float = LEAVE_LIMIT_S) -> None:
+    def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let the kept ranks leave (those of this owner, or anybody's)."""
         if self._kept is not None and owner in (None, self._kept.owner):
             self._kept.dismiss(limit_s=limit_s)
             self._kept = None
 
     # --- inside
+
+    def _wait_for_gpus(self) -> None:
+        """In a rank whose test has passed: what still runs on its GPU may fail, and would be nobody's then."""
+        if self.on_gpus and self._spec.settings.verdict is VerdictRule.STRICT:
+            from disttest.runtime.rank.gpu_state import wait_for_gpus
+
+            wait_for_gpus()
 
     def _running(self) -> RunTest:
         if self._order is None:
@@ -165,7 +212,7 @@ class ForkHost:
 
     def _fork(self, team: Team, rank: int, main: Callable[[int, Channel, Account], int]) -> None:
         ours, theirs = Channel.pair()
-        foreign = [ours, self._channel, *(seat.channel for seat in team.supervisor.seats)]
+        foreign = [ours, self._channel, *(handle.channel for handle in team.supervisor.handles)]
         self._starts += 1
         stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
         questions = stacks.with_suffix(".ask")
@@ -184,16 +231,17 @@ class ForkHost:
             own_account = account_for(mine)
             mine.send(RankReady())
             code = main(rank, mine, own_account)
+            save_coverage()
             mine.send(TestDone(exit_code=code))
             leave(code)
 
-        child = fork_child(be_rank)
+        child = fork_child(be_rank, new_group=True)
         theirs.close()
         team.ranks.append(Rank(rank, child))
-        seat = Seat(
+        handle = RankProcessHandle(
             rank=rank, channel=ours, child=child, evidence=EvidenceSource(child, stacks, questions), log=log
         )
-        team.supervisor.add(seat)
+        team.supervisor.add(handle)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
         now_s = time.monotonic()
@@ -206,12 +254,12 @@ class ForkHost:
             started_s=now_s,
             started_at_s=0.0,
             ranks=[
-                Progress(rank=seat.rank, pid=seat.child.pid, log=self._log(seat.rank), phase="call")
-                for seat in team.supervisor.seats
+                RankProgress(rank=handle.rank, pid=handle.child.pid, log=self._log(handle.rank), phase="call")
+                for handle in team.supervisor.handles
             ],
         )
         attempt.rule, attempt.skips = rule, self._skips
-        attempt.patient = self._spec.verdict is VerdictRule.TORCH or rule.any_code or rule.expected != 0
+        attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
         return attempt
 
     def _watch(
@@ -222,11 +270,10 @@ class ForkHost:
         with self._heeding_the_world(supervisor, attempt):
             supervisor.watch(attempt)
         supervisor.close_logs(attempt)
-        readings = [attempt.read(progress) for progress in attempt.ranks]
+        records = tuple(attempt.read(progress) for progress in attempt.ranks)
         if never_joined:
-            readings = [blame_for_waiting(reading) for reading in readings]
-        records = agree_on_skips(readings)
-        theirs = torch_outcome(readings, attempt.rule, self._skips) if attempt.ranks else None
+            records = tuple(map(blame_for_waiting, records))
+        theirs = torch_outcome(records, attempt.rule, self._skips) if attempt.ranks else None
         self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
         return records
 
@@ -249,7 +296,7 @@ class ForkHost:
             supervisor.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
-        if self._spec.verdict is VerdictRule.TORCH:
+        if self.by_torchs_rules:
             theirs = torch_outcome(records, rule, self._skips)
             if theirs is Outcome.SKIPPED:
                 raise unittest.SkipTest(records[0].message)
@@ -259,5 +306,7 @@ class ForkHost:
         if bad:
             says = "; ".join(f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad)
             raise RanksFailed(says)
-        if records[0].outcome is Outcome.SKIPPED:
+        if words := disagreement(records, may_differ=self._may_differ):
+            raise RanksFailed(words)
+        if all(record.outcome is Outcome.SKIPPED for record in records):
             raise unittest.SkipTest(records[0].message)

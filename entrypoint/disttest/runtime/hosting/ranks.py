@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -10,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from disttest.running import flight, hygiene
-from disttest.running.child import redirect_output, register_stacks, renew_libraries
-from disttest.running.hosting.account import Account, ChannelPipe, run_to_exit_code
-from disttest.running.protocol import Channel, RunTest, TestDone
-from disttest.running.rank import next_order
+from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
+from disttest.runtime.rank.log_capture import forget_log_capture
+from disttest.runtime.rank.rank import next_order
 from disttest.testing.hosting import Body, provide_host
 
 _account: Account | None = None
@@ -29,20 +29,12 @@ def settle_in(config: pytest.Config, log: Path, stacks: Path, threads: int) -> N
     """What a freshly forked rank does first."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     provide_host(None)
+    use_cuda_freely()
     redirect_output(config, log)
     register_stacks(stacks)
-    _forget_log_capture()
+    forget_log_capture()
     renew_libraries(threads)
     hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
-
-
-def _forget_log_capture() -> None:
-    """Take pytest's capturing handlers off the root logger: a rank's records belong into its own log."""
-    from _pytest.logging import LogCaptureHandler
-
-    for handler in list(logging.root.handlers):
-        if isinstance(handler, LogCaptureHandler) or type(handler).__module__ == "_pytest.logging":
-            logging.root.removeHandler(handler)
 
 
 def account_for(channel: Channel) -> Account:
@@ -76,7 +68,7 @@ def serve_tests(
         mine = account_for(channel)
         error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)
-        channel.send(TestDone())
+        channel.send(TestDone(leaks=watchdog.stop_leftover()))
     return 0
 
 

@@ -9,16 +9,18 @@ from types import MappingProxyType
 
 import msgspec
 
-from disttest.host.process import Child, Exit, end_all, forked_children, kill_descendants, signal_name
+from disttest.host.descendants import kill_descendants
+from disttest.host.proc import forked_children
+from disttest.host.process import Child, Exit, end_all, signal_name
+from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
-from disttest.running.attempt import Attempt, Progress
-from disttest.running.protocol import Leave
-from disttest.running.rank import RankSpec
-from disttest.running.seats import TERM_GRACE_S, Supervisor
-
-LEAVE_LIMIT_S = 5.0
-"""How long ranks that were asked to leave may take."""
+from disttest.results.headline import raised_line
+from disttest.runtime.messages.protocol import Leave, clean_text
+from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.rank_handles import Supervisor
 
 
 class HostedAttempt(Attempt):
@@ -26,17 +28,17 @@ class HostedAttempt(Attempt):
 
     rule: ExitRule = ExitRule()
     skips: Mapping[int, str] = MappingProxyType({})
-    patient: bool = False
+    waits_for_peers: bool = False
     """Torch's way: only an error ends the others early, a death does not."""
 
-    def note_death(self, progress: Progress) -> None:
+    def note_death(self, progress: RankProgress) -> None:
         """A rank ended: a failure unless its code says otherwise."""
         record = self.read(progress)
         died = record.outcome is None or record.outcome.is_bad
-        if died and not self.patient:
+        if died and not self.waits_for_peers:
             self.note_failure(progress.died_at_s)
 
-    def read(self, progress: Progress) -> RankRecord:
+    def read(self, progress: RankProgress) -> RankRecord:
         """This rank's part, its exit code understood."""
         return read_record(progress.record(self.started_s), self.rule, self.skips)
 
@@ -54,9 +56,7 @@ class Rank:
     def exitcode(self) -> int | None:
         """None while it lives; minus the signal's number where one ended it."""
         ended = self._ended = self._ended or self._child.poll()
-        if ended is None:
-            return None
-        return ended.code if ended.signal is None else -ended.signal
+        return None if ended is None else ended.returncode
 
     def is_alive(self) -> bool:
         """Whether it lives."""
@@ -82,23 +82,21 @@ class Team:
     """The living ranks of a main process."""
 
     def __init__(self, spec: RankSpec) -> None:
-        self.supervisor = Supervisor(
-            results=spec.results, log_limit=spec.log_limit, grace_s=spec.grace_s, native=spec.native_stacks
-        )
+        self.supervisor = Supervisor(spec.home, spec.settings)
         self.ranks: list[Rank] = []
         self.owner: object = None
         self.broken = False
         self.before = forked_children()
 
-    def dismiss(self, *, limit_s: float = LEAVE_LIMIT_S) -> None:
+    def dismiss(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let them leave by themselves within the limit, end the rest, and kill what they left behind."""
-        seats = self.supervisor.seats
-        for seat in seats:
-            seat.channel.send(Leave())
+        handles = self.supervisor.handles
+        for handle in handles:
+            handle.channel.send(Leave())
         deadline = time.monotonic() + limit_s
-        for seat in seats:
-            seat.child.wait(deadline - time.monotonic())
-        end_all([seat.child for seat in seats], term_grace_s=TERM_GRACE_S)
+        for handle in handles:
+            handle.child.wait(deadline - time.monotonic())
+        end_all([handle.child for handle in handles], term_grace_s=RANK_TERM_S)
         for rank in self.ranks:
             _ = rank.exitcode  # remembered: tests may look at it later
         self.supervisor.close()
@@ -106,8 +104,8 @@ class Team:
             kill_descendants(spare=self.before)
 
 
-def foreign_record(rank: int, code: int | None, after_s: float) -> RankRecord:
-    """What a rank that we did not start came to, by its exit code; None: it still runs."""
+def foreign_record(rank: int, code: int | None, after_s: float, traceback: str = "") -> RankRecord:
+    """What a rank that we did not start came to, by its exit code (None: it still runs) and what it sent."""
     if code is None:
         return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", hung=True, message="did not end")
     if code < 0:
@@ -120,13 +118,16 @@ def foreign_record(rank: int, code: int | None, after_s: float) -> RankRecord:
             message=message,
             failed_after_s=after_s,
         )
+    failed = code == TEST_ERROR
+    unsaid = f"exited with code {code}; its own output says why"
     return RankRecord(
         rank=rank,
         end=RankEnd.REPORTED,
-        outcome=Outcome.FAILED if code == TEST_ERROR else Outcome.PASSED,
+        outcome=Outcome.FAILED if failed else Outcome.PASSED,
         exit_code=code,
         phase="call",
-        message=f"left with exit code {code}; its own output says why" if code == TEST_ERROR else "",
+        message=(raised_line(clean_text(traceback))[:2000] or unsaid) if failed else "",
+        details=shorten(clean_text(traceback)) if failed else "",
         failed_after_s=after_s if code else None,
     )
 

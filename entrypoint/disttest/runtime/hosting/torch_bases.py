@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from disttest.errors import UsageError
-from disttest.host.process import fork_hazard
-from disttest.planning.options import check_world_size
+from disttest.host.fork_hazard import fork_hazard
+from disttest.options.values import check_world_size
 from disttest.results.exit_codes import ExitRule
-from disttest.running.hosting.host import ForkHost
-from disttest.running.hosting.ranks import current_account
-from disttest.running.hosting.team import Rank
+from disttest.runtime.hosting.rank_host import ForkHost
+from disttest.runtime.hosting.ranks import current_account
+from disttest.runtime.hosting.team import Rank
 from disttest.testing.hosting import RanksFailed
 
 MODULE = "torch.testing._internal.common_distributed"
@@ -43,6 +43,7 @@ def host_torch_bases(host: ForkHost) -> None:
     if module is None:
         return
     _host_processes(module.MultiProcessTestCase, host)
+    _report_threads(module.MultiThreadedTestCase, host)
     if hasattr(module, "MultiProcContinuousTest"):
         _host_continuous(module.MultiProcContinuousTest, host)
 
@@ -67,9 +68,10 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     join_foreign = base._join_processes
 
     def start(self: Any, proc: object = None) -> None:
-        if hazard := fork_hazard():
+        if hazard := fork_hazard(on_gpus=host.on_gpus):
             _announce(hazard)
             start_by_spawn(self, proc or _spawn_context())
+            self.pid_to_pipe.update({pid: _HeardPipe(pipe) for pid, pipe in self.pid_to_pipe.items()})
             return
         cls, name, file_name = type(self), self._current_test_name(), self.file_name
         keywords = _keywords(self)
@@ -77,13 +79,19 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         def body(rank: int, pipe: object) -> None:
             cls._run(rank, name, file_name, pipe, **keywords)
 
-        self.processes = list(host.start(_checked_count(self), body))
+        self.processes = list(host.start(_checked_count(self, host), body))
         self.pid_to_pipe.update({rank.pid: _NoPipe() for rank in self.processes})
 
     def join(self: Any, method: Callable[..., Any]) -> None:
         rule = _rule_of(self, method)
         if self.processes and not isinstance(self.processes[0], Rank):
-            host.join_foreign(self.processes, rule, lambda: join_foreign(self, method))
+            heard = {pid: pipe for pid, pipe in self.pid_to_pipe.items() if isinstance(pipe, _HeardPipe)}
+            host.join_foreign(
+                self.processes,
+                rule,
+                lambda: join_foreign(self, method),
+                lambda: {pid: pipe.said for pid, pipe in heard.items()},
+            )
         else:
             host.join(rule)
 
@@ -104,7 +112,9 @@ def _keywords(case: Any) -> dict[str, Any]:
     return {name: getattr(case, name, False) for name in _SPAWNED_KEYWORDS if takes_all or name in names}
 
 
-def _checked_count(case: Any) -> int:
+def _checked_count(case: Any, host: ForkHost) -> int:
+    if host.by_torchs_rules and case.world_size in (0, "0"):
+        return 0
     try:
         return rank_count(case.world_size)
     except UsageError as error:
@@ -135,6 +145,23 @@ def _like(method: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable
     return functools.wraps(method)
 
 
+class _HeardPipe:
+    """The main process's end of the pipe to a rank that torch started; remembers the traceback that came."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self.said = ""
+
+    def recv(self) -> object:
+        """What the rank sent."""
+        message = self._pipe.recv()
+        self.said = message if isinstance(message, str) else self.said
+        return message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+
 class _NoPipe:
     """The main process's end of a rank's pipe: what a rank says arrives by another way."""
 
@@ -162,6 +189,26 @@ def _spawn_context() -> Any:
     import multiprocessing
 
     return multiprocessing.get_context("spawn").Process
+
+
+# --- MultiThreadedTestCase
+
+
+def _report_threads(base: Any, host: ForkHost) -> None:
+    """Tell which thread raised what; torch joins and judges them, and makes one text of it all."""
+    join, check = base._join_threads.__func__, base._check_return_codes.__func__
+    sizes: list[int] = []
+
+    def join_threads(cls: Any, threads: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes[:] = [len(threads)]
+        return join(cls, threads, *args, **kwargs)
+
+    def check_return_codes(cls: Any, failed_ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        host.report_threads(sizes[0], [(rank, exc_info[1]) for rank, exc_info in failed_ranks])
+        return check(cls, failed_ranks, *args, **kwargs)
+
+    base._join_threads = classmethod(join_threads)
+    base._check_return_codes = classmethod(check_return_codes)
 
 
 # --- MultiProcContinuousTest

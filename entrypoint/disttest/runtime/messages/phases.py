@@ -1,4 +1,5 @@
-"""In which phase of the test each rank is: a byte for each, in memory that a world shares with its ranks.
+"""In which phase of the test each rank is, and whether it may fail there: a byte for each, in memory that a world shares
+with its ranks.
 
 A message for each phase would wake the world up three times in every rank's test, for something that only matters when
 a rank dies or hangs; and then a rank could not tell it any more.
@@ -13,6 +14,9 @@ from pathlib import Path
 from disttest.descriptors import memory_file
 
 PHASES = ("setup", "call", "teardown")
+_BEGUN = 0x40
+_XFAIL = 0x80
+"""Added to a phase: it has begun, and the test is expected to fail in it."""
 
 
 class PhaseBoard:
@@ -39,7 +43,11 @@ class PhaseBoard:
 
     def read(self, place: int) -> str:
         """The phase of a rank; whatever a broken one wrote there is read as some phase."""
-        return PHASES[min(self._memory[place], len(PHASES) - 1)]
+        return PHASES[min(self._memory[place] & ~(_BEGUN | _XFAIL), len(PHASES) - 1)]
+
+    def expects_failure(self, place: int) -> bool:
+        """Whether the test was marked as an expected failure when the rank's phase began, as far as one has begun."""
+        return not self._memory[place] & _BEGUN or bool(self._memory[place] & _XFAIL)
 
 
 class PhaseCell:
@@ -63,6 +71,6 @@ class PhaseCell:
         """A copy of this process must not write for it."""
         self._memory = bytearray(len(self._memory))
 
-    def write(self, phase: str) -> None:
-        """Say in which phase this rank is."""
-        self._memory[self._place] = PHASES.index(phase)
+    def write(self, phase: str, *, xfail: bool = False) -> None:
+        """Say in which phase this rank is, and whether the test is expected to fail."""
+        self._memory[self._place] = PHASES.index(phase) | _BEGUN | (_XFAIL if xfail else 0)

@@ -15,7 +15,10 @@ import msgspec
 
 from disttest.errors import ProtocolError
 from disttest.masking import masker
-from disttest.model import Frozen, Outcome, RankRecord, TestCase, TestResult, VerdictRule
+from disttest.model import UNREADABLE, Frozen, Outcome, RankRecord, TestCase, TestResult
+from disttest.options.run import WorldSettings
+from disttest.results.directory import Home
+from disttest.runtime.messages.settled import Settled
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -28,6 +31,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 class RankReady(Message):
     """Rank to world: it is up and has its tests."""
+
+
+class Collected(Message):
+    """Rank to world: what it has collected, as a fresh interpreter and no copy of another process."""
+
+    tests: dict[str, str]
+    """Node id -> the values of its parameters, in words."""
 
 
 class PhaseEnded(Message):
@@ -53,7 +63,7 @@ class TestDone(Message):
 
     leaks: tuple[str, ...] = ()
     retire: bool = False
-    """What leaked can not be cleaned: no further test may run in this process."""
+    """What leaked cannot be cleaned: no further test may run in this process."""
     exit_code: int | None = None
     """The rank leaves with this code, now; None: it stays for the next order."""
 
@@ -63,7 +73,9 @@ class RanksJoined(Message):
 
     records: tuple[RankRecord, ...]
     torch_outcome: Outcome | None = None
-    """What torch's own harness would have said; None where that can not be known."""
+    """What torch's own harness would have said; None where that cannot be known."""
+    threads: bool = False
+    """They are threads of the main process; it has caught what they raised if it passes all the same."""
 
 
 class RunTest(Message):
@@ -162,6 +174,7 @@ AnyMessage = (
     | EvidenceAgreed
     | Dismiss
     | RankReady
+    | Collected
     | PhaseEnded
     | TestDone
     | RanksJoined
@@ -177,7 +190,7 @@ _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 _encoder = msgspec.json.Encoder()
 
 
-class NodeShare(Frozen):
+class NodePartition(Frozen):
     """Which part of a world that spans nodes is on this one."""
 
     node: int
@@ -203,19 +216,15 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt number of each test."""
     devices: tuple[str, ...]
     """UUIDs or indices of the GPUs it may see; empty on the CPU."""
-    results_dir: str
+    home: Home
+    """The results directory."""
     scratch_dir: str
-    seed: int
+    settings: WorldSettings
     threads: int
     """Compute threads of each rank."""
-    grace_s: float
-    """How long the other ranks get to fail by themselves after the first one did."""
-    log_limit: int
-    """Bytes kept of each rank's log of a test."""
-    verdict: VerdictRule = VerdictRule.STRICT
-    share: NodeShare | None = None
+    partition: NodePartition | None = None
     """None: the whole world is on this machine."""
-    native_stacks: bool = False
+    settled: Settled = Settled()
 
 
 _HELD_LIMIT = 64 * 1024
@@ -320,5 +329,5 @@ class Channel:
 def _decode(body: bytes) -> AnyMessage:
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"not a message ({error}): {body[:80]!r}") from error

@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from time import CLOCK_MONOTONIC, clock_gettime
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from _pytest.skipping import xfailed_key
 
-from disttest.masking import masker
+from disttest.limits import PHASE_TOLD_S
 from disttest.model import Outcome
-from disttest.results.verdict import STRICT_XPASS
-from disttest.running.protocol import Channel, PhaseEnded, clean_text
+from disttest.results.headline import headline
+from disttest.results.rulings import STRICT_XPASS
+from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 
 DETAILS_LIMIT = 256 * 1024
-_WORTH_TELLING_S = 0.05
-"""A phase that took longer is told at once: should a later one never end, it is known what came before."""
 _REPORT_LIMIT = 4 * 1024 * 1024
 
 
 class Bridge:
     """The pytest plugin of a child process: notes phases, sends reports up."""
 
-    def __init__(self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str], None]) -> None:
+    def __init__(
+        self, channel: Channel, config: pytest.Config, *, on_phase: Callable[[str, bool], None]
+    ) -> None:
         self._channel = channel
         self._config = config
         self._on_phase = on_phase
@@ -37,15 +40,22 @@ class Bridge:
                 hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
         self._config.pluginmanager.register(self, "disttest-bridge")
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
-        """The call begins."""
-        self._on_phase("call")
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """The set-up begins. Not ``tryfirst``: pytest looks at the marks before."""
+        self._begin("setup", item)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self) -> None:
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """The call begins."""
+        self._begin("call", item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """The tear-down begins."""
-        self._on_phase("teardown")
+        self._begin("teardown", item)
+
+    def _begin(self, phase: str, item: pytest.Item) -> None:
+        self._on_phase(phase, item.stash.get(xfailed_key, None) is not None)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -58,23 +68,23 @@ class Bridge:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
         message = _phase_ended(report, self._config, self._ended_at_s)
-        took_long = message.duration_s > _WORTH_TELLING_S and not message.partial
+        took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
 
 
 def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: float) -> PhaseEnded:
     outcome = outcome_of(report)
-    data = _serialisable(report, config)
+    data, text = report_as_json(report, config)
     return PhaseEnded(
-        phase=report.when,
+        phase=text_of(report.when),
         outcome=outcome,
-        partial=data.get("_report_type") == "SubTestReport",
-        duration_s=max(0.0, report.duration),
+        partial=hasattr(report, "context"),
+        duration_s=max(0.0, report.duration or 0.0),
         ended_at_s=ended_at_s,
         message=clean_text(message_of(report))[:2000],
         details=_details(report, outcome),
-        report=_as_json(data, report),
+        report=_within_limit(text, data, report),
     )
 
 
@@ -83,7 +93,7 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
     if hasattr(report, "wasxfail"):
         return Outcome.XFAILED if report.skipped else Outcome.XPASSED
     if report.failed:
-        if str(report.longrepr).startswith(STRICT_XPASS):
+        if isinstance(report.longrepr, str) and report.longrepr.startswith(STRICT_XPASS):
             return Outcome.XPASSED
         return Outcome.FAILED if report.when == "call" else Outcome.ERROR
     return Outcome.SKIPPED if report.skipped else Outcome.PASSED
@@ -92,20 +102,28 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
 def message_of(report: pytest.TestReport) -> str:
     """One line for the whole report."""
     if hasattr(report, "wasxfail"):
-        return str(report.wasxfail)
+        return text_of(report.wasxfail)
     longrepr = report.longrepr
-    if isinstance(longrepr, tuple):
-        return longrepr[2].removeprefix("Skipped: ")
+    if isinstance(longrepr, tuple) and len(longrepr) == 3:
+        return text_of(longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(longrepr or "")
-    return text.strip().split("\n", 1)[0]
+    text = text_of(crash.message) if crash is not None else text_of("" if longrepr is None else longrepr)
+    return headline(text)
 
 
 def _details(report: pytest.TestReport, outcome: Outcome) -> str:
     if not outcome.is_bad:
         return ""
-    sections = (f"----- {title} -----\n{content}" for title, content in report.sections)
-    return shorten(clean_text("\n".join([report.longreprtext, *sections])))
+    sections = (f"----- {title} -----\n{content}" for title, content in sections_of(report))
+    return shorten(clean_text("\n".join([longrepr_text(report), *sections])))
+
+
+def longrepr_text(report: pytest.TestReport) -> str:
+    """The whole text of a failure."""
+    try:
+        return report.longreprtext
+    except Exception:  # noqa: BLE001 - an object of a plugin or conftest
+        return text_of(report.longrepr)
 
 
 def shorten(text: str) -> str:
@@ -116,14 +134,9 @@ def shorten(text: str) -> str:
     return f"{text[:half]}\n\n[disttest: {len(text) - 2 * half} characters cut]\n\n{text[-half:]}"
 
 
-def _serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:
-    data = config.hook.pytest_report_to_serializable(config=config, report=report)
-    return cast("dict[str, Any]", masker.tree(data) if masker.active else data)
-
-
-def _as_json(data: dict[str, Any], report: pytest.TestReport) -> str:
-    """The report as ASCII JSON; one that is too long loses its traceback, not its outcome."""
-    text = json.dumps(data, default=repr)
-    if len(text) > _REPORT_LIMIT:
-        text = json.dumps({**data, "longrepr": clean_text(message_of(report)), "sections": []}, default=repr)
-    return text
+def _within_limit(text: str, data: dict[str, Any], report: pytest.TestReport) -> str:
+    """The report; one that is too long loses its traceback, not its outcome."""
+    if len(text) <= _REPORT_LIMIT:
+        return text
+    essential = {"longrepr": clean_text(message_of(report)), "sections": [], "user_properties": []}
+    return json.dumps({**data, **essential}, default=text_of)

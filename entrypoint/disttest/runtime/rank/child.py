@@ -9,15 +9,17 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from disttest.descriptors import high_copy
-from disttest.host.process import STACKS_SIGNAL
-from disttest.running.protocol import Channel
+from disttest.host.cuda_answers import answer_for_cuda, leave_answers_to_cuda
+from disttest.host.cuda_touch import check_by_nvml, forget_check_by_nvml, unwatch_cuda, watch_cuda
+from disttest.host.process import STACKS_SIGNAL, flush_output
+from disttest.runtime.messages.protocol import Channel
 
 
 def out_of_the_way(channel: Channel) -> Channel:
@@ -40,9 +42,7 @@ _saved_fds: list[int] = []
 def redirect_output(config: pytest.Config, log: Path) -> None:
     """Point fds 1 and 2 (and whatever pytest captured output into) at the log, from here on."""
     fd = _open_log(log)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    flush_output()
     targets = {1, 2, *_stop_capture(config)}
     for copy in _copies_of_output():
         os.dup2(fd, copy, inheritable=False)
@@ -50,7 +50,7 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
         os.dup2(fd, target, inheritable=target in (1, 2))
     if fd not in targets:
         os.close(fd)
-    if sys.stdin is None or not sys.stdin.closed:
+    if not _is_closed(sys.stdin):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         if null:
@@ -60,6 +60,14 @@ def redirect_output(config: pytest.Config, log: Path) -> None:
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc,assignment]
     faulthandler.disable()  # or the handlers of a test that put its own would stay
     faulthandler.enable(2)
+
+
+def _is_closed(stream: object) -> bool:
+    """Whether it is a closed stream; a test may have put anything in its place."""
+    try:
+        return bool(getattr(stream, "closed", False))
+    except Exception:  # noqa: BLE001
+        return False
 
 
 def _open_log(log: Path) -> int:
@@ -74,7 +82,7 @@ def _open_log(log: Path) -> int:
 def _copies_of_output() -> list[int]:
     """Descriptors of the command's own output that pytest has put aside: whoever reads it waits for their end.
 
-    They matter when a process can not be killed. In a rank that has let go of them there are none.
+    They matter when a process cannot be killed. In a rank that has let go of them there are none.
     """
     outputs = {_identity(fd) for fd in _saved_fds} - {None}
     _saved_fds.clear()
@@ -145,6 +153,40 @@ def renew_libraries(threads: int) -> None:
         torch.set_num_threads(threads)
         if hasattr(torch.cuda, "_cached_device_count"):
             torch.cuda._cached_device_count = None  # noqa: SLF001
+
+
+def speak_into(path: Path) -> None:
+    """Send this process's output, tracebacks included, to a file of its own."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
+
+
+_undo_check: list[Callable[[], None]] = []
+
+
+def stay_off_cuda() -> None:
+    """This process forks ranks: it must not initialise CUDA, and is told apart from those that may."""
+    _undo_check.append(check_by_nvml())
+    watch_cuda(answer_for_cuda)
+
+
+def inherit_stay_off_cuda() -> None:
+    """The same in a new program that such a process has started: the variable in its environment is ours to undo."""
+    forget_check_by_nvml()
+    stay_off_cuda()
+
+
+def use_cuda_freely() -> None:
+    """This process forks no ranks (any more): torch is as its user has it."""
+    unwatch_cuda()
+    if (torch := sys.modules.get("torch")) is not None:
+        leave_answers_to_cuda(torch)
+    while _undo_check:
+        _undo_check.pop()()
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:

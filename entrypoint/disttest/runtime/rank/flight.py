@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from time import CLOCK_REALTIME, clock_gettime
 from typing import Any
@@ -28,7 +28,7 @@ KEPT = 100
 ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 
 _encoder = msgspec.json.Encoder()
-_INTERNAL = ("/torch/", "/disttest/running/", "/_pytest/", "/pluggy/")
+_INTERNAL = ("/torch/", "/disttest/runtime/", "/_pytest/", "/pluggy/")
 
 
 def answer_questions(questions: Path, rank: int) -> None:
@@ -78,11 +78,10 @@ def write_flight(target: Path, rank: int, *, since_s: float) -> None:
 
     Once the reading is there, all is.
     """
-    dump = _dump_function()
-    if dump is None:
+    records = list(_dumps())
+    if not records:
         return
-    with _without_inductor():
-        record = pickle.loads(dump())  # noqa: S301  # made by this very process
+    record = merge_dumps(records)
     record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
     record["pg_config"].pop("", None)
     # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
@@ -136,8 +135,35 @@ def _write_whole(path: Path, data: bytes) -> None:
     pending.rename(path)
 
 
-def _dump_function() -> Callable[..., bytes] | None:
-    return getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace", None)
+_RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
+"""torch keeps one recorder for gloo and the like, and one for NCCL; each is dumped by a function of its own."""
+
+
+def _dumps() -> Iterator[dict[str, Any]]:
+    """What each recorder of this torch has; one that fails does not hide the other."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    for name in _RECORDERS:
+        with contextlib.suppress(AttributeError, RuntimeError), _without_inductor():
+            yield pickle.loads(getattr(module, name)())  # noqa: S301  # made by this very process
+
+
+def merge_dumps(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several dumps of one rank as one: all entries, each once, in the order of their calls; what else they tell, united."""
+    merged: dict[str, Any] = {}
+    entries: dict[tuple[Any, ...], Any] = {}
+    for record in records:
+        for name, value in record.items():
+            known = merged.get(name)
+            merged[name] = {**known, **value} if isinstance(known, dict) else value
+        for entry in record.get("entries", ()):
+            entries.setdefault(_identity(entry), entry)
+    return {**merged, "entries": sorted(entries.values(), key=lambda entry: entry.get("time_created_ns", 0))}
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells two calls apart: a torch whose recorders share their memory dumps each entry twice."""
+    names = ("time_created_ns", "process_group", "profiling_name", "collective_seq_id", "p2p_seq_id", "op_id")
+    return tuple(str(entry.get(name)) for name in names)
 
 
 def read_answer(target: Path) -> tuple[Collective, ...]:

@@ -10,27 +10,50 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from disttest.host.oom import volunteer_for_oom
-from disttest.host.process import die_with_parent, leave
-from disttest.model import Frozen, Kind, VerdictRule, WorldShape
-from disttest.running import flight, hygiene
-from disttest.running.bridge import Bridge
-from disttest.running.child import (
+from disttest.host.process import die_with_parent, flush_output, leave
+from disttest.model import Frozen, Kind, WorldShape
+from disttest.options.run import WorldSettings
+from disttest.planning.backends import backend_named
+from disttest.results.directory import Home
+from disttest.runtime.messages.phases import PhaseCell
+from disttest.runtime.messages.protocol import (
+    Channel,
+    Leave,
+    NodePartition,
+    RankReady,
+    RunTest,
+    TestDone,
+    clean_text,
+)
+from disttest.runtime.messages.settled import Settled
+from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank.bridge import Bridge
+from disttest.runtime.rank.child import (
     belong_to_this_process,
     out_of_the_way,
     redirect_output,
     register_stacks,
     renew_libraries,
+    use_cuda_freely,
 )
-from disttest.running.log_capture import hasten_log_capture
-from disttest.running.phases import PhaseCell
-from disttest.running.protocol import Channel, Leave, NodeShare, RankReady, RunTest, TestDone, clean_text
+from disttest.runtime.rank.hypothesis_tests import HypothesisTests
+from disttest.runtime.rank.log_capture import hasten_log_capture
+from disttest.runtime.rank.measured import begin_coverage, save_coverage
+from disttest.runtime.rank.other_plugins import stand_aside
 from disttest.testing.world import World, provide_world
+
+if TYPE_CHECKING:
+    from disttest.runtime.rank.gpu_state import GpuCare
+
+_getpid = os.getpid
+"""Whatever a test puts in its place."""
 
 
 class RankSpec(Frozen):
@@ -52,17 +75,14 @@ class RankSpec(Frozen):
     """Base of this rank's ``tmp_path`` directories."""
     log: Path
     """Where output goes until the first test names its own log."""
-    seed: int
+    settings: WorldSettings
     threads: int
-    results: Path = Path()
-    """The results directory; what follows is for those that supervise ranks of their own."""
-    log_limit: int = 8 * 1024 * 1024
-    grace_s: float = 0.3
-    verdict: VerdictRule = VerdictRule.STRICT
-    native_stacks: bool = False
+    home: Home = Home(path="")
+    """The results directory, for those that supervise ranks of their own."""
     kind: Kind = Kind.RANKS
-    share: NodeShare | None = None
+    partition: NodePartition | None = None
     """None: the whole world is on this machine."""
+    settled: Settled = Settled()
 
     @property
     def place(self) -> int:
@@ -72,23 +92,23 @@ class RankSpec(Frozen):
     @property
     def local_rank(self) -> int:
         """Rank among those of this machine."""
-        return self.rank - (self.share.first_rank if self.share else 0)
+        return self.rank - (self.partition.first_rank if self.partition else 0)
 
     @property
     def master_address(self) -> str:
         """Where the rendezvous is."""
-        return self.share.address if self.share else "127.0.0.1"
+        return self.partition.address if self.partition else "127.0.0.1"
 
     def environment(self) -> dict[str, str]:
         """torchrun's contract, and nothing but loopback for worlds on the CPU of one machine."""
-        size, share = str(self.shape.size), self.share
+        size, partition = str(self.shape.size), self.partition
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": str(share.ranks) if share else size,
-            "GROUP_RANK": str(share.node) if share else "0",
-            "GROUP_WORLD_SIZE": str(share.nodes) if share else "1",
+            "LOCAL_WORLD_SIZE": str(partition.ranks) if partition else size,
+            "GROUP_RANK": str(partition.node) if partition else "0",
+            "GROUP_WORLD_SIZE": str(partition.nodes) if partition else "1",
             "ROLE_RANK": str(self.rank),
             "ROLE_WORLD_SIZE": size,
             "ROLE_NAME": "default",
@@ -103,44 +123,72 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
-        variables = {"CUDA_VISIBLE_DEVICES": self._visible(), "OMP_NUM_THREADS": str(self.threads)}
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.shown), "OMP_NUM_THREADS": str(self.threads)}
         # Ranks that are all on this machine need no real network; those that are not need the one that connects
         # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
-        interface = self.share.interface if self.share else "lo"
+        interface = self.partition.interface if self.partition else "lo"
         defaults = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **flight.ENVIRONMENT}
         for name, value in defaults.items():
             variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
 
-    def _visible(self) -> str:
+    @property
+    def shown(self) -> tuple[str, ...]:
         """All of the world's GPUs; of MIG slices its own one, since CUDA shows a process no more than one."""
         slices = any(name.startswith("MIG-") for name in self.devices)
-        return self.devices[self.rank % len(self.devices)] if slices else ",".join(self.devices)
+        return (self.devices[self.rank % len(self.devices)],) if slices else self.devices
+
+    def device_index(self, seen: int) -> int:
+        """Which of the devices that torch sees is this rank's own.
+
+        Args:
+            seen: how many torch sees.
+
+        Raises:
+            RuntimeError: those are fewer than the world has.
+        """
+        shown = self.shown
+        if seen < max(1, len(shown)):
+            own = shown[self.local_rank % len(shown)] if shown else str(self.local_rank)
+            name = own if own.startswith(("GPU-", "MIG-")) else f"GPU {own}"
+            raise RuntimeError(
+                f"{name} is missing: torch sees {seen} of the {max(1, len(shown))} GPUs of this world"
+            )
+        return self.local_rank % seen
 
 
 class _Session:
     """The state of this rank between messages; one per process."""
 
-    def __init__(self, spec: RankSpec, channel: Channel, config: pytest.Config) -> None:
+    def __init__(self, spec: RankSpec, channel: Channel, session: pytest.Session) -> None:
         self.spec = spec
         self.channel = channel
-        self.config = config
+        self.session = session
         self.order: RunTest | None = None
         self._phase = PhaseCell(spec.phases, spec.place)
+        self.gpu: GpuCare | None = None
         self.pristine = hygiene.read_facts()
+        self.facts: hygiene.Facts | None = None
+        """After the last test, if nothing had to be put back."""
         self.facts_before: hygiene.Facts = {}
         self.facts_at_call: hygiene.Facts = {}
+        self.shared_before = 0
+        """How many fixtures of a wider scope there were before the set-up of the running test."""
 
-    def note_phase(self, phase: str) -> None:
+    def note_phase(self, phase: str, xfail: bool) -> None:
         """A phase of the running test begins."""
-        self._phase.write(phase)
-        if phase == "call":
+        self._phase.write(phase, xfail=xfail)
+        if phase != "call":
+            return
+        if shared_fixtures(self.session) > self.shared_before:  # what those have changed stays
             self.facts_at_call = hygiene.read_facts()
+        if self.gpu is not None:
+            self.gpu.note_call()
 
     def scratch(self) -> Path:
         """The directory that the ranks of the running test share; the test is skipped where there is none."""
-        share = self.spec.share
-        if share is not None and not share.shared_dir:
+        partition = self.spec.partition
+        if partition is not None and not partition.shared_dir:
             pytest.skip("needs a directory that all nodes share: name one with --shared-dir")
         scratch = Path(self.running().scratch)
         scratch.mkdir(parents=True, exist_ok=True)
@@ -175,7 +223,7 @@ class _Session:
         shape = self.spec.shape
         device_id = None
         if shape.device != "cpu":
-            device_id = torch.device(shape.device, self.spec.local_rank % torch.accelerator.device_count())
+            device_id = torch.device(shape.device, self.spec.device_index(torch.accelerator.device_count()))
             torch.accelerator.set_device_index(device_id.index)
         store = dist.TCPStore(  # type: ignore[attr-defined]
             self.spec.master_address, self.spec.master_port, is_master=False
@@ -185,7 +233,7 @@ class _Session:
             store=dist.PrefixStore(f"disttest/{order.generation}", store),  # type: ignore[attr-defined]
             rank=self.spec.rank,
             world_size=shape.size,
-            device_id=device_id if shape.backend == "nccl" else None,
+            device_id=None if backend_named(shape.backend).shares_devices else device_id,
         )
         self.facts_before = hygiene.with_own_groups(self.facts_before)
 
@@ -195,17 +243,20 @@ def serve(
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
+    use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
-    state = _Session(spec, channel, session.config)
+    state = _Session(spec, channel, session)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
+    state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None
     own_tmp_path(session.config, spec.scratch)
     hasten_log_capture()
     channel.send(RankReady())
     while (message := next_order(channel)) is not None:
         _run(state, message, session, items)
     tear_down_rest(session)
+    save_coverage()
     _destroy_accelerator_group(spec.shape)
     leave(0)
 
@@ -221,7 +272,13 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     belong_to_this_process(channel)
     redirect_output(config, spec.log)
     register_stacks(spec.stacks)
+    watchdog.count_starts()
     renew_libraries(spec.threads)
+    stand_aside(config)
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        config.pluginmanager.register(HypothesisTests(spec.settings.seed), "disttest-hypothesis")
+    if spec.settled.coverage is not None:
+        begin_coverage(spec.settled.coverage, config, spec.scratch.parent)
     return channel
 
 
@@ -236,28 +293,70 @@ def next_order(channel: Channel) -> RunTest | None:
     return None
 
 
-def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
-    item = items[order.nodeid]
+def serve_orders(
+    spec: RankSpec, channel: Channel, session: pytest.Session, run: Callable[[RunTest], None]
+) -> None:
+    """The life of a process that is no rank, once it has settled in: tests until told to leave, and their last fixtures.
+
+    Args:
+        spec: of the process.
+        channel: to its world.
+        session: pytest's.
+        run: what is done for one test.
+    """
+    phase = PhaseCell(spec.phases, spec.place)
+    Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail)).take_over()
+    own_tmp_path(session.config, spec.scratch)
+    channel.send(RankReady())
+    while (order := next_order(channel)) is not None:
+        run(order)
+    tear_down_rest(session)
+
+
+def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
+    """Run pytest's protocol of a test; if the test has forked and its copy comes back too, that one leaves."""
     following = items.get(order.next_nodeid) if order.next_nodeid else None
-    me = os.getpid()
+    item, me = items[order.nodeid], _getpid()
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    if _getpid() != me:
+        leave(0)
+
+
+def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
     state.order = order
-    state.facts_before = state.facts_at_call = hygiene.read_facts()
-    hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.seed)
-    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    if os.getpid() != me:  # the test forked and its copy came back too: it is no rank
-        leave(0)
+    # What the last test has left needs no second look, but for what other ranks may have changed since.
+    state.facts_before = hygiene.with_own_groups(state.facts) if state.facts else hygiene.read_facts()
+    state.facts_at_call = state.facts_before
+    state.shared_before = shared_fixtures(session)
+    hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed)
+    if state.gpu is not None:
+        state.gpu.begin()
+    run_protocol(items, order)
+    shared = bool(shared_fixtures(session))
     cleanup = hygiene.clean_up(
-        state.facts_before,
-        state.facts_at_call,
-        pristine=state.pristine,
-        shared_fixtures=_shared_fixtures(session),
+        state.facts_before, state.facts_at_call, pristine=state.pristine, shared_fixtures=shared
     )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    state.channel.send(TestDone(leaks=tuple(map(clean_text, cleanup.leaks)), retire=cleanup.retire))
+    state.facts = cleanup.facts
+    of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
+    flush_output()
+    save_coverage()
+    leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
+    state.channel.send(TestDone(leaks=tuple(map(clean_text, leaks)), retire=cleanup.retire))
+
+
+def _care_for_gpu(config: pytest.Config) -> GpuCare | None:
+    """Look after the GPU, where torch has one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.backends.cuda.is_built():
+        return None
+    from disttest.runtime.rank.gpu_state import GpuCare
+
+    care = GpuCare()
+    config.pluginmanager.register(care, "disttest-gpu")
+    return care
 
 
 def own_tmp_path(config: pytest.Config, base: Path) -> None:
@@ -268,10 +367,11 @@ def own_tmp_path(config: pytest.Config, base: Path) -> None:
         factory._basetemp = base  # noqa: SLF001
 
 
-def _shared_fixtures(session: pytest.Session) -> bool:
-    """Whether fixtures of a wider scope than one test are set up (each node has one finalizer of its own)."""
+def shared_fixtures(session: pytest.Session) -> int:
+    """How many fixtures of a wider scope than one test are set up (each node has one finalizer of its own)."""
     stack = session._setupstate.stack  # noqa: SLF001
-    return any(len(finalizers) > 1 for finalizers, _ in stack.values())
+    wider = (finalizers for node, (finalizers, _) in stack.items() if not isinstance(node, pytest.Item))
+    return sum(len(finalizers) - 1 for finalizers in wider)
 
 
 def tear_down_rest(session: pytest.Session) -> None:
@@ -285,7 +385,7 @@ def tear_down_rest(session: pytest.Session) -> None:
 
 
 def _destroy_accelerator_group(shape: WorldShape) -> None:
-    """NCCL wants its group destroyed; on gloo the end of the process is cheaper (20 ms) and as good."""
+    """NCCL and its like want the group destroyed; on gloo the end of the process is cheaper (20 ms) and as good."""
     dist = sys.modules.get("torch.distributed")
     if shape.device != "cpu" and dist is not None and dist.is_initialized():
         dist.destroy_process_group()

@@ -8,17 +8,33 @@ from dataclasses import dataclass, field
 import msgspec
 
 from disttest.host.process import Exit, signal_name
+from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S
 from disttest.model import Collective, Kind, Outcome, RankEnd, RankRecord, TestCase
-from disttest.running.protocol import PhaseEnded, RanksJoined, TestDone
+from disttest.results.rulings import STRICT_XPASS
+from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 
-# Which of several reports of a rank (phases, subtests) speaks for it when none of them is bad.
 _SUBTESTS_KEPT = 8 * 1024 * 1024
 """Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
+# Which of the reports of a rank's phases speaks for it when none of them is bad.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
+_LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)
+
+
+def _is_bad(report: PhaseEnded) -> bool:
+    return report.outcome.is_bad
+
+
+def _is_strict(report: PhaseEnded) -> bool:
+    return report.outcome is Outcome.XPASSED and report.message.startswith(STRICT_XPASS)
+
+
+def _skips_too_late(report: PhaseEnded) -> bool:
+    """Whether a tear-down skips, which does not undo what the call has shown."""
+    return report.outcome is Outcome.SKIPPED and report.phase == "teardown"
 
 
 @dataclass(kw_only=True)
-class Progress:
+class RankProgress:
     """What one rank has done in the running attempt."""
 
     rank: int
@@ -38,13 +54,19 @@ class Progress:
     last_words: str = ""
     """What is known of the reason of its death: an uncaught exception of C++, memory that ran out."""
     lost: str = ""
-    """Why its channel can not be trusted any more."""
+    """Why its channel cannot be trusted any more."""
     killed: bool = False
     hung: bool = False
     stacks: str = ""
+    below: str = ""
+    """Of a contained test: the processes that it had started, and their stacks."""
+    deaths_below: str = ""
+    """Which of those have died, while nobody waited for them."""
     native: str = ""
     """Its C frames, where they were asked for; they go into its log only."""
     collectives: tuple[Collective, ...] = ()
+    xfail: bool = False
+    """Whether the test was marked as an expected failure in its last phase."""
 
     size: int = 0
     """Characters in its reports."""
@@ -75,12 +97,14 @@ class Progress:
 
     @property
     def verdict_report(self) -> PhaseEnded | None:
-        """The report that speaks for this rank: the first bad one, else the most telling one."""
-        for report in self.reports:
-            if report.outcome.is_bad:
-                return report
-        for outcome in _PRECEDENCE:
+        """The report that speaks for this rank: the first bad one, else the most telling one; None without a call."""
+        for decides in (_is_bad, _is_strict):
             for report in self.reports:
+                if decides(report):
+                    return report
+        whole = [report for report in self.reports if not report.partial and not _skips_too_late(report)]
+        for outcome in _PRECEDENCE:
+            for report in whole:
                 if report.outcome is outcome and (outcome is not Outcome.PASSED or report.phase == "call"):
                     return report
         return None
@@ -88,11 +112,15 @@ class Progress:
     def record(self, started_at_s: float) -> RankRecord:
         """This rank's part of the attempt; times are on the monotonic clock."""
         report = self.verdict_report
-        reported = self.done is not None or (self.killed and report is not None and report.outcome.is_final)
+        has_failed = report is not None and report.outcome.is_bad
+        was_cut = self.killed and report is not None and report.outcome.is_final
+        reported = self.done is not None or was_cut or (self.died and has_failed)
         message = report.message if report else ""
-        failed_at_s = report.ended_at_s if report and report.outcome.is_bad else None
-        if self.died:
-            message, failed_at_s = self._obituary(), self.died_at_s
+        failed_at_s = report.ended_at_s if report and has_failed else None
+        if self.died and has_failed:  # what it said of the failure is the reason, its death comes of it
+            message = f"{message}; then it {self._exit_reason()}"
+        elif self.died:
+            message, failed_at_s = self._exit_reason(), self.died_at_s
         elif self.killed and not (report and report.outcome.is_final):
             message = "was ended by disttest"
         return RankRecord(
@@ -100,11 +128,11 @@ class Progress:
             end=self._end(),
             outcome=report.outcome if report and reported else None,
             phase=report.phase
-            if report and (report.outcome.is_final or self.done) and not self.died
+            if report and (has_failed or ((report.outcome.is_final or self.done) and not self.died))
             else self.phase,
             message=message,
             details=report.details if report else self.start_log,
-            stacks=self.stacks,
+            stacks="\n\n".join(filter(None, (self.stacks, self.below))),
             collectives=self.collectives,
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=self.death.code if self.death else None,
@@ -112,6 +140,8 @@ class Progress:
             hung=self.hung,
             pid=self.pid,
             log=self.log,
+            xfail=self.xfail,
+            subtests_skipped=sum(r.partial and r.outcome in _LEFT_OUT for r in self.reports),
             leaks=self.done.leaks if self.done else (),
             durations_s={r.phase: r.duration_s for r in self.reports if not r.partial},
         )
@@ -123,8 +153,10 @@ class Progress:
             return RankEnd.EXITED if self.death.signal is None else RankEnd.SIGNALLED
         return RankEnd.LOST if self.lost else RankEnd.REPORTED
 
-    def _obituary(self) -> str:
-        when = "after it had finished the test" if self.done else f"in {self.phase}, before it reported"
+    def _exit_reason(self) -> str:
+        when = "after it had finished the test" if self.done else f"in {self.phase}"
+        if not self.done and not any(report.outcome.is_bad for report in self.reports):
+            when += ", before it reported"
         if not self.ready:
             when = "before it was ready"
         if self.death is None:
@@ -132,7 +164,7 @@ class Progress:
         if self.death.signal is not None:
             why = f": {self.last_words}" if self.last_words else ""
             return f"was killed by {signal_name(self.death.signal)} {when}{why}"
-        return f"left with exit code {self.death.code} {when}"
+        return f"exited with code {self.death.code} {when}"
 
 
 @dataclass(kw_only=True)
@@ -145,7 +177,7 @@ class Attempt:
     """On the monotonic clock."""
     started_at_s: float
     """On the wall clock."""
-    ranks: Sequence[Progress]
+    ranks: Sequence[RankProgress]
     failed_s: float | None = None
     """When the first rank failed, died or gave up (an expected failure too: its peers may wait for it)."""
     cancelled: str = ""
@@ -162,11 +194,11 @@ class Attempt:
         """Whether every rank is done, dead or ended."""
         return all(progress.is_over for progress in self.ranks)
 
-    def of(self, rank: int) -> Progress:
+    def of(self, rank: int) -> RankProgress:
         """What a rank has done; ranks are consecutive, and begin at 0 unless the world spans nodes."""
         return self.ranks[rank - self.ranks[0].rank]
 
-    def living(self) -> list[Progress]:
+    def living(self) -> list[RankProgress]:
         """The ranks that are still at it."""
         return [progress for progress in self.ranks if not progress.is_over]
 
@@ -176,7 +208,7 @@ class Attempt:
         if not report.partial and report.outcome.is_final:
             self.note_failure(report.ended_at_s)
 
-    def note_death(self, progress: Progress) -> None:
+    def note_death(self, progress: RankProgress) -> None:
         """A process ended; nobody expects that in the middle of a test."""
         if not progress.left_as_announced:
             self.note_failure(progress.died_at_s)
@@ -217,20 +249,15 @@ class Attempt:
 class MainAttempt(Attempt):
     """The running test of a main process: its failure is a report like any other, it has no peers to end."""
 
-    MARGIN_S = 3.0
-    """The main process ends its ranks at the test's deadline; this long for it to do so and to report."""
-    CANCEL_MARGIN_S = 1.2
-    """The same when the run is cancelled, and everybody is in a hurry."""
-
     @property
     def limit_s(self) -> float:
         """How long it may take."""
-        return self.test.timeout_s + (self.MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
+        return self.test.timeout_s + (MAIN_MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
 
     @property
     def cancel_margin_s(self) -> float:
         """How long after it was cancelled it may go on."""
-        return self.CANCEL_MARGIN_S if self.test.kind is Kind.MAIN else 0.0
+        return MAIN_CANCEL_S if self.test.kind is Kind.MAIN else 0.0
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""

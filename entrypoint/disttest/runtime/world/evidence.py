@@ -6,6 +6,7 @@ writes to a file of its own, so that the dump can be told from the rank's output
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -13,21 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from disttest.host.process import STACKS_SIGNAL, Child, process_state
+from disttest.host.proc import catches, process_state
+from disttest.host.process import STACKS_SIGNAL, Child
+from disttest.limits import EVIDENCE_POLL_S
 from disttest.masking import masker
 from disttest.model import Collective
-from disttest.results.explain import PROCESS_STATE
+from disttest.results.hang_findings import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
-from disttest.running.flight import ask, read_answer
+from disttest.runtime.rank.flight import ask, read_answer
 
 _STOPPED = "stopped (SIGSTOP, or a debugger)"
+_DEAF = "without its handler of the signal that asks for stacks (the test has reset it)"
 _STATES = {
     "T": _STOPPED,
     "t": _STOPPED,
     "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
 }
 
-_LOOK_S = 0.01
 _SETTLED_LOOKS = 10
 """An answer without a known end counts as whole once it has not grown for so many looks."""
 _SILENT_SHARE = 0.5
@@ -37,7 +40,7 @@ _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MOST_KEPT = 64 * 1024
 
 
-class Testimony(NamedTuple):
+class RankEvidence(NamedTuple):
     """What a rank that is about to be ended was doing."""
 
     stacks: str = ""
@@ -52,12 +55,18 @@ class EvidenceSource:
         self._path = path
         self._questions = questions
         self._seen = 0
+        self.is_deaf = False
+        """Whether it has no handler any more for the signal that asks for stacks, which would end it."""
         self._flight: Path | None = None
 
     def ask_stacks(self) -> None:
-        """Ask for the stacks, unless the rank has not set up its signal handler yet."""
-        if self._path.exists():
-            self._seen = self._path.stat().st_size
+        """Ask for the stacks, unless the rank has not set up its signal handler yet, or has lost it."""
+        answers = self._answers()
+        if answers is None:
+            return
+        self._seen = answers.stat().st_size
+        self.is_deaf = not catches(self._child.pid, STACKS_SIGNAL)
+        if not self.is_deaf:
             self._child.signal(STACKS_SIGNAL)
 
     def ask_flight(self, flight: Path) -> None:
@@ -70,16 +79,20 @@ class EvidenceSource:
             self._flight = flight
 
     def state(self) -> str:
-        """Why it can not answer at all, in words; empty for a process that runs or waits."""
-        return _STATES.get(process_state(self._child.pid), "")
+        """Why it cannot answer at all, in words; empty for a process that runs or waits."""
+        return _STATES.get(process_state(self._child.pid), _DEAF if self.is_deaf else "")
 
     def answer_size(self) -> int:
         """Bytes that have arrived since the question."""
-        return self._path.stat().st_size - self._seen if self._path.exists() else 0
+        answers = self._answers()
+        return answers.stat().st_size - self._seen if answers else 0
 
     def has_told_stacks(self) -> bool:
         """Whether the answer ends where the main thread begins, which faulthandler tells last."""
-        with self._path.open("rb") as file:
+        answers = self._answers()
+        if answers is None:
+            return False
+        with answers.open("rb") as file:
             file.seek(max(self._seen, file.seek(0, os.SEEK_END) - _LINE))
             return _BOTTOM.search(file.read()) is not None
 
@@ -87,21 +100,32 @@ class EvidenceSource:
         """Whether its collectives are there, or will never be."""
         return self._flight is None or self._flight.exists()
 
-    def read(self) -> Testimony:
+    def read(self) -> RankEvidence:
         """The answers so far."""
         told = self._flight is not None and self._flight.exists()
         stacks = self._stacks()
         if not stacks and (state := self.state()):
             stacks = f"{PROCESS_STATE}{state}"
-        return Testimony(stacks, read_answer(self._flight) if told and self._flight else ())
+        return RankEvidence(stacks, read_answer(self._flight) if told and self._flight else ())
 
     def _stacks(self) -> str:
         """Most recent call first, as faulthandler has it."""
-        if not self._path.exists():
+        answers = self._answers()
+        if answers is None:
             return ""
-        with self._path.open("rb") as file:
+        with answers.open("rb") as file:
             file.seek(self._seen)
             return masker.data(file.read(_MOST_KEPT)).decode("utf-8", "replace").strip()
+
+    def _answers(self) -> Path | None:
+        """Where the rank writes its stacks; in its own hand, if a test has deleted the folder for temporary files."""
+        if self._path.exists():
+            return self._path
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{self._child.pid}/fd").iterdir():
+                if str(entry.readlink()).endswith(f"/{self._path.name} (deleted)"):
+                    return entry
+        return None
 
 
 class _Interview:
@@ -119,12 +143,12 @@ class _Interview:
         self._same_looks = 0
         source.ask_stacks()
 
-    def goes_on(self, *, patient: bool) -> bool:
+    def goes_on(self, *, may_wait: bool) -> bool:
         """Look once, ask what comes next; whether there is more to wait for."""
-        if not self._asked_flight and (self._stacks_told() or not patient):
+        if not self._asked_flight and (self.source.is_deaf or self._stacks_told() or not may_wait):
             self._asked_flight = True
             self.source.ask_flight(self._flight)
-        if not self._size:
+        if not self._size and not self.source.is_deaf:
             return self.source.state() != _STOPPED
         return not (self._asked_flight and self.source.has_told_flight())
 
@@ -135,16 +159,16 @@ class _Interview:
         return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self.source.has_told_stacks())
 
 
-def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[Testimony]:
-    """Ask all at once, wait until the answers are there (or for the limit), return one testimony for each."""
+def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:
+    """Ask all at once, wait until the answers are there (or for the limit), return the evidence of each."""
     interviews = [_Interview(source, flight) for source, flight in asked]
     start_s = time.monotonic()
     while (spent_s := time.monotonic() - start_s) < limit_s:
-        patient = spent_s < _SILENT_SHARE * limit_s
+        may_wait = spent_s < _SILENT_SHARE * limit_s
         going_on = [
-            interview.goes_on(patient=patient) for interview in interviews
+            interview.goes_on(may_wait=may_wait) for interview in interviews
         ]  # every one takes its look
         if not any(going_on):
             break
-        time.sleep(_LOOK_S)
+        time.sleep(EVIDENCE_POLL_S)
     return [interview.source.read() for interview in interviews]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from disttest.model import MAIN_RANK, Kind, TestResult, VerdictRule
+from disttest.model import MAIN_RANK, Kind, RankRecord, TestResult, VerdictRule
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
-from disttest.running.attempt import Attempt
+from disttest.runtime.messages.protocol import RanksJoined
+from disttest.runtime.world.attempt import Attempt, RankProgress
 
 
 def judge_attempt(attempt: Attempt, *, world_id: str, rule: VerdictRule) -> TestResult:
@@ -31,15 +33,33 @@ def judge_attempt(attempt: Attempt, *, world_id: str, rule: VerdictRule) -> Test
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
     if attempt.test.kind is Kind.RANKS:
         return judge(attempt.test, records, **circumstances)
-    joined = attempt.ranks[0].joined
-    return judge_hosted(
+    main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
+    joined = _that_count(attempt.ranks[0].joined, main)
+    result = judge_hosted(
         attempt.test,
-        msgspec.structs.replace(records[0], rank=MAIN_RANK),
+        main,
         [record for each in joined for record in each.records],
         rule=rule,
         torch_outcome=joined[-1].torch_outcome if joined else None,
         **circumstances,
     )
+    return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is Kind.PROCESS else result
+
+
+def _that_count(joined: Sequence[RanksJoined], main: RankRecord) -> Sequence[RanksJoined]:
+    """Ranks that are processes, always; threads only where the main process failed of them, and only the last ones."""
+    threads = [each for each in joined if each.threads]
+    bad = main.outcome is None or main.outcome.is_bad
+    return [each for each in joined if not each.threads or (bad and each is threads[-1])]
+
+
+def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
+    """The result of a contained test, with what is known of processes of its own that died."""
+    if not result.outcome.is_bad or not progress.deaths_below:
+        return result
+    if progress.hung:  # it probably waited for them
+        return msgspec.structs.replace(result, message=f"{progress.deaths_below} ({result.message})")
+    return msgspec.structs.replace(result, notes=(*result.notes, progress.deaths_below))
 
 
 def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from disttest.descriptors import memory_file
 from disttest.masking import masker
+from disttest.results.directory import Home
 
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
@@ -43,7 +44,7 @@ class RankLog:
             return
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # A file system that can not do it (some network ones) keeps the whole file until `finish`.
+            # A file system that cannot do it (some network ones) keeps the whole file until `finish`.
             _libc.fallocate(
                 fd,
                 _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE,
@@ -118,15 +119,16 @@ def _replace(path: Path, data: bytes) -> None:
         pending.unlink(missing_ok=True)
 
 
-class LogRoom:
+class LogStore:
     """Where the ranks of one supervisor write: their log files, or memory while there are values to hide.
 
     Nothing that has not been masked touches the disk then, however the run ends: anonymous memory goes with the
     processes that hold it. Ranks open it by a path as they would a file.
     """
 
-    def __init__(self, results: Path, *, limit: int) -> None:
-        self._results = results
+    def __init__(self, home: Home, *, limit: int) -> None:
+        self._home = home
+        self._results = home.now()
         self._limit = limit
         self._hidden: dict[str, int] = {}
         self._ahead: tuple[str, ...] = ()
@@ -145,9 +147,9 @@ class LogRoom:
         """The test that these belong to begins now.
 
         Raises:
-            OSError: they can not be made.
+            OSError: they cannot be made.
         """
-        if self._ahead != tuple(logs):
+        if self._ahead != tuple(logs) or self._results != self._home.now():
             self._make(logs)
         self._ahead = ()
 
@@ -164,15 +166,20 @@ class LogRoom:
                 folder.parent.rmdir()
 
     def _make(self, logs: Sequence[str]) -> None:
+        self._results = self._home.now()
         for log in logs:
             path = self._results / log
             path.parent.mkdir(parents=True, exist_ok=True)
             if not masker.active:
                 path.touch(mode=0o644)
 
+    def place(self, log: str) -> Path:
+        """Where a log comes to lie in the end."""
+        return self._results / log
+
     def open(self, log: str) -> Path:
         """The path that a rank is to write to; ``log`` is relative to the results directory."""
-        return self.divert(self._results / log, log) if masker.active else self._results / log
+        return self.divert(self.place(log), log) if masker.active else self.place(log)
 
     def divert(self, path: Path, name: str = "") -> Path:
         """A path in memory instead, if there are values to hide."""

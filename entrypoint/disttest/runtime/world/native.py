@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from disttest.host.process import Child, end_all, spawn_child
+from disttest.limits import NATIVE_STACKS_S, RANK_TERM_S
 
-NATIVE_LIMIT_S = 2.0
-"""For all ranks together; torch's libraries take half a second."""
 NATIVE_HEADING = "[disttest: native stacks of rank "
 _MOST_KEPT = 64 * 1024
 
 
 def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) -> list[str]:
     """The stacks of each process, all of them asked at once; where there are none, why."""
-    limit_s = NATIVE_LIMIT_S if limit_s is None else limit_s
+    limit_s = NATIVE_STACKS_S if limit_s is None else limit_s
     program = _find_py_spy()
     if program is None:
-        return ["py-spy is not installed: pip install 'disttest[native]'"] * len(children)
+        return ["py-spy is not installed: pip install 'dist-tests[native]'"] * len(children)
     deadline_s = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="disttest-native-") as folder:
         answers = [Path(folder) / f"{child.pid}.txt" for child in children]
@@ -30,7 +29,7 @@ def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) ->
         for spy in spies:
             spy.wait(deadline_s - time.monotonic())
         late = [spy.poll() is None for spy in spies]
-        end_all(spies, term_grace_s=0.1)
+        end_all(spies, term_grace_s=RANK_TERM_S)
         return [
             _read(answer, limit_s if too_late else None)
             for answer, too_late in zip(answers, late, strict=True)

@@ -15,21 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from disttest.host.process import (
-    Child,
-    SignalLine,
-    adopt_orphans,
-    children_of,
-    end_all,
-    kill_descendants,
-)
+from disttest.host.descendants import children_of, kill_descendants
+from disttest.host.leftovers.segments import Segments
+from disttest.host.leftovers.strays import name_strays
+from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
+from disttest.limits import BROKEN_LEAVE_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
-from disttest.model import Kind, TestCase, WorldShape
-from disttest.running.attempt import Attempt, MainAttempt, Progress
-from disttest.running.evidence import EvidenceSource
-from disttest.running.judging import judge_attempt, speaking_reports
-from disttest.running.phases import PhaseBoard
-from disttest.running.protocol import (
+from disttest.model import ALONE, Kind, TestCase, TestResult, WorldShape
+from disttest.runtime.messages.phases import PhaseBoard
+from disttest.runtime.messages.protocol import (
     Cancel,
     Channel,
     Leave,
@@ -39,21 +33,17 @@ from disttest.running.protocol import (
     WorldClosed,
     WorldOrder,
 )
-from disttest.running.rank import RankSpec
-from disttest.running.seats import TERM_GRACE_S, Seat, Supervisor
-from disttest.running.strays import name_strays
-
-LEAVE_LIMIT_S = 5.0
-"""How long the ranks of a healthy world may take to tear down and end."""
-BROKEN_LEAVE_LIMIT_S = 1.0
-START_LIMIT_S = 120.0
-_TICK_S = 0.2
+from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.world.attempt import Attempt, MainAttempt, RankProgress
+from disttest.runtime.world.evidence import EvidenceSource
+from disttest.runtime.world.judging import judge_attempt, speaking_reports
+from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
 
 
-class World:
+class WorldSupervisor:
     """The supervisor. ``run`` is the whole life of the process."""
 
     def __init__(
@@ -63,12 +53,7 @@ class World:
         self._controller = controller
         self._start_rank = start_rank
         self._clock = clock
-        self._ranks = Supervisor(
-            results=Path(order.results_dir),
-            log_limit=order.log_limit,
-            grace_s=order.grace_s,
-            native=order.native_stacks,
-        )
+        self._ranks = Supervisor(order.home, order.settings)
         self._phases = PhaseBoard(self._shape.size)
         self._reason = ""
         self._is_good = False
@@ -78,6 +63,7 @@ class World:
         self._began: list[tuple[str, float]] = []
         """Each test with its start on the monotonic clock."""
         self._keep: list[object] = []
+        self._segments = Segments(order.home.now)
 
     def run(self) -> None:
         """Start the ranks, run the tests until one breaks the world, end everything, say so."""
@@ -86,6 +72,9 @@ class World:
         terminations = SignalLine(signal.SIGTERM)
         self._ranks.watch_also(terminations, lambda: self._on_sigterm(terminations.read()))
         self._ranks.watch_also(self._controller, self._on_controller)
+        if self._segments.fileno() >= 0:
+            self._ranks.watch_also(self._segments, self._on_shared_memory)
+            self._ranks.on_tick = self._on_shared_memory  # for what was made while a look rested
         try:
             self._start_ranks()
             self._run_tests()
@@ -103,11 +92,11 @@ class World:
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
         self._host_store(listener)
-        deadline = time.monotonic() + START_LIMIT_S
-        while not all(seat.ready or seat.gone for seat in self._ranks.seats):
+        deadline = time.monotonic() + WORLD_START_S
+        while not all(handle.ready or handle.gone for handle in self._ranks.handles):
             if time.monotonic() > deadline or self._reason:
                 break
-            self._ranks.wait(_TICK_S)
+            self._ranks.wait(TICK_S)
 
     def _listen(self) -> socket.socket | None:
         """The socket of the rendezvous; None where another node hosts it."""
@@ -120,7 +109,7 @@ class World:
     def _master_port(self, listener: socket.socket | None) -> int:
         return listener.getsockname()[1] if listener is not None and _has_store() else 0
 
-    def _start_one(self, rank: int, listener: socket.socket | None) -> Seat:
+    def _start_one(self, rank: int, listener: socket.socket | None) -> RankProcessHandle:
         order = self._order
         scratch = Path(order.scratch_dir)
         spec = RankSpec(
@@ -135,29 +124,27 @@ class World:
             phases=self._phases.path,
             scratch=scratch / f"rank{rank}",
             log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
-            seed=order.seed,
+            settings=order.settings,
             threads=order.threads,
-            results=Path(order.results_dir),
-            log_limit=order.log_limit,
-            grace_s=order.grace_s,
-            verdict=order.verdict,
-            native_stacks=order.native_stacks,
+            home=order.home,
             kind=self._kind,
-            share=order.share,
+            partition=order.partition,
+            settled=order.settled,
         )
         ours, theirs = Channel.pair()
         not_its_own = [ours.fileno(), self._controller.fileno()]
         not_its_own += [listener.fileno()] if listener is not None else []
-        not_its_own += [seat.channel.fileno() for seat in self._ranks.seats]
+        not_its_own += [handle.channel.fileno() for handle in self._ranks.handles]
         child = self._start_rank(spec, theirs, not_its_own)
         theirs.close()
-        return Seat(
+        return RankProcessHandle(
             rank=rank,
             channel=ours,
             child=child,
             evidence=EvidenceSource(child, spec.stacks, spec.questions),
             log=spec.log,
             phase=lambda: self._phases.read(spec.place),
+            xfail=lambda: self._phases.expects_failure(spec.place),
         )
 
     def _host_store(self, listener: socket.socket | None) -> None:
@@ -191,13 +178,15 @@ class World:
             if following:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
             self._ranks.watch(attempt)
-            self._is_good = self._is_healthy(attempt)
+            result = self._judge(attempt)
+            self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
-            self._report(attempt, in_full=True)
+            self._on_shared_memory(at_once=True)
+            self._report(attempt, result, speaking_reports(attempt, result))
             self._ranks.wait(0)
-            if not self._is_good or any(seat.gone for seat in self._ranks.seats):
+            if not self._is_good or any(handle.gone for handle in self._ranks.handles):
                 return
 
     def _may_run(self, index: int) -> bool:
@@ -217,14 +206,14 @@ class World:
         return f"logs/{self._order.tests[index].slug}/attempt-{self._order.attempts[index]}"
 
     def _logs_of(self, index: int) -> list[str]:
-        return [f"{self._folder_of(index)}/{self._log_name(seat.rank)}" for seat in self._ranks.seats]
+        return [f"{self._folder_of(index)}/{self._log_name(handle.rank)}" for handle in self._ranks.handles]
 
     def _begin(self, test: TestCase, index: int, following: str | None) -> Attempt:
         logs = self._logs_of(index)
         self._ranks.logs.claim(logs)
         ranks = [
-            Progress(rank=seat.rank, pid=seat.child.pid, log=log)
-            for seat, log in zip(self._ranks.seats, logs, strict=True)
+            RankProgress(rank=handle.rank, pid=handle.child.pid, log=log)
+            for handle, log in zip(self._ranks.handles, logs, strict=True)
         ]
         number = self._order.attempts[index]
         attempt = self._new_attempt(
@@ -234,11 +223,13 @@ class World:
         self._controller.send(TestBegan(nodeid=test.nodeid))
         self._phases.reset()
         self._ranks.begin(attempt)
+        if not self._ranks.agree_on(test.nodeid):
+            return attempt
         folder, scratch = self._folder_of(index), str(self._scratch(index))
-        for seat, progress in zip(self._ranks.seats, ranks, strict=True):
-            if seat.gone:
+        for handle, progress in zip(self._ranks.handles, ranks, strict=True):
+            if handle.gone:
                 continue
-            seat.channel.send(
+            handle.channel.send(
                 RunTest(
                     nodeid=test.nodeid,
                     next_nodeid=following,
@@ -251,10 +242,12 @@ class World:
             )
         return attempt
 
-    def _report(self, attempt: Attempt, *, in_full: bool = False) -> None:
-        """Send the verdict up, with the pytest reports that stand for it when it is the first."""
-        result = judge_attempt(attempt, world_id=self._order.world_id, rule=self._order.verdict)
-        reports = speaking_reports(attempt, result) if in_full else ()
+    def _judge(self, attempt: Attempt) -> TestResult:
+        return judge_attempt(attempt, world_id=self._order.world_id, rule=self._order.settings.verdict)
+
+    def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
+        """Send a verdict up, with the pytest reports that stand for it when it is the first."""
+        del attempt
         self._controller.send(TestJudged(result=result, reports=reports))
 
     def _is_healthy(self, attempt: Attempt) -> bool:
@@ -265,9 +258,7 @@ class World:
 
     @property
     def _shape(self) -> WorldShape:
-        shape = self._order.tests[0].world
-        assert shape is not None
-        return shape
+        return self._order.tests[0].world or ALONE
 
     @property
     def _kind(self) -> Kind:
@@ -287,15 +278,18 @@ class World:
         for message in messages:
             self._on_order(message)
 
+    def _on_shared_memory(self, *, at_once: bool = False) -> None:
+        self._segments.look(self._began[-1][0] if self._began else "", at_once=at_once)
+
     def _on_order(self, message: object) -> None:
         if isinstance(message, Cancel):
             self._cancel(message.reason)
 
     def _on_sigterm(self, sender: int) -> None:
         """Somebody wants this world to end: a test that signals its parent is to blame for it itself."""
-        for seat in self._ranks.seats:
-            if seat.child.pid == sender:
-                self._ranks.give_up(seat, "it sent SIGTERM to its parent, the world process")
+        for handle in self._ranks.handles:
+            if handle.child.pid == sender:
+                self._ranks.give_up(handle, "it sent SIGTERM to its parent, the world process")
                 return
         self._cancel(f"the world process was told to end (SIGTERM from process {sender})")
 
@@ -306,20 +300,22 @@ class World:
             return
         attempt.cancel(reason, time.monotonic())
         if self._kind is Kind.MAIN:  # it knows what its ranks are doing
-            for seat in self._ranks.seats:
-                seat.channel.send(Cancel(reason=reason))
+            for handle in self._ranks.handles:
+                handle.channel.send(Cancel(reason=reason))
 
     # --- ending
 
     def _close(self) -> None:
         self._ranks.logs.withdraw()
+        self._on_shared_memory(at_once=True)
         attempt = self._ranks.attempt
         broken = attempt is None or not self._is_healthy(attempt)
-        notes = self._dismiss(BROKEN_LEAVE_LIMIT_S if broken else LEAVE_LIMIT_S)
+        notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
         self._judge_late_deaths()
-        left = children_of() - {seat.child.pid for seat in self._ranks.seats}
+        left = children_of() - {handle.child.pid for handle in self._ranks.handles}
         leftovers = name_strays(left, self._began)
         survivors = kill_descendants(spare=())
+        leftovers += self._segments.remove()
         if masker.active:  # they name files and functions as they are
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
@@ -330,25 +326,23 @@ class World:
 
     def _dismiss(self, limit_s: float) -> list[str]:
         """Let the living ranks leave by themselves, then end the rest."""
-        living = [seat for seat in self._ranks.seats if seat.child.poll() is None]
-        end_all(
-            [seat.child for seat in living if seat.gone], term_grace_s=0.0
-        )  # given up: it does not listen
-        for seat in living:
-            seat.channel.send(Leave())
+        living = [handle for handle in self._ranks.handles if handle.child.poll() is None]
+        end_all([handle.child for handle in living if handle.gone])  # given up: it does not listen
+        for handle in living:
+            handle.channel.send(Leave())
         deadline = time.monotonic() + limit_s
-        for seat in living:
-            seat.child.wait(0.0 if self._abandoned else deadline - time.monotonic())
-        stuck = [seat for seat in living if seat.child.poll() is None]
+        for handle in living:
+            handle.child.wait(0.0 if self._abandoned else deadline - time.monotonic())
+        stuck = [handle for handle in living if handle.child.poll() is None]
         notes = []
-        slow = [seat for seat in stuck if not self._was_ended(seat.rank)]
+        slow = [handle for handle in stuck if not self._was_ended(handle.rank)]
         if slow and not self._reason:
-            names = ",".join(str(seat.rank) for seat in slow)
+            names = ",".join(str(handle.rank) for handle in slow)
             notes.append(
                 f"rank {names} did not leave within {limit_s:g} s after its last test and was killed"
             )
-        end_all([seat.child for seat in stuck], term_grace_s=TERM_GRACE_S)
-        self._stuck = {seat.rank for seat in stuck}
+        end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)
+        self._stuck = {handle.rank for handle in stuck}
         return notes
 
     def _was_ended(self, rank: int) -> bool:
@@ -361,14 +355,16 @@ class World:
         if attempt is None or not self._is_good or attempt.cancelled or self._abandoned:
             return
         late = [
-            seat
-            for seat in self._ranks.seats
-            if seat.rank not in self._stuck and not attempt.of(seat.rank).killed and _ended_badly(seat.child)
+            handle
+            for handle in self._ranks.handles
+            if handle.rank not in self._stuck
+            and not attempt.of(handle.rank).killed
+            and _ended_badly(handle.child)
         ]
-        for seat in late:
-            self._ranks.bury(seat, attempt)
+        for handle in late:
+            self._ranks.record_exit(handle, attempt)
         if late:
-            self._report(attempt)
+            self._report(attempt, self._judge(attempt))
 
 
 def _ended_badly(child: Child) -> bool:

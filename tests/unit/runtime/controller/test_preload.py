@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from disttest.running import preload
+from disttest.runtime.controller import preload
 
 
 @pytest.fixture

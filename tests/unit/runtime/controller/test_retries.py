@@ -3,10 +3,21 @@
 import msgspec
 import pytest
 
-from disttest.model import Cause, Isolation, Kind, Outcome, TestCase, TestResult, WorldShape
-from disttest.planning.options import RunOptions
-from disttest.running.protocol import TestJudged
-from disttest.running.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Retries
+from disttest.limits import RETRY_FIRST_PAUSE_S, RETRY_LONGEST_PAUSE_S
+from disttest.model import (
+    Cause,
+    Isolation,
+    Kind,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    TestCase,
+    TestResult,
+    WorldShape,
+)
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.retries import Retries
+from disttest.runtime.messages.protocol import TestJudged
 
 TEST = TestCase(
     nodeid="t.py::t",
@@ -96,12 +107,12 @@ def test_a_broken_machine_has_a_budget_and_growing_pauses_of_its_own():
     for _ in range(3):
         pauses.append(retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)))
         assert [] == list(retries.due())
-        assert pauses[-1] == pytest.approx(retries.patience_s())
+        assert pauses[-1] == pytest.approx(retries.due_in_s())
         clock.now_s += pauses[-1]
         assert 1 == len(list(retries.due()))
 
-    assert all(pause <= LONGEST_PAUSE_S + FIRST_PAUSE_S for pause in pauses)
-    assert FIRST_PAUSE_S <= pauses[0] < pauses[2]
+    assert all(pause <= RETRY_LONGEST_PAUSE_S + RETRY_FIRST_PAUSE_S for pause in pauses)
+    assert RETRY_FIRST_PAUSE_S <= pauses[0] < pauses[2]
     assert retries.take(TEST, judged(retries, Outcome.ERROR, Cause.INFRASTRUCTURE)) is None
     assert 0 == retries.take(TEST, judged(retries))
 
@@ -109,7 +120,7 @@ def test_a_broken_machine_has_a_budget_and_growing_pauses_of_its_own():
 def test_nothing_waits_for_ever():
     retries, _ = made(retries=1)
 
-    assert float("inf") == retries.patience_s()
+    assert float("inf") == retries.due_in_s()
 
 
 def test_a_skip_after_a_failure_is_still_that_failure():
@@ -120,6 +131,43 @@ def test_a_skip_after_a_failure_is_still_that_failure():
 
     assert (Outcome.FAILED, 2) == (settled.outcome, settled.attempt)
     assert "boom (attempt 2 skipped: no more)" == settled.message
+
+
+def ranks(*outcomes, **more):
+    return tuple(
+        RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=outcome, message=f"{outcome}", **more)
+        for rank, outcome in enumerate(outcomes)
+    )
+
+
+def again(retries, outcome, *records):
+    attempt = judged(retries, outcome)
+    return msgspec.structs.replace(attempt, result=msgspec.structs.replace(attempt.result, ranks=records))
+
+
+PASSED, FAILED, SKIPPED, XFAILED = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.XFAILED
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "outcome", "stands"),
+    [
+        (ranks(PASSED, FAILED), ranks(PASSED, PASSED), PASSED, ""),
+        (ranks(PASSED, FAILED), ranks(PASSED, SKIPPED), PASSED, "passed without rank 1, which skipped"),
+        (ranks(PASSED, FAILED), ranks(PASSED, None), PASSED, "passed without rank 1, which did not run it"),
+        (ranks(SKIPPED, FAILED), ranks(SKIPPED, PASSED), PASSED, ""),
+        (ranks(PASSED, FAILED), ranks(XFAILED, XFAILED), XFAILED, "failed again, now as expected: xfailed"),
+        (ranks(PASSED, FAILED, xfail=True), ranks(XFAILED, XFAILED), XFAILED, ""),
+        (ranks(PASSED, FAILED), ranks(PASSED, FAILED), FAILED, ""),
+    ],
+)
+def test_an_attempt_that_evades_the_failure_does_not_undo_it(first, second, outcome, stands):
+    retries, _ = made(retries=1)
+    retries.take(TEST, again(retries, FAILED, *first))
+
+    settled = retries.settle(again(retries, outcome, *second)).result
+
+    assert (FAILED if stands else outcome) is settled.outcome
+    assert ("boom" + f" (attempt 2 {stands})" * bool(stands)) == settled.message
 
 
 def test_when_the_run_stops_failures_stand_and_nothing_is_tried_again():

@@ -6,13 +6,15 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.model import WorldShape
-from disttest.planning.options import RunOptions
-from disttest.running.collect import Host, wanted_shapes
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.early_skips import skip_for_want_of_gpus
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.wanted_worlds import needed_gpus, wanted_shapes
 
-GPUS = Host(gpus=2, device="cuda")
-BOTH = Host(gpus=2, device="cuda", gloo_on_cpu=True)
-SLICES = Host(gpus=2, device="cuda", slices=True)
-CPU = Host(gpus=0, device="cpu")
+GPUS = TargetHost(gpus=2, device="cuda")
+BOTH = TargetHost(gpus=2, device="cuda", gloo_on_cpu=True)
+SLICES = TargetHost(gpus=2, device="cuda", slices=True)
+CPU = TargetHost(gpus=0, device="cpu")
 
 
 class Mark:
@@ -25,14 +27,20 @@ class Mark:
 class Node:
     """As much of a pytest item as its marks."""
 
+    nodeid = "test_x.py::test_x"
+
     def __init__(self, *marks: Mark) -> None:
         self._marks = {mark.name: mark for mark in marks}
+        self.added: list[pytest.MarkDecorator] = []
+
+    def add_marker(self, marker: pytest.MarkDecorator) -> None:
+        self.added.append(marker)
 
     def get_closest_marker(self, name: str) -> Mark | None:
         return self._marks.get(name)
 
 
-def worlds(host: Host, *marks: Mark, **options: object) -> list[str]:
+def worlds(host: TargetHost, *marks: Mark, **options: object) -> list[str]:
     shapes = wanted_shapes(Node(*marks), RunOptions(**options), host)
     return [f"{shape} {shape.device}" for shape in shapes]
 
@@ -52,13 +60,13 @@ TWO = Mark("world_size", 2)
     ],
 )
 def test_each_backend_computes_at_its_own_place(
-    host: Host, backend: tuple[str, ...], expected: list[str]
+    host: TargetHost, backend: tuple[str, ...], expected: list[str]
 ) -> None:
     assert expected == worlds(host, SIZES, backend=backend)
 
 
 @pytest.mark.parametrize("host", [CPU, GPUS, BOTH, SLICES])
-def test_a_test_for_the_cpu_computes_there_whatever_the_run_has(host: Host) -> None:
+def test_a_test_for_the_cpu_computes_there_whatever_the_run_has(host: TargetHost) -> None:
     assert ["1xgloo cpu", "2xgloo cpu", "4xgloo cpu"] == worlds(host, SIZES, Mark("device", "cpu"))
     assert ["2xgloo cpu"] == worlds(host, TWO, Mark("device", "cpu"), Mark("backend", "gloo", "nccl"))
 
@@ -85,3 +93,18 @@ def test_without_gpus_such_a_test_is_skipped_with_the_reason() -> None:
 def test_what_the_mark_takes(arguments: tuple[object, ...]) -> None:
     with pytest.raises(UsageError, match='device mark takes "cpu" or "cuda"'):
         worlds(GPUS, TWO, Mark("device", *arguments))
+
+
+def test_a_test_without_a_world_needs_its_gpus_as_well() -> None:
+    none, two, three = Node(), Node(Mark("needs_gpus", 2)), Node(Mark("needs_gpus", 3))
+
+    skip_for_want_of_gpus([none, two, three], found=2)  # type: ignore[list-item]
+
+    assert [none.added, two.added] == [[], []]
+    assert [mark.kwargs["reason"] for mark in three.added] == ["needs 3 GPUs, this run has 2"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("2",), (0,), (True,), (1, 2)])
+def test_a_needs_gpus_mark_takes_one_number(arguments: tuple[object, ...]) -> None:
+    with pytest.raises(UsageError, match=r"test_x: needs_gpus mark takes one whole number from 1"):
+        needed_gpus(Node(Mark("needs_gpus", *arguments)))  # type: ignore[arg-type]

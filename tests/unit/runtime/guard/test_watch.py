@@ -6,15 +6,18 @@ import select
 import pytest
 from sample_runs import SampleRun
 
+from disttest.limits import OUTPUT_STALL_S
+from disttest.output import MOST_KEPT, Outlet
 from disttest.results.events import RunFinished
 from disttest.results.journal import Journal
-from disttest.running.watch import Watch
+from disttest.runtime.guard.follow import Watch
 
 
 class Seen:
     """A view that remembers; it breaks at the text ``break``."""
 
     tells_failures = True
+    ticks = 0
 
     def __init__(self):
         self.said = []
@@ -29,7 +32,7 @@ class Seen:
         self.said.append(f"error {text}" if error else text)
 
     def tick(self, now_s):
-        pass
+        self.ticks += 1
 
     def close(self):
         self.closed = True
@@ -89,3 +92,47 @@ def test_a_view_that_breaks_is_given_up_and_the_run_is_folded_all_the_same(run):
     assert "BrokenPipeError: gone" == watch.trouble
     assert "RunStarted" not in view.said
     assert "run-1" == watch.folding.result().run_id
+
+
+def test_a_line_over_which_the_child_died_is_noticed_though_nobody_had_read_it_before(run):
+    journal, _, watch, _ = run
+    with journal.path.open("ab") as file:
+        file.write(b'{"event":"test_fin')
+    watch.close()
+
+    assert watch.cut_short
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Standard output is a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    monkeypatch.setattr("disttest.runtime.guard.follow.outlet", lambda: outlet)
+    yield outlet
+    os.close(reader)
+    os.close(writer)
+
+
+def test_while_nobody_reads_the_run_goes_on_and_what_is_said_is_kept(run, unread):
+    _, view, watch, (out, _) = run
+    unread.write(b"x" * 200_000)
+    os.write(out, b"more")
+    watch.look()
+
+    assert ["more"] == view.said
+    assert 0 == view.ticks, "a picture was drawn that nobody sees"
+
+
+def test_once_much_is_kept_the_run_waits_and_the_view_is_given_up_in_the_end(run, unread, monkeypatch):
+    _, view, watch, (out, _) = run
+    unread.write(b"x" * (MOST_KEPT // 2 + 200_000))
+    os.write(out, b"more")
+    watch.look()
+    assert [] == view.said and not watch.trouble
+
+    monkeypatch.setattr(unread, "_last_s", unread._last_s - OUTPUT_STALL_S)
+    watch.look()
+
+    assert "the terminal took nothing any more" == watch.trouble
+    assert view.closed

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from disttest.running.phases import PHASES, PhaseBoard, PhaseCell
+from disttest.runtime.messages.phases import PHASES, PhaseBoard, PhaseCell
 
 
 def test_each_rank_has_its_own_place_and_a_test_begins_with_setup():
@@ -19,6 +19,15 @@ def test_each_rank_has_its_own_place_and_a_test_begins_with_setup():
     board.reset()
 
     assert {"setup"} == {board.read(place) for place in range(3)}
+
+
+def test_an_expected_failure_is_said_with_the_phase_and_nothing_is_known_before_it_begins():
+    board = PhaseBoard(3)
+    for place, xfail in enumerate((True, False)):
+        PhaseCell(board.path, place).write("call", xfail=xfail)
+
+    assert [True, False, True] == [board.expects_failure(place) for place in range(3)]
+    assert ["call", "call", "setup"] == [board.read(place) for place in range(3)]
 
 
 @pytest.mark.parametrize("byte", [3, 255])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.errors import ProtocolError
-from disttest.running.protocol import (
+from disttest.runtime.messages.protocol import (
     MAX_MESSAGE,
     Cancel,
     Channel,

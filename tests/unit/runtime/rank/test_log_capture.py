@@ -7,7 +7,7 @@ import logging
 import pytest
 from _pytest.logging import LogCaptureHandler, catching_logs
 
-from disttest.running.log_capture import hasten_log_capture
+from disttest.runtime.rank.log_capture import hasten_log_capture
 
 
 @pytest.fixture(params=["pytest's own", "ours"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from disttest.running import evidence
-from disttest.running.evidence import question
+from disttest.host.proc import catches
+from disttest.runtime.world import evidence
+from disttest.runtime.world.evidence import question
 
 LIMIT_S = 0.2
 
@@ -16,9 +19,12 @@ LIMIT_S = 0.2
 class FakeRank:
     """Answers at the look that it is told, and notes what it was asked and what it had answered by then."""
 
-    def __init__(self, *, stacks_at: int = 1, flight_at: int = 1, stopped: bool = False) -> None:
+    def __init__(
+        self, *, stacks_at: int = 1, flight_at: int = 1, stopped: bool = False, deaf: bool = False
+    ) -> None:
         self._stacks_at, self._flight_at = stacks_at, flight_at
         self._stopped = stopped
+        self.is_deaf = deaf
         self._looks = 0
         self.asked: list[str] = []
 
@@ -43,13 +49,13 @@ class FakeRank:
     def state(self) -> str:
         return "stopped (SIGSTOP, or a debugger)" if self._stopped else ""
 
-    def read(self) -> evidence.Testimony:
-        return evidence.Testimony(stacks=",".join(self.asked))
+    def read(self) -> evidence.RankEvidence:
+        return evidence.RankEvidence(stacks=",".join(self.asked))
 
 
 def interview(*ranks: FakeRank) -> list[str]:
     asked = [(cast("evidence.EvidenceSource", rank), Path(f"flight-{k}")) for k, rank in enumerate(ranks)]
-    return [testimony.stacks for testimony in question(asked, limit_s=LIMIT_S)]
+    return [evidence.stacks for evidence in question(asked, limit_s=LIMIT_S)]
 
 
 def test_a_rank_is_asked_for_its_collectives_once_its_stacks_are_whole() -> None:
@@ -68,3 +74,29 @@ def test_a_stopped_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert interview(FakeRank(stacks_at=1000, stopped=True)) == ["stacks"]
     assert not slept
+
+
+def test_a_rank_without_a_handler_is_asked_for_its_collectives_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+
+    told = interview(FakeRank(stacks_at=1000, deaf=True, flight_at=2))
+
+    assert told == ["stacks,flight-0 after no stacks"]
+    assert len(slept) == 1
+
+
+def test_whether_a_process_handles_a_signal_is_read_from_the_kernel() -> None:
+    mine, signum = os.getpid(), signal.SIGRTMAX - 7
+    before = signal.getsignal(signum)
+    seen = []
+    try:
+        for handler in (lambda *_: None, signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signum, handler)
+            seen.append(catches(mine, signum))
+    finally:
+        signal.signal(signum, before)
+    assert seen == [True, False, False]
+    assert catches(2**22 + 1, signum)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from disttest.running.logs import LogRoom
+from disttest.results.directory import Home
+from disttest.runtime.world.logs import LogStore
 
 FIRST, SECOND = (tuple(f"logs/{test}/attempt-1/rank{rank}.log" for rank in range(2)) for test in "ab")
 
 
 @pytest.fixture
 def room(tmp_path):
-    return LogRoom(tmp_path, limit=1 << 20)
+    return LogStore(Home(path=str(tmp_path)), limit=1 << 20)
 
 
 def files(tmp_path):

@@ -1,0 +1,86 @@
+"""The ``doctor`` command. Registered in :mod:`disttest.cli.main`, which alone leaves the process.
+
+What it needs is imported when it runs: ``disttest --help`` does not wait for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from disttest.errors import UsageError
+from disttest.options.flags import Command, flags
+
+if TYPE_CHECKING:
+    from disttest.doctor.examine import Diagnosis
+
+
+@click.command(cls=Command)
+@flags("doctor")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    level: str,
+    json: str | None,
+    junit: str | None,
+    lease_dir: Path | None,
+    clean: bool,
+    nvml_library: str,
+    compute: str,
+) -> None:
+    """Show what this machine has and prove that it works; exit code 7 where it does not."""
+    from disttest.doctor.diagnosis import print_diagnosis, render_diagnosis_junit, render_json
+    from disttest.doctor.examine import Examination, examine
+    from disttest.host.leases.lockfiles import usual_directory
+    from disttest.host.preflight import Level
+    from disttest.options.environment import read_probe
+
+    lease_dir = lease_dir or usual_directory()
+    diagnosis = examine(
+        Examination(
+            level=Level(level),
+            library=nvml_library or read_probe().library,
+            compute=compute,
+            lease_dir=lease_dir,
+        )
+    )
+    _write(json, render_json(diagnosis))
+    if junit:
+        _write(junit, render_diagnosis_junit(diagnosis, Path(junit).parent))
+    # With JSON on standard output, that is for the JSON alone.
+    print_diagnosis(diagnosis, to_stderr=json == "-")
+    for line in _tidy(diagnosis, lease_dir, clean=clean):
+        click.echo(line, err=json == "-")
+    ctx.exit(int(diagnosis.exit_code))
+
+
+def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
+    from disttest.doctor.examine import update_quarantine
+    from disttest.host.leftovers.shared_memory import remove_entry
+    from disttest.host.proc import sees_all_users
+
+    lines: list[str] = []
+    if lease_dir.is_dir():
+        lines += update_quarantine(diagnosis, lease_dir)
+    if clean and not sees_all_users():
+        lines.append(
+            "shared memory is left as it is: processes out of sight (of other containers) may use it"
+        )
+    elif clean:
+        failures = list(filter(None, (remove_entry(entry) for entry in diagnosis.litter)))
+        lines += failures
+        lines.append(f"removed {len(diagnosis.litter) - len(failures)} unused files from shared memory")
+    return lines
+
+
+def _write(path: str | None, text: str) -> None:
+    if path == "-":
+        sys.stdout.write(text)
+    elif path:
+        try:
+            Path(path).write_text(text)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,104 @@
+"""The command ``disttest launch``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from disttest.errors import DisttestError
+from disttest.launch.options import LaunchOptions
+from disttest.masking import masker
+from disttest.options.flags import Command, flags
+
+if TYPE_CHECKING:
+    from disttest.launch.launch_host import Host
+    from disttest.launch.prepare import Prepared
+
+
+@click.command(
+    cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
+@flags("launch")
+@click.pass_context
+def launch(
+    context: click.Context,
+    /,
+    arguments: tuple[str, ...],
+    *,
+    dry_run: bool,
+    **asked: Any,
+) -> None:
+    """Start the image on this host, run disttest in it, and return its exit code.
+
+    \b
+    disttest launch ddp                        the released image, with the GPUs that are here
+    disttest launch --gpus none --image my:1 tests/ --world-sizes 2 -- -k reduce
+    """
+    # The Docker SDK takes longer to import than `disttest --help` may take.
+    from disttest.launch.launch_host import this_host
+    from disttest.launch.launching import launch as run_launch
+    from disttest.launch.launching import preview
+    from disttest.reports.outputs import failure_outputs, publish_outputs
+
+    host = this_host()
+    options = read_options((*arguments, *_pytest_part(context.obj)), host, **asked)
+    if dry_run:
+        click.echo(render_preview(preview(options, host)))
+        return
+    try:
+        code = run_launch(options, host, say=lambda line: click.echo(f"disttest launch: {line}", err=True))
+    except DisttestError as error:
+        publish_outputs(failure_outputs(error.exit_code), host.environ)
+        raise
+    context.exit(code)
+
+
+def _pytest_part(pytest_args: Sequence[str] | None) -> tuple[str, ...]:
+    return ("--", *pytest_args) if pytest_args else ()
+
+
+def read_options(
+    arguments: tuple[str, ...],
+    host: Host,
+    *,
+    workspace: Path | None,
+    workdir: Path,
+    env: tuple[str, ...],
+    mount: tuple[str, ...],
+    shm_size: int,
+    time_limit: float,
+    deadline: float,
+    **asked: Any,
+) -> LaunchOptions:
+    """The flags as options; the workspace is GitHub's where we are inside it, else the current folder."""
+    given = Path(host.environ.get("GITHUB_WORKSPACE") or workdir)
+    inside = workdir.resolve().is_relative_to(given.resolve())
+    return LaunchOptions(
+        arguments=arguments,
+        workspace=workspace or (given if inside else workdir),
+        working_dir=workdir,
+        environment=env,
+        mounts=mount,
+        shm_bytes=shm_size,
+        time_limit_s=time_limit,
+        deadline_s=deadline,
+        **asked,
+    )
+
+
+def render_preview(prepared: Prepared) -> str:
+    """The launch as JSON: what was decided, and what the SDK is told."""
+    from disttest.launch.spec import container_arguments
+
+    facts = {
+        "spec": prepared.spec,
+        "hand_back": prepared.hand_back,
+        "create": container_arguments(prepared.spec),
+    }
+    masker.hide(prepared.spec.environment.get("DISTTEST_MASK", "").splitlines())
+    return masker.text(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())

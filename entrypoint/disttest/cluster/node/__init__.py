@@ -1,0 +1,1 @@
+"""What runs on a node of a job: the agent, and its share of the work."""

@@ -1,0 +1,1 @@
+"""The schedulers: this machine's own processes, and Slurm."""

@@ -1,0 +1,111 @@
+"""Answers what torch asks CUDA about its devices, in a process that must not initialise CUDA: a fork of it asks.
+
+``torch.cuda.get_device_capability() >= (8, 0)`` stands at the top of many a test module, and torch's own
+``common_device_type``, which all of its test classes import in ``setUp``, asks it too. Answered by CUDA itself, no fork
+of the process could use a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.fork_question import ask_fork
+from disttest.limits import CUDA_ANSWER_S
+
+Facts = dict[str, bool | int | str | None]
+"""Name -> value; None where it is none that a fork can pass on."""
+
+_answering = False
+_asked: dict[str, list[Facts]] = {}
+"""The devices that are visible -> what is known of each."""
+
+
+class DeviceProperties:
+    """What ``torch.cuda.get_device_properties`` gives; what a fork cannot pass on is read from CUDA itself."""
+
+    def __init__(self, facts: Facts, read: Callable[[], Any]) -> None:
+        self._facts = facts
+        self._read = read
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._facts:  # pytest asks every object of a module for attributes of its own
+            raise AttributeError(name)
+        value = self._facts[name]
+        return getattr(self._read(), name) if value is None else value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self._facts.items())})"
+
+
+def answer_for_cuda(torch: Any) -> None:
+    """From here on, questions about devices do not initialise CUDA in this process."""
+    global _answering
+    _answering = True
+    if torch.version.cuda is None or hasattr(torch.cuda.current_device, "__wrapped__"):
+        return
+    torch.cuda.current_device = _answered_current_device(torch, torch.cuda.current_device)
+    torch.cuda.get_device_properties = _answered_properties(torch, torch.cuda.get_device_properties)
+
+
+def leave_answers_to_cuda(torch: Any) -> None:
+    """Torch has its own functions again; those that a module took meanwhile only pass questions on."""
+    global _answering
+    _answering = False
+    for name in ("current_device", "get_device_properties"):
+        ours = getattr(torch.cuda, name)
+        setattr(torch.cuda, name, getattr(ours, "__wrapped__", ours))
+
+
+def _answered_current_device(torch: Any, original: Callable[[], int]) -> Callable[[], int]:
+    @functools.wraps(original)
+    def current_device() -> int:
+        return 0 if _known(torch) else original()  # nobody can have chosen another one without CUDA
+
+    return current_device
+
+
+def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_device_properties(device: Any = None) -> Any:
+        known = _known(torch)
+        index = torch.cuda._utils._get_device_index(device, optional=True) if known else -1  # noqa: SLF001
+        if not 0 <= index < len(known):
+            return original(device)
+        return DeviceProperties(known[index], lambda: original(device))
+
+    return get_device_properties
+
+
+def _known(torch: Any) -> list[Facts]:
+    """What is known of each device; empty where CUDA itself has to be asked."""
+    if not _answering or fork_hazard(on_gpus=True):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")  # noqa: TID251  # a world sees other devices than the run
+    if visible not in _asked:
+        _asked[visible] = _ask(torch)
+    return _asked[visible]
+
+
+def _ask(torch: Any) -> list[Facts]:
+    told, _ended = ask_fork(lambda: _tell(torch), limit_s=CUDA_ANSWER_S)
+    try:
+        return msgspec.json.decode(told, type=list[Facts])
+    except msgspec.DecodeError:
+        return []
+
+
+def _tell(torch: Any) -> bytes:
+    leave_answers_to_cuda(torch)
+    count = torch.cuda.device_count()
+    return msgspec.json.encode([_facts(torch.cuda.get_device_properties(i)) for i in range(count)])
+
+
+def _facts(properties: Any) -> Facts:
+    values = ((name, getattr(properties, name)) for name in dir(properties) if not name.startswith("_"))
+    return {name: value if isinstance(value, bool | int | str) else None for name, value in values}

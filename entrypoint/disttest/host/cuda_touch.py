@@ -1,0 +1,155 @@
+"""Keeps the process that forks ranks away from CUDA, and notes who touches it all the same.
+
+Once a process has asked CUDA anything, no fork of it can use a GPU ("Cannot re-initialize CUDA in forked
+subprocess"). ``HAS_GPU = torch.cuda.is_available()`` in a test module is enough. Two remedies: torch answers that
+question through NVML where it is told to, which initialises nothing; and what initialises CUDA nevertheless is noted
+with the line that did it, so that nobody has to find out from a failing rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""See "Poison fork in multiprocessing" in torch's notes; from torch 2.0 on."""
+
+_TOUCHING = ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getArchFlags")
+"""Functions of ``torch._C`` through which all of torch's Python comes to CUDA, and each of which spoils forking."""
+
+_NOT_THE_USERS = ("/_pytest/", "/pluggy/", "/disttest/", "<frozen ")
+
+_is_ours = False
+_touched = ""
+_originals: dict[str, Any] = {}
+
+
+def check_by_nvml() -> Callable[[], None]:
+    """Have torch look for GPUs without initialising CUDA, in this process; returns the undoing.
+
+    What the user has set stays. NVML tells of devices, not whether CUDA works: ranks and ordinary tests get torch's
+    own check back.
+    """
+    global _is_ours
+    environ = os.environ  # noqa: TID251  # torch reads it at each question
+    if _BY_NVML in environ:
+        return lambda: None
+    environ[_BY_NVML] = "1"
+    _is_ours = True
+
+    def undo() -> None:
+        global _is_ours
+        environ.pop(_BY_NVML, None)
+        _is_ours = False
+
+    return undo
+
+
+def is_checked_by_nvml() -> bool:
+    """Whether the variable is in the environment, and the user's is not."""
+    return _is_ours
+
+
+def forget_check_by_nvml() -> None:
+    """Take the variable that was inherited from a process of ours."""
+    os.environ.pop(_BY_NVML, None)  # noqa: TID251
+
+
+def watch_cuda(prepare: Callable[[Any], None]) -> None:
+    """Note from here on who touches CUDA in this process; where torch is not loaded yet, as soon as it is.
+
+    Args:
+        prepare: is given torch then, too.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        _wrap(torch)
+        prepare(torch)
+    elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchFinder(prepare))
+
+
+def unwatch_cuda() -> None:
+    """Give torch its own functions back: this process may use CUDA."""
+    global _touched
+    _touched = ""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
+    for name, original in _originals.items():
+        setattr(sys.modules["torch"]._C, name, original)  # noqa: SLF001
+    _originals.clear()
+
+
+def cuda_touched() -> str:
+    """What touched CUDA first, and where: ``torch.cuda.is_available at test_step.py:3``; empty if nothing did."""
+    return _touched
+
+
+class _TorchFinder:
+    """Finds torch as the others do, and wraps it once it is executed; to be found may not lead to that."""
+
+    def __init__(self, prepare: Callable[[Any], None]) -> None:
+        self._prepare = prepare
+        self._asks = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of torch, from the finders behind this one."""
+        del path, target
+        if name != "torch" or self._asks:
+            return None
+        self._asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _wrap(module)
+                self._prepare(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _wrap(torch: Any) -> None:
+    for name in _TOUCHING:
+        original = getattr(torch._C, name, None)  # noqa: SLF001
+        if original is not None and name not in _originals:  # a torch for the CPU has none of them
+            _originals[name] = original
+            setattr(torch._C, name, _noting(original))  # noqa: SLF001
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _touched
+        _touched = _touched or _name_caller(sys._getframe(1))  # noqa: SLF001
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _name_caller(frame: FrameType | None) -> str:
+    """The nearest line that is the user's, and what it called; torch's own line where there is none."""
+    called = place = ""
+    torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_torch = file.startswith(torch)
+        if not is_torch and not any(part in file for part in _NOT_THE_USERS):
+            return f"{called} at {Path(file).name}:{frame.f_lineno}"
+        if is_torch:
+            module = str(frame.f_globals.get("__name__", "torch"))
+            name = frame.f_code.co_name
+            called = module if name == "<module>" else f"{module}.{name}"
+            place = place or f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return f"{called} at {place}" if called else "an extension module"

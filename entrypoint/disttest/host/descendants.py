@@ -1,0 +1,70 @@
+"""All that processes of ours have started, and what they have started: found, and ended to the last one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+import psutil
+
+from disttest.host.proc import is_alive
+from disttest.host.process import send_signal
+from disttest.limits import KILL_S
+
+
+def children_of(pid: int | None = None) -> set[int]:
+    """Pids of all living descendants (of this process by default), zombies excluded."""
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return set()
+    return {process.pid for process in found if is_alive(process.pid)}
+
+
+def reap(pids: Iterable[int]) -> None:
+    """Collect those of the given processes that are our children and have ended."""
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+
+
+def kill_descendants(
+    *, spare: Iterable[int] = (), spare_trees: Sequence[int] = (), limit_s: float = KILL_S
+) -> tuple[int, ...]:
+    """Kill every descendant of this process, new sessions and orphans included; return the survivors.
+
+    Repeats until none is left, because a process may fork between the look and the kill. The caller
+    must be the adopter of orphans (:func:`disttest.host.process.adopt_orphans`), else double-forked ones are out of sight.
+
+    Args:
+        spare: processes that live on.
+        spare_trees: processes that live on with all that they start.
+        limit_s: how long to try.
+    """
+    spared = set(spare)
+    deadline = time.monotonic() + limit_s
+    pause_s = 0.001
+    while True:
+        found = children_of() - spared
+        # Looked at after the others: what a spared process forks meanwhile is spared too.
+        for root in spare_trees:
+            found -= {root} | children_of(root)
+        for pid in found:
+            send_signal(pid, signal.SIGKILL)
+        reap(_zombies(spared.union(spare_trees)))
+        if not found or time.monotonic() > deadline:
+            return tuple(sorted(found))
+        time.sleep(pause_s)
+        pause_s = min(0.05, pause_s * 2)
+
+
+def _zombies(spared: set[int]) -> set[int]:
+    try:
+        children = psutil.Process().children()
+    except psutil.NoSuchProcess:
+        return set()
+    return {child.pid for child in children if child.pid not in spared and not is_alive(child.pid)}

@@ -1,0 +1,87 @@
+"""GPUs that must not be used for now: notes beside the lock files, which all runners of the host read.
+
+A quarantine ends when the host has been rebooted, when the process that would not let go is gone, or when
+a preflight finds the GPU in order (``disttest doctor`` lifts it then).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from disttest.errors import InfrastructureError
+from disttest.host.leases.lockfiles import boot_clock
+from disttest.host.proc import read_boot_id
+from disttest.host.shared import SharedFolder, plain_text
+from disttest.model import UNREADABLE, Frozen
+
+_SUFFIX = ".quarantine"
+
+
+class Quarantine(Frozen):
+    """Why a slot is not used."""
+
+    uuid: str
+    reason: str
+    pid: int = 0
+    """The process that holds the GPU and does not die; 0 where the GPU itself is at fault."""
+    boot_id: str = ""
+    since_s: float = 0.0
+    """On the boot clock."""
+
+
+class QuarantineNotes:
+    """The notes in a lease directory. Those of other users count: they cost GPUs, and nothing else."""
+
+    def __init__(self, directory: Path, *, boot_id: str | None = None) -> None:
+        """Open the directory.
+
+        Raises:
+            UsageError: it cannot be used for leases.
+        """
+        self._folder = SharedFolder(directory)
+        self._boot_id = read_boot_id() if boot_id is None else boot_id
+
+    def add(self, uuid: str, reason: str, *, pid: int = 0) -> None:
+        """Put a slot into quarantine.
+
+        Raises:
+            InfrastructureError: the note cannot be written.
+        """
+        note = Quarantine(uuid=uuid, reason=reason, pid=pid, boot_id=self._boot_id, since_s=boot_clock())
+        name = f"{uuid}.{os.geteuid()}{_SUFFIX}"  # nobody can replace another user's
+        try:
+            self._folder.replace(name, msgspec.json.encode(note))
+        except OSError as error:
+            raise InfrastructureError(
+                f"{uuid} cannot be put into quarantine: {self._folder.path / name}: {error.strerror}"
+            ) from error
+
+    def lift(self, uuid: str) -> bool:
+        """Let a slot be used again; False where a note of another user stays."""
+        names = [name for name, note in self._read() if note.uuid == uuid]
+        return sum(map(self._folder.remove, names)) == len(names)
+
+    def active(self, *, is_alive: Callable[[Quarantine], bool] = lambda _: True) -> dict[str, Quarantine]:
+        """UUID -> note, of those that still hold; those that do not are removed.
+
+        Args:
+            is_alive: whether the process of a note still holds its GPU.
+        """
+        notes = {}
+        for name, note in self._read():
+            if note.boot_id != self._boot_id or (note.pid and not is_alive(note)):
+                self._folder.remove(name)
+            else:
+                notes[note.uuid] = note
+        return notes
+
+    def _read(self) -> Iterator[tuple[str, Quarantine]]:
+        for name in self._folder.names(_SUFFIX):
+            with contextlib.suppress(OSError, *UNREADABLE):
+                note = msgspec.json.decode(self._folder.read(name), type=Quarantine)
+                yield name, msgspec.structs.replace(note, reason=plain_text(note.reason))

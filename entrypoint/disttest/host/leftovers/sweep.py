@@ -1,0 +1,60 @@
+"""The end of a run in shared memory: what killed worlds have left is removed, what nobody can be shown to have made is told.
+
+Worlds remove by themselves what their processes have left (:mod:`disttest.host.leftovers.segments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from disttest.host.leftovers.segments import remove_made, take_ledger
+from disttest.host.leftovers.shared_memory import ShmEntry, scan_shm, unused_entries
+from disttest.limits import LATER_LITTER_S
+from disttest.model import TestResult
+
+_MOST_NAMED = 5
+_MOST_SUSPECTS = 3
+
+
+class Sweep:
+    """Made before the run starts, to know what was there.
+
+    Args:
+        results: says where the results directory is by now.
+    """
+
+    def __init__(self, results: Callable[[], Path]) -> None:
+        self._results = results
+        self._before = {entry.inode for entry in scan_shm().values()}
+
+    def clean(self, attempts: Callable[[], Collection[TestResult]]) -> Iterator[tuple[str, str]]:
+        """Remove what the run's processes left; yield ``(what, node id)`` for each entry, for the journal.
+
+        Files that are new, of our user and in nobody's use, and that nobody was seen to make, are told in one note
+        with the tests that ran then: they may be of anybody.
+        """
+        for nodeid, words in remove_made(take_ledger(self._results())):
+            yield words, nodeid
+        new = unused_entries(lambda entry: entry.inode not in self._before)
+        ran = attempts() if new else ()
+        told = list(filter(None, (tell_litter(entry, ran) for entry in new)))
+        if told:
+            more = [f"{len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
+            names = ", ".join([*told[:_MOST_NAMED], *more])
+            yield (
+                f"new in shared memory, and in no use: {names}. Who made them is not known, so they stay",
+                "",
+            )
+
+
+def tell_litter(entry: ShmEntry, attempts: Collection[TestResult]) -> str:
+    """A file that somebody forgot, and which tests ran when it was made; empty if none did. Pure."""
+    ran = [
+        result.nodeid
+        for result in attempts
+        if 0 <= entry.made_at_s - result.started_at_s <= result.duration_s + LATER_LITTER_S
+    ]
+    more = [f"{len(ran) - _MOST_SUSPECTS} others"] if len(ran) > _MOST_SUSPECTS else []
+    suspects = " or ".join([*ran[:_MOST_SUSPECTS], *more])
+    return f"{entry.name} ({entry.size} bytes; {suspects} ran then)" if ran else ""

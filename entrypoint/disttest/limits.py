@@ -1,0 +1,182 @@
+"""Every limit, grace and interval that decides something, in seconds; ``tests/unit/test_limits.py`` holds their order.
+
+A supervisor must wait longer than what it supervises, else it kills somebody who was just ending in order, and evidence
+and reports go with it. Defaults that a user can set are in the registry of options.
+"""
+
+# --- how often a loop that waits for events looks at the clock as well
+
+TICK_S = 0.2
+"""Journals that grow, logs that are cut, deadlines: seen this late at most."""
+IDLE_S = 1.0
+"""The same where nothing but time can have changed."""
+LEASE_POLL_S = 0.01
+LEASE_LONGEST_POLL_S = 0.1
+"""flock cannot wait for one of several locks: the head of the line looks often, the others seldom."""
+EVIDENCE_POLL_S = 0.01
+"""An answer is a file that grows."""
+KEEPER_POLL_S = 0.1
+"""Whose process carries a mark is read from all of ``/proc``."""
+DEVICE_POLL_S = 0.1
+"""The driver is asked again who holds a GPU."""
+SLURM_FIRST_POLL_S = 1.0
+SLURM_LONGEST_POLL_S = 30.0
+"""Slurm's controller has other clients; a job that has waited long may wait a little longer."""
+
+# --- the end of a process
+
+KILL_S = 2.0
+"""From SIGKILL to the end; a loaded machine needs a while to free the memory. What lives on is stuck in the kernel."""
+BOUNDED_KILL_S = 3.0
+"""The same for a process that talks to a driver, which has more to give back."""
+RANK_TERM_S = 0.1
+"""Between TERM and KILL of a rank, whose test may have set no handler or a bad one."""
+WORLD_TERM_S = 0.5
+"""The same of a world, which kills its ranks meanwhile."""
+PYTEST_TERM_S = 0.2
+"""The same of pytest, which has not heard SIGINT."""
+RANK_EXIT_S = 2.0
+"""From the end of a rank's channel to the end of its process."""
+RANKS_LEAVE_S = 5.0
+"""How long the ranks of a healthy world may take to tear down and end."""
+BROKEN_LEAVE_S = 1.0
+"""The same of a world that saw a failure: its ranks may wait for each other in vain."""
+
+# --- an attempt
+
+EVIDENCE_S = 0.6
+"""How long ranks may take to tell what they were doing; most need a few milliseconds, some cannot answer."""
+NATIVE_STACKS_S = 2.0
+"""For all ranks together; torch's libraries take half a second."""
+MAIN_MARGIN_S = 3.0
+"""A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
+MAIN_CANCEL_S = 1.2
+"""The same when the run is cancelled, and everybody is in a hurry."""
+EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
+"""How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
+PHASE_TOLD_S = 0.05
+"""A phase that took longer is told at once: should a later one never end, it is known what came before."""
+
+NO_LIMIT_S = 20 * 24 * 3600.0
+"""A test without a limit: as long as the kernel can be asked to wait at once."""
+
+# --- a world
+
+COLLECT_S = 300.0
+"""How long a clean process may take to collect the files of a run once more."""
+THREAD_REST_S = 0.25
+"""How long a thread may take to come to rest before forking counts as unsafe: a pool spins a little before it waits."""
+WORLD_START_S = 120.0
+"""Fresh interpreters that import torch from a slow file system, all at once."""
+WORLD_SILENCE_S = 30.0
+"""How much longer than its tests may take a world may say nothing: it has been stopped, or is stuck."""
+LATER_LITTER_S = 1.0
+"""A killed world may live on for a moment after its verdict."""
+RETRY_FIRST_PAUSE_S = 0.5
+RETRY_LONGEST_PAUSE_S = 30.0
+"""Between attempts that a machine has spoiled: about half a second, then twice as long each time, up to this."""
+
+# --- the end of a run, from the inside out: GitHub sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
+
+CREW_CANCEL_S = 2.5
+"""How long worlds may take to end in an orderly way when the run is cancelled."""
+GUARD_CANCEL_S = 3.5
+"""How long pytest may take to stop in an orderly way; then come its kill and the reports."""
+CONTAINER_STOP_S = 6.0
+"""How long a container may take to end; removing it and handing files back has to fit behind it."""
+KEEPER_ORDERLY_S = 6.0
+"""How long worlds whose command and controller were killed may take to end what is theirs."""
+DEADLINE_MARGIN_S = 5.0
+"""The controller keeps the run's deadline itself; only if it is stuck does the guard step in, this much later."""
+OUTPUT_STALL_S = 60.0
+"""A reader that takes nothing for so long is not there."""
+
+# --- GPUs
+
+LEASE_WAIT_S = 3600.0
+"""How long a run waits for its GPUs, unless its deadline comes first."""
+LEASE_FRESH_S = 1.0
+"""A picture of the machine older than this is not trusted when GPUs are taken."""
+LEASE_LOOK_S = 2.0
+"""The same for a first choice, which is looked at again once it is locked."""
+GPU_RELEASE_S = 10.0
+"""A GPU that somebody still holds this long after its world has ended is not used again."""
+GPU_SLOW_RELEASE_S = 1.0
+"""One that takes longer than this is worth a note."""
+GPU_PROOF_WAIT_S = 5.0
+"""How long a proof waits for the worlds on its GPUs; after that it goes without those that are busy."""
+DRIVER_STALL_S = 15.0
+"""The first question loads the driver, which takes some seconds for each GPU without persistence mode."""
+DRIVER_TOTAL_S = 60.0
+"""For all questions about a machine together, and for torch's import before its own."""
+CUDA_ANSWER_S = 20.0
+"""What a driver may take to answer; then the question goes to CUDA in this process, as if we were not here."""
+
+# --- more than one machine
+
+NODE_ALIVE_S = 5.0
+"""How often an agent says that it lives."""
+CLIENT_ALIVE_S = 10.0
+"""How often nodes hear that the client lives."""
+CLIENT_SILENCE_S = 60.0
+"""A client that has said nothing for so long is gone, whatever the scheduler thinks."""
+JOB_ARRIVAL_S = 60.0
+"""From an agent's start to the job's arrival."""
+NODES_READY_S = 300.0
+"""From the first word of a node until all have collected; the same until a world is up."""
+NODE_OVERRUN_S = 20.0
+"""Beyond a test's own limit, for evidence and for the end of its ranks."""
+JOB_START_S = 120.0
+"""What a job's limit allows for its start: interpreters, collection, torch from a slow file system."""
+JOB_LEAST_S = 600.0
+"""A job of a few short tests must survive a slow start, too."""
+AGENT_CANCEL_S = 5.0
+"""How long an agent's work may take to end in an orderly way, when the job is cancelled."""
+AGENT_FLUSH_S = 3.0
+"""How long an agent's last lines may take to leave."""
+JOB_CANCEL_S = AGENT_CANCEL_S + AGENT_FLUSH_S
+"""How long the agents of a cancelled run may take to end by themselves; then the scheduler ends them."""
+SLURM_KILL_S = 20.0
+"""From the cancellation: how long srun may take when Slurm was told to end the agents."""
+SLURM_ANSWER_S = 10.0
+"""How long a question to the controller may take; it is one of many that keep it busy."""
+SLURM_FINAL_S = 3.0
+"""How long the controller may take to notice that a job is over."""
+GOODBYE_S = 5.0
+"""From the last word of the last node to the scheduler's end of the job.
+
+Longer only when the scheduler's controller is away. All verdicts are there then; its own client (srun) is left
+to wait for it.
+"""
+PIPE_DRAIN_S = 1.0
+"""After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
+PORT_PAUSE_S = 1.0
+"""Between two looks for a free port of a range."""
+
+# --- containers
+
+CONTAINER_KILL_S = 30.0
+"""From SIGKILL to the engine's word that the container has ended."""
+CONTAINER_DRAIN_S = 2.0
+"""For the last output, once the container has ended."""
+CONTAINER_LIMIT_S = 6 * 3600.0
+"""A container without a deadline ends by itself after GitHub's longest job, whether or not anyone still watches."""
+CONTAINER_MARGIN_S = 60.0
+"""The container's own timer only strikes when the run's deadline has failed to."""
+CONTAINER_TERM_S = 15
+"""Between the TERM and the KILL of that timer: reports take up to five seconds."""
+CONTAINER_LEFT_S = 120.0
+"""So long after its limit a container that still runs was left behind."""
+ENGINE_ANSWER_S = 60
+"""For one question to the engine."""
+HAND_BACK_S = 60
+"""For handing the workspace's files back to their owner."""
+
+# --- what people see while a run lasts
+
+REDRAW_S = 0.1
+"""The live view is not drawn more often than this, however fast the events come."""
+PROMPT_S = 0.5
+"""A line without an end is a question (a debugger's prompt) if no more comes for so long."""
+HEARTBEAT_S = 30.0
+"""A log in CI is never silent for longer than this while tests run."""

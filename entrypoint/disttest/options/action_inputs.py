@@ -1,0 +1,196 @@
+"""The action's inputs, and the command line that they amount to.
+
+Inputs are untrusted strings. They arrive as variables (never inside a shell script), each becomes whole
+arguments of one process, and the command checks them as it checks a user's. An empty string means "not set".
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from disttest.errors import UsageError
+from disttest.model import Frozen
+from disttest.options.option import Option
+from disttest.options.registry import CLUSTER_OPTIONS, IN_CONTAINER, options_of
+from disttest.options.values import SWITCH
+
+PREFIX = "DISTTEST_INPUT_"
+
+
+class InputKind(StrEnum):
+    """What becomes of an input."""
+
+    TARGETS = "targets"
+    PYTEST = "pytest"
+    STEP = "step"
+    OPTION = "option"
+
+
+class Input(Frozen):
+    """An input of the action."""
+
+    name: str
+    help: str
+    default: str = ""
+    kind: InputKind = InputKind.OPTION
+    own: Option | None = None
+    """The option of the command that the action runs."""
+    launch: Option | None = None
+    """The option of ``disttest launch``, which comes before the command where a container is started."""
+
+    @property
+    def variable(self) -> str:
+        """The variable that carries it from action.yml."""
+        return PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def is_for_nodes(self) -> bool:
+        """Whether it means the container of the step, and with ``launcher`` the containers of the nodes."""
+        return self.launch is not None and self.own in CLUSTER_OPTIONS
+
+
+_SUITE = Input(
+    name="suite",
+    kind=InputKind.TARGETS,
+    help="Suites and paths of tests, separated by spaces or lines; quote what has spaces.",
+)
+_PYTEST_ARGS = Input(
+    name="pytest-args",
+    kind=InputKind.PYTEST,
+    help="Arguments for pytest, quoted as in a shell: -k 'reduce and not slow'.",
+)
+_DIRECTORIES = Input(
+    name="directories",
+    kind=InputKind.TARGETS,
+    help="Folders with the results of shards, separated by spaces or lines.",
+)
+_WORKING_DIRECTORY = Input(
+    name="working-directory", kind=InputKind.STEP, help="Where to run; other paths are relative to it."
+)
+_IN_PLACE = Input(
+    name="in-place",
+    kind=InputKind.STEP,
+    help="auto (where disttest is installed already), always or never.",
+    default="auto",
+)
+_BEFORE = {"merge": (_DIRECTORIES,), "doctor": ()}
+
+
+def _inputs(command: str) -> tuple[Input, ...]:
+    """What the action of a command takes: its own options, then what is about the step and its container."""
+    own = {option.name: option for option in options_of(command) if command in option.inputs}
+    launch = {option.name: option for option in options_of("launch") if command in option.inputs}
+    rows = [_input(name, own.get(name), launch.get(name)) for name in dict.fromkeys((*own, *launch))]
+    before = _BEFORE.get(command, (_SUITE, _PYTEST_ARGS))
+    step = (_WORKING_DIRECTORY, *((_IN_PLACE,) if command in IN_CONTAINER else ()))
+    of_command = [row for row in rows if row.own and not row.is_for_nodes]
+    return (*before, *of_command, *step, *(row for row in rows if row not in of_command))
+
+
+def _input(name: str, own: Option | None, launch: Option | None) -> Input:
+    option = own or launch
+    assert option is not None
+    row = Input(
+        name=name, help=option.input_description, default=option.input_default, own=own, launch=launch
+    )
+    if own is None or launch is None or not row.is_for_nodes:
+        return row
+    nodes = f"{own.help[0].lower()}{own.help[1:]}"
+    return replace(row, help=f"{launch.input_description} With launcher: {nodes}")
+
+
+INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doctor")}
+"""Command -> inputs of the action that runs it."""
+CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own in CLUSTER_OPTIONS and one.launch is None)
+"""Where the runner is a machine that submits: the step runs in place, and the scheduler has the nodes."""
+
+
+def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Values by name; those that are empty or blank are left out."""
+    values = {one.name: environ.get(one.variable, "").strip() or one.default for one in INPUTS[command]}
+    return {name: value for name, value in values.items() if value}
+
+
+def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -> list[str]:
+    """The command line: the command itself in place, ``launch …`` before it otherwise.
+
+    Raises:
+        UsageError: an input makes no sense; the message names it.
+    """
+    inputs = [one for one in INPUTS[command] if values.get(one.name)]
+    own = [one for one in inputs if one.own and not one.own.secret]
+    tail = [*_targets(command, values), *_pytest_args(values)]
+    if command == "run" and values.get("launcher"):
+        if not in_place:
+            raise UsageError(
+                f"input launcher: {values['launcher']!r} is reached from the runner itself, so disttest and what the "
+                "tests import have to be installed there (in-place: always)"
+            )
+        return [command, *_flags(own, values), *tail]
+    if in_place or command not in IN_CONTAINER:
+        return [command, *_flags([one for one in own if not one.is_for_nodes], values), *tail]
+    outer = _flags([one for one in inputs if one.launch], values)
+    inner = _flags([one for one in own if not one.launch], values)
+    return ["launch", *outer, command, *inner, *tail]
+
+
+def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
+    """The secret inputs, as the variables of their options."""
+    secret = [one.own for one in INPUTS[command] if one.own and one.own.secret and values.get(one.name)]
+    return {option.variable: values[option.name] for option in secret}
+
+
+def _targets(command: str, values: Mapping[str, str]) -> list[str]:
+    name = next((one.name for one in INPUTS[command] if one.kind is InputKind.TARGETS), "")
+    if not name:
+        return []
+    targets = _words(name, values.get(name, ""))
+    if not targets:
+        wanted = "a suite such as ddp, or a path of tests" if name == "suite" else "a folder"
+        raise UsageError(f"input {name} is empty: name {wanted}")
+    if stray := next((target for target in targets if target.startswith("-")), None):
+        raise UsageError(f"input {name}: {stray!r} is a flag")
+    return targets
+
+
+def _pytest_args(values: Mapping[str, str]) -> list[str]:
+    words = _words("pytest-args", values.get("pytest-args", ""))
+    return ["--", *words] if words else []
+
+
+def _flags(inputs: Sequence[Input], values: Mapping[str, str]) -> list[str]:
+    # Each is one word, so that no value can become a flag of its own.
+    return [f"--{one.name}={text}" for one in inputs for text in _texts(one, values[one.name])]
+
+
+def _texts(one: Input, value: str) -> list[str]:
+    option = one.own or one.launch
+    assert option is not None
+    if option.many:
+        return [line.strip() for line in value.splitlines() if line.strip()]
+    if option.is_switch:
+        _check_switch(one.name, value)
+    return [value]
+
+
+def _check_switch(name: str, value: str) -> None:
+    """A switch is true or false, as YAML writes them.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        SWITCH.parse(value)
+    except UsageError as error:
+        raise UsageError(f"input {name}: {error}") from None
+
+
+def _words(name: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"input {name}: {error} in {text!r}") from None

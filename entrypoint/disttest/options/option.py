@@ -1,0 +1,94 @@
+"""A row of the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disttest.model import Frozen
+from disttest.options.values import SWITCH, Type
+
+
+class Option(Frozen):
+    """An option of one or more commands."""
+
+    name: str
+    type: Type
+    help: str
+    """One sentence, without the default, which is put behind it."""
+    commands: tuple[str, ...]
+    default: Any = None
+    """The value unless it is given."""
+    otherwise: str = ""
+    """What happens unless it is given, where the default does not say it."""
+    by_command: str = ""
+    """What the command gives where nobody does; plain pytest has the default."""
+    many: bool = False
+    """It is given once for each value; as an input of the action, one a line."""
+    secret: bool = False
+    """Its value stands on no command line of a child and in no record."""
+    has_variable: bool = False
+    """Whether ``DISTTEST_NAME`` is read where the flag is not given."""
+    inputs: tuple[str, ...] = ()
+    """Commands of whose actions it is an input."""
+    input_default: str = ""
+    """What an action gives where its user gives nothing, if that is not the option's own default."""
+    repeated: bool = False
+    """Whether the command that repeats one test of a run has it."""
+    hidden: bool = False
+
+    @property
+    def field(self) -> str:
+        """Its name as an argument, and as a field of a record."""
+        return self.name.replace("-", "_")
+
+    @property
+    def flag(self) -> str:
+        """On the command line."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return f"DISTTEST_{self.field.upper()}"
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag may stand alone, for ``true``."""
+        return self.type is SWITCH
+
+    @property
+    def form(self) -> str:
+        """What stands behind the flag in help and docs."""
+        return f"[{self.type.form}]" if self.is_switch else self.type.form
+
+    @property
+    def description(self) -> str:
+        """The help with the default: for a flag, whose values stand beside it."""
+        shown = self.otherwise or self._shown_default()
+        return f"{self.help.removesuffix('.')} (default: {shown})." if shown else self.help
+
+    @property
+    def input_description(self) -> str:
+        """The same for an input of the action, of which a reader sees no more than this."""
+        lower = f"{self.description[0].lower()}{self.description[1:]}"
+        if self.many and not self.secret:
+            return f"One {self.type.form} a line: {lower}"
+        if self.type.choices:
+            *others, last = self.type.choices
+            return f"{', '.join(others)} or {last}: {lower}" if others else f"{last}: {lower}"
+        return self.description
+
+    def _shown_default(self) -> str:
+        is_said = self.default is not None and self.default is not False and self.default not in ("", ())
+        return self.type.show(self.default) if is_said else ""
+
+
+def rows_of(*commands: str) -> Any:
+    """Makes the rows of these commands, all of them inputs of their actions unless told otherwise."""
+
+    def make(
+        name: str, type_: Type, help_: str, *, inputs: tuple[str, ...] = commands, **more: Any
+    ) -> Option:
+        return Option(name=name, type=type_, help=help_, commands=commands, inputs=inputs, **more)
+
+    return make

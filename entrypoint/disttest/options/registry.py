@@ -1,0 +1,60 @@
+"""The registry: one row for each option of each command, in the order in which help and docs have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disttest.options.command_rows import (
+    DOCTOR_OPTIONS,
+    IN_CONTAINER,
+    LAUNCH_OPTIONS,
+    MERGE_OPTIONS,
+    OTHER_OPTIONS,
+    PLAN_OPTIONS,
+)
+from disttest.options.option import Option
+from disttest.options.run_rows import (
+    CLUSTER_OPTIONS,
+    FLOOR_OPTIONS,
+    LAUNCHERS,
+    RUN_OPTIONS,
+    SELECTION_OPTIONS,
+)
+
+__all__ = [
+    "CLUSTER_OPTIONS",
+    "FLOOR_OPTIONS",
+    "IN_CONTAINER",
+    "LAUNCHERS",
+    "LAUNCH_OPTIONS",
+    "OPTIONS",
+    "PLUGIN_SWITCHES",
+    "RUN_OPTIONS",
+    "default_of",
+    "options_of",
+]
+
+OPTIONS = (
+    *OTHER_OPTIONS,
+    *SELECTION_OPTIONS,
+    *PLAN_OPTIONS,
+    *MERGE_OPTIONS,
+    *DOCTOR_OPTIONS,
+    *LAUNCH_OPTIONS,
+    *RUN_OPTIONS,
+    *CLUSTER_OPTIONS,
+)
+
+
+PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTIONS if option.is_switch)
+"""Options of the plugin that may stand alone, for ``true``."""
+
+
+def options_of(command: str) -> tuple[Option, ...]:
+    """The options of a command, in order."""
+    return tuple(option for option in OPTIONS if command in option.commands)
+
+
+def default_of(name: str) -> Any:
+    """The default of an option of a run, here or on a cluster."""
+    return next(option.default for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS) if option.name == name)

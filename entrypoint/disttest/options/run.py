@@ -1,0 +1,122 @@
+"""What a run was asked to do: flags and variables as one frozen record.
+
+A flag wins over the variable, the variable over the default; an empty string means "not set", as GitHub passes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
+from disttest.options.environment import environment
+from disttest.options.option import Option
+from disttest.options.registry import RUN_OPTIONS, default_of
+from disttest.planning.gpu_request import GpuShare
+
+
+class WorldSettings(Frozen):
+    """What worlds and ranks need to know of the options of their run; it travels to them whole."""
+
+    grace: float = default_of("grace")
+    """Seconds the other ranks get to fail by themselves, once one has failed."""
+    seed: int = default_of("seed")
+    log_limit: int = default_of("log-limit")
+    """Bytes kept of each rank's log of a test."""
+    native_stacks: bool = default_of("native-stacks")
+    """Whether py-spy is asked for the C frames of ranks that hang."""
+    verdict: VerdictRule = default_of("verdict")
+    """Whose rules judge tests that start their ranks by themselves."""
+
+
+class RunOptions(WorldSettings):
+    """What a run was asked to do."""
+
+    world_sizes: tuple[int, ...] = default_of("world-sizes")
+    """Empty: chosen by the machine."""
+    backend: tuple[str, ...] = default_of("backend")
+    """Empty: the best one for the device."""
+    device: str = default_of("device")
+    slots: int = default_of("slots")
+    """0: as many as the machine has."""
+    gpus: GpuShare = default_of("gpus")
+    allow_busy_gpus: bool = default_of("allow-busy-gpus")
+    """Take GPUs that processes of others use, too."""
+    lease_dir: Path | None = None
+    """None: the usual one."""
+    timeout: float = default_of("timeout")
+    """Seconds a test may take."""
+    deadline: float = default_of("deadline")
+    """Seconds the whole run may take; 0: no limit."""
+    results: Path | None = None
+    isolation: Isolation | None = None
+    """None: warm where a test asks for ``world``, else fresh."""
+    host: bool = default_of("host")
+    """Supervise the ranks of torch's own test classes."""
+    retries: int = default_of("retries")
+    """How often a test that failed is tried again, each time in a new world."""
+    infra_retries: int = default_of("infra-retries")
+    """The same for an attempt that a broken machine has spoiled; counted apart."""
+    flaky: FlakyRule = default_of("flaky")
+    """What a test is worth that passed only when it was tried again."""
+    contain: bool = default_of("contain")
+    """Whether ordinary tests run in processes of their own, a file in each."""
+    foreign_marks: tuple[str, ...] = default_of("foreign-marks")
+    """Folders, relative to pytest's root directory, in which ``world_size`` is not our mark."""
+    mask: tuple[str, ...] = default_of("mask")
+    """Values that reach nothing that is kept or shown."""
+    given: tuple[str, ...] = ()
+    """Names of the fields that a flag or a variable has set, perhaps to their default."""
+
+    def for_worlds(self) -> WorldSettings:
+        """The part that worlds are told: nothing else, as the order of a rank may lie on the disk."""
+        return msgspec.convert(self, WorldSettings, from_attributes=True)
+
+
+def resolve_options(
+    flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
+) -> RunOptions:
+    """Parse flags (by field name; None or empty: not given) and the environment into options.
+
+    Raises:
+        UsageError: a value makes no sense; the message names the option or the variable.
+    """
+    values = {}
+    for option, text, source in _given(flags, environ):
+        try:
+            values[option.field] = option.type.parse(text)
+        except UsageError as error:
+            raise UsageError(f"{source}: {error}") from None
+    return RunOptions(**values, given=tuple(values))
+
+
+def by_command(flags: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The flags, with what the command gives where neither they nor the environment say anything."""
+    variables = environment() if environ is None else environ
+    rows = [option for option in RUN_OPTIONS if option.by_command]
+    unsaid = [row for row in rows if not flags.get(row.field) and not variables.get(row.variable)]
+    return {**flags, **{row.field: row.by_command for row in unsaid}}
+
+
+def given_options(
+    flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Name -> text of the options that were given, by a flag or by a variable, but for secret ones; arguments as above."""
+    return {option.name: text for option, text, _ in _given(flags, environ) if not option.secret}
+
+
+def _given(
+    flags: Mapping[str, str | None], environ: Mapping[str, str] | None
+) -> Iterator[tuple[Option, str, str]]:
+    """Each given option with its text and where that stood."""
+    variables = environment() if environ is None else environ
+    for option in RUN_OPTIONS:
+        flag, variable = flags.get(option.field) or "", variables.get(option.variable) or ""
+        if option.secret and flag:  # what one place says takes nothing away from the other
+            yield option, "\n".join(filter(None, (flag, variable))), option.flag
+        elif flag or variable:
+            yield option, flag or variable, option.flag if flag else option.variable

@@ -1,0 +1,278 @@
+"""The rows of ``disttest run``: what every run takes, a shard of a plan, and a run on a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disttest.model import FlakyRule, VerdictRule
+from disttest.options.option import Option, rows_of
+from disttest.options.values import (
+    AUTO,
+    BYTES,
+    COUNT,
+    ISOLATION,
+    LINES,
+    NAMES,
+    RATIO,
+    SECONDS,
+    SWITCH,
+    WHOLE,
+    WORLD_SIZES,
+    Type,
+    devices,
+    member_of,
+    one_of,
+    path,
+    text,
+)
+from disttest.planning.backends import BACKENDS, DEVICES
+from disttest.planning.gpu_request import GpuShare, parse_share
+from disttest.planning.pools import SCHEDULERS
+
+LAUNCHERS = ("local", *SCHEDULERS)
+
+
+def _of_each_run(name: str, type_: Type, help_: str, *, plan: bool = False, **more: Any) -> Option:
+    """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
+    inputs = ("run", "plan") if plan else ("run",)
+    return Option(
+        name=name,
+        type=type_,
+        help=help_,
+        commands=("run", "list", "plan"),
+        has_variable=True,
+        inputs=inputs,
+        **more,
+    )
+
+
+RUN_OPTIONS = (
+    _of_each_run(
+        "world-sizes",
+        WORLD_SIZES,
+        "World sizes to run, instead of those that fit the machine.",
+        default=(),
+        plan=True,
+    ),
+    _of_each_run(
+        "backend",
+        NAMES,
+        f"Backends to run: {', '.join(row.name for row in BACKENDS[:2])}, …; others by the name that they are registered with.",
+        default=(),
+        otherwise="the best for the device",
+        plan=True,
+    ),
+    _of_each_run(
+        "device",
+        devices(AUTO, *DEVICES),
+        "Where ranks compute.",
+        default=AUTO,
+        otherwise="GPUs if any",
+        plan=True,
+    ),
+    _of_each_run(
+        "slots", COUNT, "How many slots to use: GPUs, or shares of the CPU.", default=0, otherwise="all"
+    ),
+    _of_each_run(
+        "gpus",
+        Type(form="CHOICE", parse=parse_share),
+        "GPUs to take: auto, all, none, a count, UUIDs, or device=INDEX.",
+        default=GpuShare(),
+        otherwise=AUTO,
+    ),
+    _of_each_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
+    _of_each_run("lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True),
+    _of_each_run(
+        "timeout",
+        SECONDS,
+        "Time limit of a test without a timeout mark.",
+        default=300.0,
+        plan=True,
+        repeated=True,
+    ),
+    _of_each_run("deadline", SECONDS, "Time limit of the whole run.", default=0.0, otherwise="none"),
+    _of_each_run(
+        "grace",
+        SECONDS,
+        "Time for other ranks to fail by themselves, once one has.",
+        default=0.3,
+        repeated=True,
+    ),
+    _of_each_run("results", path("DIR"), "Directory for reports, journal and logs."),
+    _of_each_run(
+        "isolation", ISOLATION, "New processes for each test, or reuse.", otherwise=AUTO, repeated=True
+    ),
+    _of_each_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
+    _of_each_run(
+        "log-limit", BYTES, "How much of each rank's log is kept, such as 64k or 8m.", default=8 * 1024 * 1024
+    ),
+    _of_each_run(
+        "native-stacks",
+        SWITCH,
+        "Log C frames of hanging ranks too, by py-spy, which needs ptrace.",
+        default=False,
+        otherwise="false",
+    ),
+    _of_each_run(
+        "verdict",
+        member_of(VerdictRule),
+        "Rules for torch's own test classes.",
+        default=VerdictRule.STRICT,
+        repeated=True,
+    ),
+    _of_each_run(
+        "host",
+        SWITCH,
+        "Run torch's own test classes on forked ranks, supervised, instead of the way that torch runs them.",
+        default=False,
+        otherwise="true for the command, false under plain pytest",
+        by_command="true",
+    ),
+    _of_each_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
+    _of_each_run(
+        "infra-retries", WHOLE, "The same for attempts that a broken machine has spoiled.", default=0
+    ),
+    _of_each_run(
+        "flaky",
+        member_of(FlakyRule),
+        "Whether flaky tests fail the run: those that passed only when tried again.",
+        default=FlakyRule.PASS,
+    ),
+    _of_each_run(
+        "contain",
+        SWITCH,
+        "Run tests without a world in a process for each file, under a time limit.",
+        default=False,
+        otherwise="false",
+        repeated=True,
+    ),
+    _of_each_run(
+        "foreign-marks",
+        Type(form="DIR[,DIR…]", parse=NAMES.parse),
+        "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",
+        default=(),
+        repeated=True,
+    ),
+    _of_each_run(
+        "mask",
+        LINES,
+        "Hide this value in logs and reports; once for each, or one a line.",
+        default=(),
+        many=True,
+        secret=True,
+    ),
+)
+"""The options of every run."""
+
+
+_run = rows_of("run")
+
+FLOOR_OPTIONS = (
+    rows_of("run", "merge")(
+        "min-tests", WHOLE, "Fail if fewer tests ran; skipped ones did not.", default=0, otherwise="0"
+    ),
+    rows_of("run", "merge")(
+        "min-worlds",
+        WHOLE,
+        "Fail if fewer tests ran in a world; skipped ones did not.",
+        default=0,
+        otherwise="0",
+    ),
+    rows_of("run", "merge")(
+        "max-skip-ratio", RATIO, "Fail if a larger part was skipped, from 0 to 1.", default=1.0
+    ),
+    rows_of("run", "merge")("expect", path("FILE"), "Fail if a test named in this file did not run."),
+    _run(
+        "strict",
+        SWITCH,
+        "Fail (exit code 6) if a suite cannot run here: all of it was skipped.",
+        default=False,
+    ),
+)
+"""What must have run for a run to count."""
+
+SELECTION_OPTIONS = (
+    _run("plan", path("FILE"), "Run a shard of this plan."),
+    _run("shard", Type(form="K", parse=WHOLE.parse), "Which shard of the plan."),
+    _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
+    _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
+    rows_of("run", "plan")(
+        "timings",
+        path("FILE"),
+        "Journal, results.json or JUnit file of earlier runs.",
+        many=True,
+    ),
+    _run("failed-first", SWITCH, "Start with the tests that failed in the newest timings.", default=False),
+    *FLOOR_OPTIONS,
+)
+"""What a run takes from a plan and from earlier runs, and the floors under it."""
+
+CLUSTER_OPTIONS = (
+    _run(
+        "launcher",
+        one_of(*LAUNCHERS),
+        "Run on the nodes of a scheduler, instead of on this machine.",
+        default="",
+        has_variable=True,
+        repeated=True,
+    ),
+    _run("nodes", COUNT, "Nodes of each world that does not say so itself.", default=1, repeated=True),
+    _run("partition", text("NAME"), "Slurm's partition.", default="", repeated=True),
+    _run("account", text("NAME"), "Slurm's account.", default="", repeated=True),
+    _run(
+        "scheduler-args",
+        text("ARGS"),
+        "More arguments for srun, quoted as in a shell, such as --qos=ci --mem=64G.",
+        default="",
+        repeated=True,
+    ),
+    _run(
+        "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
+    ),
+    _run(
+        "gpus-per-node",
+        WHOLE,
+        "GPUs that a job holds on each node.",
+        default=0,
+        otherwise="one for each rank",
+        repeated=True,
+    ),
+    _run(
+        "job-limit",
+        SECONDS,
+        "Wall time of a job.",
+        default=0.0,
+        otherwise="from the tests' limits, at most the partition's",
+    ),
+    _run("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0),
+    _run("silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0),
+    _run("image", text("IMAGE"), "Container image for the nodes.", default="", repeated=True),
+    _run(
+        "container",
+        one_of("pyxis", "docker"),
+        "How nodes run the image.",
+        default="",
+        otherwise="pyxis",
+        repeated=True,
+    ),
+    _run("mount", text("PATH[:PATH]"), "What a node's container sees of the node.", many=True, repeated=True),
+    _run("pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True),
+    _run(
+        "node-dir",
+        text("DIR"),
+        "Working directory on the nodes.",
+        default="",
+        otherwise="as here",
+        repeated=True,
+    ),
+    _run("shared-dir", text("DIR"), "A directory that all nodes see.", default="", repeated=True),
+    _run(
+        "ports",
+        text("FIRST-LAST"),
+        "Ports that the rendezvous may use, where a firewall lets few through.",
+        default="",
+        repeated=True,
+    ),
+    _run("node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True),
+)
+"""What only a run on a cluster takes."""

@@ -1,0 +1,220 @@
+"""The types of values that options take: how text becomes one, and how the default is written. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, Isolation
+
+LARGEST_WORLD = 1024
+"""A world is the processes of one machine; a larger one is a slip of the keyboard."""
+MOST_SLOTS = 10_000
+"""The same of slots, each of which is an object in memory."""
+
+AUTO = "auto"
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+class Type(Frozen):
+    """A type of values."""
+
+    form: str
+    """What stands for a value in help and docs: ``SECONDS``, ``auto|cpu|cuda``."""
+    parse: Callable[[str], Any] = str
+    """Text in, value out; raises :class:`UsageError`."""
+    show: Callable[[Any], str] = str
+    """The reverse, for the default."""
+    choices: tuple[str, ...] = ()
+    """All values, where they can be counted."""
+
+
+def parse_world_size(text: str) -> int:
+    """A world size: a whole number of ranks, from 1.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise UsageError(f"world size {text!r} is not a whole number from 1 to {LARGEST_WORLD}")
+    return check_world_size(int(text))
+
+
+def check_world_size(size: object) -> int:
+    """The size, if it can be one.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_WORLD:
+        raise UsageError(f"world size {size!r} is not a whole number from 1 to {LARGEST_WORLD}")
+    return size
+
+
+def check_seconds(value: object) -> float:
+    """A positive number of seconds.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UsageError(f"{value!r} is not a number of seconds above 0")
+    return float(value)
+
+
+def parse_bytes(text: str) -> int:
+    """A size in bytes, from ``64k``, ``8m`` or ``1g``.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"{text!r} is not a size such as 64k or 8m")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _show_bytes(size: int) -> str:
+    unit = next(unit for unit in ("g", "m", "k", "") if size % _UNITS[unit] == 0)
+    return f"{size // _UNITS[unit]}{unit}"
+
+
+def _world_sizes(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(parse_world_size(part) for part in text.split(",")))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
+    return () if names == (AUTO,) else names
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (value := _number(text)) < math.inf:
+        raise UsageError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= MOST_SLOTS:
+        raise UsageError(f"{text!r} is not a whole number from 1 to {MOST_SLOTS}")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
+        raise UsageError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    if not 0 <= (value := _number(text)) <= 1:
+        raise UsageError(f"{text!r} is not a number between 0 and 1")
+    return value
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UsageError(f"{text!r} is not true or false")
+    return text.lower() == "true"
+
+
+def _values(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if line.strip())
+
+
+def _isolation(text: str) -> Isolation | None:
+    return None if text == AUTO else Isolation(text)
+
+
+EMULATED = "emulated-cuda"
+MOST_EMULATED = 16
+
+
+def emulated_gpus(device: str) -> int:
+    """How many emulated GPUs the option asks for; 0 for other devices.
+
+    Raises:
+        UsageError: no such number can be emulated.
+    """
+    name, _, count = device.partition(":")
+    if name != EMULATED:
+        return 0
+    if not re.fullmatch(r"[0-9]+", count) or not 1 <= int(count) <= MOST_EMULATED:
+        raise UsageError(f"{device!r} is not {EMULATED}:N with N from 1 to {MOST_EMULATED}")
+    return int(count)
+
+
+def text(form: str) -> Type:
+    """Any text."""
+    return Type(form=form)
+
+
+def path(form: str) -> Type:
+    """A path."""
+    return Type(form=form, parse=Path)
+
+
+def one_of(*choices: str, make: Callable[[str], Any] = str) -> Type:
+    """One of these; ``make`` turns it into a value."""
+
+    def parse(text: str) -> Any:
+        if text not in choices:
+            raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
+        return make(text)
+
+    return Type(form="|".join(choices), parse=parse, choices=choices)
+
+
+def devices(*known: str) -> Type:
+    """One of these types of devices, or emulated GPUs."""
+    choices = (*known, f"{EMULATED}:N")
+
+    def parse(text: str) -> str:
+        if emulated_gpus(text) or text in known:
+            return text
+        raise UsageError(f"{text!r} is not one of {', '.join(choices)}")
+
+    return Type(form="|".join(choices), parse=parse, choices=choices)
+
+
+def member_of(kind: type[StrEnum]) -> Type:
+    """A member of an enumeration, by its value."""
+    return one_of(*kind, make=kind)
+
+
+COUNT = Type(form="N", parse=_count)
+"""A whole number from 1."""
+WHOLE = Type(form="N", parse=_whole)
+"""A whole number from 0."""
+SECONDS = Type(form="SECONDS", parse=_seconds, show="{:g}".format)
+RATIO = Type(form="0…1", parse=_ratio, show="{:g}".format)
+BYTES = Type(form="SIZE", parse=parse_bytes, show=_show_bytes)
+SWITCH = Type(form="true|false", parse=_switch, choices=("true", "false"))
+WORLD_SIZES = Type(form="N[,N…]", parse=_world_sizes)
+NAMES = Type(form="NAME[,NAME…]", parse=_names)
+ISOLATION = one_of(AUTO, *Isolation, make=_isolation)
+LINES = Type(form="VALUE", parse=_values)
+
+
+def spell_out(words: Sequence[str], switches: AbstractSet[str]) -> list[str]:
+    """The words of a command line with the value of each switch in its own word."""
+    spelled: list[str] = []
+    for word in words:
+        if spelled and spelled[-1] in switches and word.lower() in SWITCH.choices:
+            spelled[-1] += f"={word}"
+        else:
+            spelled.append(word)
+    return [f"{word}=true" if word in switches else word for word in spelled]

@@ -1,0 +1,236 @@
+"""The command's standard streams, so that what is shown can fail without changing anything else.
+
+Whoever reads may be slow, gone, or have never been there: a pipe that is full, closed, a terminal that was hung up, a disk
+without room. Writing raises nothing and waits for nobody: what cannot be written now is kept until the end, where it is
+waited for, within limits and not against a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from disttest.limits import OUTPUT_STALL_S
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+MOST_KEPT = 4 << 20
+"""Bytes that are kept for a reader that is slow; beyond them, writing waits for it."""
+_CHUNK = 1 << 16
+_SURE = 256
+"""Bytes that a terminal or pipe takes at once when it takes any."""
+
+
+class Outlet(io.RawIOBase):
+    """Writes into a descriptor without ever blocking for long, and without raising.
+
+    Args:
+        fd: the descriptor; it stays open.
+        broken: an error number, where nothing can be written from the beginning.
+    """
+
+    def __init__(self, fd: int, *, broken: int = 0) -> None:
+        super().__init__()
+        self._fd = fd
+        self.broken = broken
+        """The error that ended it; what is written after that is dropped."""
+        self._kept = bytearray()
+        self._socket, self._own, self._chunk = _unblocked(fd)
+        self._last_s = time.monotonic()
+        """When something was taken, or nothing was waiting."""
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._fd)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write now or later; all of it counts as written."""
+        if not self.broken:
+            self._kept += memoryview(data)
+            self._push()
+            if len(self._kept) > MOST_KEPT:
+                self.drain(most=MOST_KEPT)
+        return memoryview(data).nbytes
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the reader has taken nothing of what waits for it; 0 where nothing waits."""
+        self._push()
+        return time.monotonic() - self._last_s if self._kept else 0.0
+
+    @property
+    def is_laden(self) -> bool:
+        """Whether so much waits for the reader that no more should come before it takes some."""
+        return len(self._kept) > MOST_KEPT // 2
+
+    def drain(self, *, most: int = 0, until_s: float = float("inf"), wake: int = -1) -> None:
+        """Wait for the reader, as long as it takes something; what it does not take is dropped.
+
+        Args:
+            most: bytes that may be left.
+            until_s: no longer than that, on the monotonic clock.
+            wake: a descriptor that ends the waiting when it becomes readable.
+        """
+        poller = select.poll()
+        if wake >= 0:
+            poller.register(wake, select.POLLIN)
+        poller.register(self._own, select.POLLOUT)
+        while self._kept and not self.broken:
+            self._push()
+            left_s = min(until_s, self._last_s + OUTPUT_STALL_S) - time.monotonic()
+            if len(self._kept) <= most:
+                return
+            ready = dict(poller.poll(max(0.0, left_s) * 1000))
+            if left_s <= 0 or wake in ready:
+                self._break(errno.ETIMEDOUT)
+
+    def _push(self) -> None:
+        """Write what can be written now."""
+        while self._kept and not self.broken:
+            try:
+                taken = self._send(bytes(self._kept[: self._chunk]))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._break(error.errno or errno.EIO)
+                return
+            del self._kept[:taken]
+            self._last_s = time.monotonic()
+        if not self._kept:
+            self._last_s = time.monotonic()
+
+    def _send(self, data: bytes) -> int:
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        if self._chunk == _SURE and not _takes_some(self._own):
+            raise BlockingIOError
+        return os.write(self._own, data)
+
+    def _break(self, number: int) -> None:
+        self.broken = number
+        self._kept.clear()
+
+
+class Shielded(io.TextIOWrapper):
+    """Text that somebody else reads for commands: whole lines only, each made harmless."""
+
+    def __init__(self, binary: io.BufferedWriter[Any], shield: Callable[[str], str], **given: Any) -> None:
+        super().__init__(binary, **given)
+        self._shield = shield
+        self._begun = ""
+
+    def write(self, text: str, /) -> int:
+        """Write the lines that are whole now."""
+        whole, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            super().write(self._shield(whole) + newline)
+        return len(text)
+
+    def write_trusted(self, text: str) -> None:
+        """Write lines of our own as they are."""
+        self.end_line()
+        super().write(text)
+
+    def end_line(self) -> None:
+        """Give the line that was begun an end."""
+        if self._begun:
+            self.write("\n")
+
+
+def steady_streams(shield: Callable[[str], str] | None = None) -> None:
+    """Put outlets in the place of ``sys.stdout`` and ``sys.stderr``.
+
+    Args:
+        shield: takes the power of commands from text, where the reader looks for commands.
+
+    Descriptors 0, 1 and 2 that were closed lead nowhere from now on: a file that came to be opened there (the journal)
+    would have what is printed written into it.
+    """
+    closed = [fd for fd in (0, 1, 2) if not _is_open(fd)]
+    for fd in closed:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != fd:
+            os.dup2(null, fd)
+            os.close(null)
+        os.set_inheritable(fd, True)
+    sys.stdout = _steady(1, sys.stdout, shield, closed=1 in closed)
+    sys.stderr = _steady(2, sys.stderr, shield, closed=2 in closed)
+
+
+def outlet(stream: TextIO | None = None) -> Outlet | None:
+    """What stands behind a stream (standard output by default); None where somebody has put another stream there."""
+    raw = getattr(getattr(stream or sys.stdout, "buffer", None), "raw", None)
+    return raw if isinstance(raw, Outlet) else None
+
+
+def drain_streams(*, until_s: float = float("inf"), wake: int = -1) -> None:
+    """Wait for the readers of both streams; see :meth:`Outlet.drain`."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if isinstance(stream, Shielded):
+                stream.end_line()
+            stream.flush()
+        if (found := outlet(stream)) is not None:
+            found.drain(until_s=until_s, wake=wake)
+
+
+def _steady(fd: int, stream: TextIO | None, shield: Callable[[str], str] | None, *, closed: bool) -> TextIO:
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.flush()
+    binary = io.BufferedWriter(Outlet(fd, broken=errno.EBADF if closed else 0))
+    given: dict[str, Any] = {
+        "encoding": getattr(stream, "encoding", None) or "utf-8",
+        "errors": getattr(stream, "errors", None) or "backslashreplace",
+        "line_buffering": True,
+    }
+    return Shielded(binary, shield, **given) if shield else io.TextIOWrapper(binary, **given)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _unblocked(fd: int) -> tuple[socket.socket | None, int, int]:
+    """A way to write without blocking: a socket, or a descriptor, and how many bytes at once.
+
+    Others share our descriptor's flags, so a second description of the same pipe or terminal is opened.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        return socket.socket(fileno=os.dup(fd)), fd, _CHUNK
+    if not stat.S_ISFIFO(mode) and not os.isatty(fd):
+        return None, fd, _CHUNK  # files never block
+    try:
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return None, os.open(f"/proc/self/fd/{fd}", flags), _CHUNK
+    except OSError:
+        return None, fd, _SURE
+
+
+def _takes_some(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    return bool(poller.poll(0))

@@ -1,0 +1,58 @@
+"""The one line by which a failure is known: the exception and what it says, with the values that stand below it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice, takewhile
+
+_TRACEBACK = "Traceback (most recent call last):"
+_OPEN_END = re.compile(r"[!:]$")
+"""``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which."""
+_ADVICE = ("To execute this test", "This message can be suppressed")
+_DISPENSABLE = re.compile(r"Greatest relative difference|(Absolute|Relative) difference: ")
+_LATER = "Mismatched elements"
+"""How many differ matters less than where."""
+_NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
+_MOST_LINES = 2
+_LONGEST = 300
+"""Characters of a line that was added."""
+
+
+def headline(text: str) -> str:
+    """The first line of an exception's text, and the next ones where it does not say enough."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    if not lines:
+        return ""
+    first, *rest = lines
+    if not _OPEN_END.search(first):
+        return first
+    if _TRACEBACK in rest:  # torch's threaded classes: one text of what all threads have raised
+        own = takewhile(lambda line: not _NEXT_THREAD.match(line), text.strip().splitlines()[1:])
+        cause = raised_line("\n".join(own))
+        return f"{first} {cause}".strip()
+    below = sorted(_values(rest), key=lambda line: line.startswith(_LATER))
+    return " ".join(
+        [first, "; ".join(line[:_LONGEST].removesuffix(".") for line in below[:_MOST_LINES])]
+    ).strip()
+
+
+def _values(lines: list[str]) -> Iterator[str]:
+    told = (line for line in lines if line)
+    for line in islice(told, 6):
+        if line.startswith(_ADVICE):
+            return
+        if not _DISPENSABLE.match(line):
+            yield line
+
+
+def raised_line(text: str) -> str:
+    """The headline of the (last) traceback in a text; without one the last line; empty if there is none.
+
+    Not simply the last line: messages go on for lines, and torch writes hints below them.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    outer = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    below = lines[outer[-1] + 1 :] if outer else []
+    named = next((number for number, line in enumerate(below) if not line[0].isspace()), None)
+    return headline("\n".join(below[named:])) if named is not None else lines[-1] if lines else ""

@@ -1,0 +1,242 @@
+"""What a test comes to when its ranks came to different things: one table, read from top to bottom. Pure data.
+
+``docs/verdicts.md`` is this table, and which pairs of ranks it makes what of, in words; ``make docs`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from disttest.model import Frozen, Outcome, RankEnd, RankRecord, TestResult
+
+STRICT_XPASS = "[XPASS(strict)]"
+"""How pytest begins the message of a test that passed, although it is marked as a strict xfail."""
+NO_TEST_RAN = "no test ran"
+"""How the message of a test begins that no rank has run."""
+
+_DISAGREE = "ranks disagree: "
+
+
+class State(StrEnum):
+    """What one rank came to, as far as the verdict over all ranks looks at it. The value is its word in messages."""
+
+    PASSED = "passed"
+    PARTLY = "passed without some subtests"
+    """Its call passed, and subtests in it were skipped or failed as expected."""
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    STRICT = "xpassed (strict)"
+    NOT_RUN = "did not run it"
+    """Its protocol is over, and there is no report of the call."""
+    FAILED = "failed"
+    ERROR = "error"
+    """Its set-up or tear-down failed."""
+    DIED = "died"
+    """Its process exited or was killed without our doing, or its channel broke."""
+    HUNG = "still ran at the deadline"
+    ENDED = "still ran without an xfail mark"
+    """We ended it because of a peer, or since the run was cancelled."""
+    ENDED_XFAIL = "still ran, marked xfail"
+    """The same, and in this rank too the test is expected to fail."""
+
+
+class Ruling(StrEnum):
+    """What decides."""
+
+    CULPRIT = "culprit"
+    HANG = "hang"
+    EXPECTED = "expected"
+    CANCELLED = "cancelled"
+    UNFINISHED = "unfinished"
+    AGREED = "agreed"
+    STRICT = "strict"
+    NOT_RUN = "not run"
+    DISAGREED = "disagreed"
+
+
+class Rule(Frozen):
+    """A row of the table."""
+
+    ruling: Ruling
+    outcome: Outcome | None
+    """None: that of the culprit."""
+    why: str
+    some: frozenset[State] = frozenset()
+    """At least one rank came to one of these; empty: no condition."""
+    only: frozenset[State] = frozenset(State)
+    """Every rank came to one of these."""
+    cancelled: bool = False
+    """Only if the run was cancelled meanwhile."""
+    marked: bool = False
+    """Only if the test is marked ``ranks_may_differ``."""
+
+    def applies(self, states: Collection[State], *, cancelled: bool, may_differ: bool) -> bool:
+        """Whether this row decides, if none above it does."""
+        if (self.cancelled and not cancelled) or (self.marked and not may_differ):
+            return False
+        return self.only.issuperset(states) and (not self.some or not self.some.isdisjoint(states))
+
+
+_BAD = frozenset({State.FAILED, State.ERROR, State.DIED})
+_MARKED_XFAIL = frozenset({State.XFAILED, State.XPASSED, State.STRICT, State.ENDED_XFAIL})
+_ENDED = frozenset({State.ENDED, State.ENDED_XFAIL})
+
+
+def _all(ruling: Ruling, state: State, outcome: Outcome, why: str) -> Rule:
+    only = frozenset({state})
+    return Rule(ruling=ruling, outcome=outcome, only=only, why=why)
+
+
+def _marked(ruling: Ruling, state: State, outcome: Outcome, why: str) -> Rule:
+    return Rule(ruling=ruling, outcome=outcome, some=frozenset({state}), marked=True, why=why)
+
+
+RULES = (
+    Rule(
+        ruling=Ruling.CULPRIT,
+        outcome=None,
+        some=_BAD,
+        why="A test has failed if one rank has: the earliest is the culprit, a lost connection to a peer comes last. "
+        "A crash is never expected.",
+    ),
+    Rule(
+        ruling=Ruling.HANG,
+        outcome=Outcome.FAILED,
+        some=frozenset({State.HUNG}),
+        why="A rank that did not end within the limit has not shown anything.",
+    ),
+    Rule(
+        ruling=Ruling.EXPECTED,
+        outcome=Outcome.XFAILED,
+        some=frozenset({State.XFAILED}),
+        only=_MARKED_XFAIL,
+        why="All ranks have the mark, and the failure of one fails the test, as expected. Ranks that waited for it "
+        "were ended. A strict mark asks for no more.",
+    ),
+    Rule(
+        ruling=Ruling.CANCELLED,
+        outcome=Outcome.ERROR,
+        cancelled=True,
+        why="The run was stopped before all ranks had finished; nobody is to blame.",
+    ),
+    Rule(
+        ruling=Ruling.UNFINISHED,
+        outcome=Outcome.ERROR,
+        some=_ENDED,
+        only=frozenset(State) - {State.XFAILED},
+        why="A rank was ended before it had finished, and no rank has failed.",
+    ),
+    _all(Ruling.AGREED, State.PASSED, Outcome.PASSED, "Every rank ran the whole protocol."),
+    _all(
+        Ruling.AGREED,
+        State.PARTLY,
+        Outcome.PASSED,
+        "As in pytest: subtests that skip do not make the test a skip.",
+    ),
+    _all(Ruling.AGREED, State.SKIPPED, Outcome.SKIPPED, "No rank wanted to run it."),
+    _all(Ruling.AGREED, State.XPASSED, Outcome.XPASSED, "No rank failed, although it was expected."),
+    _all(
+        Ruling.STRICT,
+        State.STRICT,
+        Outcome.FAILED,
+        "As in pytest: a strict xfail that passes is a failure.",
+    ),
+    _all(
+        Ruling.NOT_RUN,
+        State.NOT_RUN,
+        Outcome.SKIPPED,
+        "Without a call nothing was tested (`--setup-only`, a plugin that runs the protocol and does not report). If "
+        "this is all that a run has, it ends with code 5.",
+    ),
+    _marked(
+        Ruling.EXPECTED,
+        State.XFAILED,
+        Outcome.XFAILED,
+        "The ranks may differ: one failed as expected.",
+    ),
+    _marked(
+        Ruling.STRICT,
+        State.STRICT,
+        Outcome.FAILED,
+        "The ranks may differ: none failed, and one was strictly expected to.",
+    ),
+    _marked(
+        Ruling.AGREED,
+        State.XPASSED,
+        Outcome.XPASSED,
+        "The ranks may differ: none failed, one was expected to.",
+    ),
+    _marked(Ruling.AGREED, State.PASSED, Outcome.PASSED, "The ranks may differ: those that ran it passed."),
+    _marked(Ruling.AGREED, State.PARTLY, Outcome.PASSED, "The ranks may differ: those that ran it passed."),
+    _marked(Ruling.AGREED, State.SKIPPED, Outcome.SKIPPED, "The ranks may differ: none ran it."),
+    Rule(
+        ruling=Ruling.DISAGREED,
+        outcome=Outcome.FAILED,
+        why="Ranks that skip what others run, or expect a failure where others do not, have run different tests: nobody "
+        "knows what that has shown.",
+    ),
+)
+
+
+def rule_for(states: Collection[State], *, cancelled: bool = False, may_differ: bool = False) -> Rule:
+    """The row that decides: the first that applies, and the last one always does."""
+    return next(rule for rule in RULES if rule.applies(states, cancelled=cancelled, may_differ=may_differ))
+
+
+_BY_OUTCOME = {
+    Outcome.FAILED: State.FAILED,
+    Outcome.ERROR: State.ERROR,
+    Outcome.SKIPPED: State.SKIPPED,
+    Outcome.XFAILED: State.XFAILED,
+}
+
+
+def state_of(record: RankRecord) -> State:
+    """What a rank came to."""
+    outcome = record.outcome
+    if record.has_died:
+        return State.DIED
+    if outcome in (Outcome.FAILED, Outcome.ERROR):
+        return _BY_OUTCOME[outcome]
+    if record.hung:
+        return State.HUNG
+    if outcome is None:
+        return _without_outcome(record)
+    if outcome is Outcome.PASSED:
+        return State.PARTLY if record.subtests_skipped else State.PASSED
+    if outcome is Outcome.XPASSED:
+        return State.STRICT if record.message.startswith(STRICT_XPASS) else State.XPASSED
+    return _BY_OUTCOME[outcome]
+
+
+def _without_outcome(record: RankRecord) -> State:
+    if record.end is not RankEnd.KILLED:
+        return State.NOT_RUN
+    return State.ENDED_XFAIL if record.xfail else State.ENDED
+
+
+def has_not_run(result: TestResult) -> bool:
+    """Whether a test was not skipped, and yet nothing has called it."""
+    return result.outcome is Outcome.SKIPPED and result.message.startswith(NO_TEST_RAN)
+
+
+def describe_disagreement(records: Collection[RankRecord]) -> str:
+    """``ranks disagree: rank 0,2 skipped, rank 1 passed``."""
+    by_state: dict[State, list[str]] = {}
+    for record in records:
+        by_state.setdefault(state_of(record), []).append(str(record.rank))
+    parts = (f"rank {','.join(ranks)} {state}" for state, ranks in by_state.items())
+    return f"{_DISAGREE}{', '.join(parts)}"
+
+
+def is_disagreement(result: TestResult) -> bool:
+    """Whether a test failed since its ranks came to different things, and none of them to a failure."""
+    return result.outcome is Outcome.FAILED and result.message.startswith(_DISAGREE)
+
+
+def disagreement(records: Collection[RankRecord], *, may_differ: bool) -> str:
+    """How ranks that have all ended well disagree; empty where they do not, or where one has not ended well."""
+    rule = rule_for({state_of(record) for record in records}, may_differ=may_differ) if records else None
+    return describe_disagreement(records) if rule and rule.ruling is Ruling.DISAGREED else ""

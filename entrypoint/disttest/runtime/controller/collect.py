@@ -1,0 +1,122 @@
+"""A pytest item as a test: frozen data that all processes speak of."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.limits import NO_LIMIT_S
+from disttest.masking import masker
+from disttest.model import Isolation, Kind, TestCase, WorldShape
+from disttest.options.run import RunOptions
+from disttest.options.values import check_seconds
+from disttest.planning.backends import CPU, backend_named
+from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
+from disttest.runtime.controller.other_plugins import limit_of
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.wanted_worlds import marked_device
+from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
+
+
+def needs_ranks(item: pytest.Item) -> bool:
+    """Whether processes will be started for the item, by us or by its class."""
+    return shape_of(item) is not None or hosted(item) is not None
+
+
+def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> TestCase:
+    """A pytest item as a test.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    path, line, _ = item.location
+    module, _, rest = item.nodeid.partition("::")
+    *classes, name = rest.split("::") if rest else [module]
+    by_host = hosted(item)
+    kind = by_host.kind if by_host else _kind(item, options)
+    return TestCase(
+        nodeid=item.nodeid,
+        collected_as=collected_as(item),
+        slug=slug_of(item.nodeid),
+        classname=".".join([*PurePosixPath(module).with_suffix("").parts, *classes]),
+        name=name,
+        file=PurePosixPath(path).as_posix(),
+        line=(line or 0) + 1,
+        suite=_suite(module),
+        world=_hosted_shape(item, by_host, options, host) if by_host else shape_of(item),
+        kind=kind,
+        isolation=_isolation(item, options, kind),
+        timeout_s=_timeout_s(item, options),
+        exclusive=closest_mark(item, "exclusive") is not None,
+        ranks_may_differ=ranks_may_differ(item),
+    )
+
+
+def _hosted_shape(item: pytest.Item, by_host: Hosted, options: RunOptions, host: TargetHost) -> WorldShape:
+    if shape_of(item) is not None:
+        raise UsageError(
+            f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
+            "set the world_size of the class instead"
+        )
+    # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
+    device = marked_device(item) or host.device
+    suitable = (
+        name for name in options.backend if device != CPU or not backend_named(name).needs_accelerator
+    )
+    backend = next(suitable, host.default_backend(device))
+    return WorldShape(size=by_host.size, backend=backend, device=device)
+
+
+def _suite(module: str) -> str:
+    path = PurePosixPath(module)
+    parent = path.parent.as_posix()
+    return path.stem if parent == "." else parent
+
+
+def _kind(item: pytest.Item, options: RunOptions) -> Kind:
+    return Kind.PROCESS if options.contain and shape_of(item) is None else Kind.RANKS
+
+
+def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
+    if closest_mark(item, "fresh_world") is not None:
+        return Isolation.FRESH
+    if options.isolation is not None:
+        return options.isolation
+    if kind is not Kind.RANKS:
+        return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
+    return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
+
+
+def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
+    mark = closest_mark(item, "timeout")
+    if mark is None:
+        by_host = hosted(item)
+        asked = "timeout" in options.given
+        own = None if asked else limit_of(item.config)
+        if own is not None:
+            return own
+        return options.timeout if asked or by_host is None or not by_host.limit_s else by_host.limit_s
+    value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
+    if value == 0 and not isinstance(value, bool):
+        return NO_LIMIT_S
+    try:
+        return check_seconds(value)
+    except UsageError as error:
+        raise UsageError(f"{item.nodeid}: timeout mark: {error}") from None
+
+
+def slug_of(nodeid: str) -> str:
+    """A folder name for a test: readable, safe anywhere, and different for different tests."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", masker.text(nodeid).rpartition("/")[2]).strip("-.")[:80]
+    digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:10]
+    return f"{readable}-{digest}"
+
+
+def modules_of(items: Sequence[pytest.Item]) -> tuple[str, ...]:
+    """Absolute paths of the files that the items come from."""
+    return tuple(sorted({str(Path(item.path)) for item in items}))

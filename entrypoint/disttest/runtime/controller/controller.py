@@ -1,0 +1,309 @@
+"""The controller: gives gangs of tests to worlds, and hears what became of both.
+
+It lives in the pytest process, touches no GPU and starts no thread, so that worlds can be forked from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from disttest.host.process import Exit
+from disttest.limits import IDLE_S
+from disttest.model import ALONE, Cause, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.options.run import RunOptions
+from disttest.planning.gangs import build_gangs, rest_of
+from disttest.planning.schedule import GangScheduler, Scheduler
+from disttest.planning.timings import Timings
+from disttest.results.directory import Home
+from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
+from disttest.runtime.controller.device_health import DeviceHealth, Vacated
+from disttest.runtime.controller.hazards import Hazards
+from disttest.runtime.controller.other_plugins import (
+    notes_on_plugins,
+    retries_of,
+    settled_by_plugins,
+)
+from disttest.runtime.controller.parents import Parents
+from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.retries import Retries
+from disttest.runtime.controller.run_devices import Devices
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.verdicts import Verdicts
+from disttest.runtime.messages.protocol import TestJudged, WorldOrder
+from disttest.runtime.rank.measured import merge_coverage
+
+
+class Workplace(NamedTuple):
+    """Where a run keeps its files."""
+
+    home: Home
+    """The results directory."""
+    scratch: Path
+
+    @property
+    def results(self) -> Path:
+        """The results directory as it stands now."""
+        return self.home.now()
+
+
+class DeadlinePassed(Exception):
+    """The time of the whole run is used up."""
+
+
+class Controller(Listener):
+    """Runs the world tests of one pytest session."""
+
+    def __init__(
+        self,
+        session: pytest.Session,
+        options: RunOptions,
+        devices: Devices,
+        host: TargetHost,
+        recorder: Recorder,
+        workplace: Workplace,
+        *,
+        hazards: Hazards,
+        deadline_s: float | None,
+        timings: Timings,
+        failed_first: bool = False,
+        letter: str = "w",
+    ) -> None:
+        self._session = session
+        self._options = options
+        self._devices = devices
+        self._host = host
+        self._slots = (*devices.slots, *devices.cpu_slots)
+        self._recorder = recorder
+        self._workplace = workplace
+        self._deadline_s = deadline_s
+        self._timings = timings
+        self._failed_first = failed_first
+        self._items: dict[str, pytest.Item] = {}
+        self._tests: dict[str, TestCase] = {}
+        self._letter = letter
+        """What the names of its worlds begin with."""
+        self._settled = settled_by_plugins(session.config)
+        self._worlds = 0
+        self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
+        self._crew = Crew(self, helpers=lambda: self._device_health.pids)
+        self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
+        self._retries = Retries(options, time.monotonic)
+        self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
+        self._hazards = hazards
+        self._parents: Parents | None = None
+
+    def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
+        """Run the tests; returns when every one has been reported.
+
+        Raises:
+            DeadlinePassed: the deadline of the run came first.
+            pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
+        """
+        self._items = {test.nodeid: item for item, test in pairs}
+        self._tests = {test.nodeid: test for _, test in pairs}
+        self._heed_plugins()
+        runnable = self._verdicts.begin(self._items, self._tests)
+        if not runnable:
+            return
+        failed = self._timings.failed_among(runnable) if self._failed_first else ()
+        sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
+        self._device_health.narrowest = min(sizes, default=1)
+        offered = {"slots": len(self._devices.slots), "cpu_slots": len(self._devices.cpu_slots)}
+        for gang in build_gangs(runnable, self._timings, failed=failed, **offered):
+            self._scheduler.submit(gang)
+        with contextlib.ExitStack() as ending:
+            self._parents = self._make_parents(ending)
+            ending.callback(self._verdicts.tell_unresolved)
+            ending.callback(self._device_health.close)
+            ending.enter_context(self._crew.on_duty())
+            ending.callback(self._retries.stop)
+            self._device_health.begin()
+            self._loop()
+
+    def _heed_plugins(self) -> None:
+        """What plugins of others were asked for these tests: done, or told."""
+        for note in notes_on_plugins(self._items.values()):
+            self._recorder.noted(note)
+        asked = {nodeid: retries_of(item) for nodeid, item in self._items.items()}
+        if "retries" not in self._options.given:
+            self._retries.allow({nodeid: count for nodeid, count in asked.items() if count is not None})
+
+    def _loop(self) -> None:
+        while not self._scheduler.idle or self._retries.open or self._device_health.busy:
+            for gang in self._retries.due():
+                self._scheduler.submit(gang)
+            for start in self._scheduler.due():
+                self._start(start.gang, start.slots)
+            for gang in self._scheduler.stranded():
+                self._give_up(gang)
+            self._crew.wait(self._wait_s(), also=self._device_health.descriptors())
+            self._device_health.advance(
+                [slot.name for world in self._crew.running.values() for slot in world.slots]
+            )
+            self._stop_if_asked()
+
+    def _wait_s(self) -> float:
+        wait_s = min(IDLE_S, self._retries.due_in_s(), self._device_health.wait_s)
+        if self._deadline_s is None:
+            return wait_s
+        return min(wait_s, self._deadline_s - time.monotonic())
+
+    def _stop_if_asked(self) -> None:
+        session = self._session
+        if session.shouldfail:
+            self._stop(f"the run stopped: {session.shouldfail}")
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            self._stop(f"the run stopped: {session.shouldstop}")
+            raise session.Interrupted(session.shouldstop)
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            self._stop(f"the deadline of the run ({self._options.deadline:g} s) passed")
+            raise DeadlinePassed
+
+    def _stop(self, reason: str) -> None:
+        self._retries.stop()
+        self._crew.end_all(reason)
+
+    def _make_parents(self, ending: contextlib.ExitStack) -> Parents:
+        parents = Parents(
+            self._session,
+            self._items,
+            self._hazards,
+            host=self._host,
+            scratch=self._workplace.scratch,
+            clock=self._recorder.now,
+        )
+        ending.callback(parents.close)
+        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
+        for message in parents.notes(self._hazards):
+            self._recorder.noted(message)
+            if reporter is not None:
+                reporter.write_line(f"disttest: {message}", yellow=True)
+        return parents
+
+    # --- worlds
+
+    def _start(self, gang: Gang, slots: tuple[Slot, ...]) -> None:
+        self._worlds += 1
+        world_id = f"{self._letter}{self._worlds}"
+        scratch = self._workplace.scratch / world_id
+        scratch.mkdir(parents=True, exist_ok=True)
+        order = WorldOrder(
+            world_id=world_id,
+            tests=tuple(self._tests[nodeid] for nodeid in gang.nodeids),
+            attempts=tuple(map(self._retries.attempt_of, gang.nodeids)),
+            devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
+            home=self._workplace.home,
+            scratch_dir=str(scratch),
+            settings=self._options.for_worlds(),
+            settled=self._settled,
+            threads=self._devices.machine.cpus if gang.shape == ALONE else self._devices.threads(gang.shape),
+        )
+        assert self._parents is not None
+        world = self._crew.start(gang, slots, order, self._parents.starter_for(gang))
+        self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
+
+    def on_began(self, world: LiveWorld, test: TestCase) -> None:
+        """A test starts."""
+        attempt = self._retries.attempt_of(test.nodeid)
+        self._recorder.test_started(test.nodeid, attempt=attempt, world_id=world.world_id)
+
+    def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
+        """A test has its verdict; a second one is of a rank that died after the first."""
+        judged = self._retries.settle(judged)
+        world.pids = tuple(rank.pid for rank in judged.result.ranks) or world.pids
+        suspect = self._device_health.suspects(judged.result, world.slots)
+        self._verdicts.judged(test, judged, suspect=suspect)
+
+    def on_ended(self, world: LiveWorld, ended: Exit) -> None:
+        """A world is gone: free its slots, and give what it still owes to the next one."""
+        closed = world.closed
+        cancelled = closed is not None and bool(closed.reason) and self._crew.is_ending
+        no_progress = len(world.owed) == len(world.order.tests) and not cancelled
+        # One test is taken off the list each time, so that no gang starts worlds for ever.
+        if world.owed and (closed is None or no_progress):
+            self._blame_world(world, ended)
+        reason = closed.reason if closed else f"its world process ended with {ended}"
+        self._recorder.world_ended(world.world_id, reason)
+        merge_coverage(Path(world.order.scratch_dir))
+        for nodeid, left in closed.leftovers if closed else ():
+            self._recorder.noted(left, nodeid)
+        for note in closed.notes if closed else ():
+            self._recorder.noted(f"world {world.world_id} ({world.order.tests[0].nodeid} …): {note}")
+        if closed and closed.survivors:
+            pids, slots = (
+                ", ".join(map(str, who)) for who in (closed.survivors, (s.name for s in world.slots))
+            )
+            self._recorder.noted(
+                f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
+            )
+        self._device_health.vacate(
+            Vacated(
+                gang_id=world.gang.gang_id,
+                slots=world.slots,
+                last_test=world.begun.nodeid if world.begun else "",
+                pids=world.pids,
+                survivors=closed.survivors if closed else (),
+            )
+        )
+        if world.owed and not cancelled:
+            owed = tuple(test.nodeid for test in world.owed)
+            self._scheduler.submit(rest_of(world.gang, owed))
+
+    def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
+        """The world process itself died: the test it was at is an error, the others get a new world."""
+        test = world.begun if world.begun in world.owed else world.owed[0]
+        assert test is not None
+        text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
+        result = TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.ERROR,
+            cause=Cause.INFRASTRUCTURE,
+            attempt=self._retries.attempt_of(test.nodeid),
+            started_at_s=self._recorder.now(),
+            message=world.failure
+            or (world.closed.reason if world.closed else "")
+            or f"the world process {world.world_id} ended with {ended} before it judged the test",
+            details=text[-16_384:],
+            world_id=world.world_id,
+        )
+        world.owed.remove(test)
+        self.on_judged(world, test, TestJudged(result=result))
+
+    def _give_up(self, gang: Gang) -> None:
+        """Too few slots are left for this gang: its tests are errors of the machine, never silently lost."""
+        if self._device_health.broken and gang.shape.device != "cpu":
+            shortage = self._device_health.shortage(gang.shape.size)
+            self._verdicts.leave_out(gang.nodeids, f"not run: {shortage}")
+            return
+        self._verdicts.never_started(
+            gang.nodeids,
+            f"never started: it needs {gang.shape.size} {gang.shape.device} slots, and too few are left, since "
+            "processes that could not be killed hold the others; see the notes on quarantined slots",
+        )
+
+    # --- devices that fail (see DeviceHealth)
+
+    def on_cleared(self) -> None:
+        """The devices are in order: these failures are the tests' own."""
+        self._verdicts.clear(self._device_health.is_open)
+
+    def on_device_blamed(self, nodeids: Sequence[str], reason: str) -> None:
+        """These failed because of a device that is used no more: they run again on others."""
+        self._verdicts.run_again(nodeids, reason)
+        self.on_cleared()
+
+    def on_gave_up(self, nodeids: Sequence[str], reason: str) -> None:
+        """The same, and no world fits on GPUs any more (so none runs there): what waits for them is not run."""
+        if not self._devices.cpu_slots:
+            self._retries.stop()  # else those of worlds on the CPU go on, and the others find no GPU
+        self._verdicts.excuse(nodeids, reason)
+        self.on_cleared()
+        waiting = {nodeid for gang in self._scheduler.withdraw(spare="cpu") for nodeid in gang.nodeids}
+        self._verdicts.leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)

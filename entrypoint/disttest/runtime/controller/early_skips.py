@@ -1,0 +1,86 @@
+"""What is known of tests before any process starts: those that this machine, torch or their marks will skip."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.options.run import RunOptions
+from disttest.planning.backends import backend_named, build_of
+from disttest.runtime.controller.expand import shape_of
+from disttest.runtime.controller.wanted_worlds import needed_gpus
+from disttest.runtime.hosting.recognise import TORCHS_RULES, hosted
+from disttest.testing.skips import early_skip
+
+if TYPE_CHECKING:
+    from _pytest.skipping import Skip
+
+
+def check_backends(items: Iterable[pytest.Item], options: RunOptions) -> None:
+    """Skip the tests whose backend the installed torch was built without.
+
+    Raises:
+        UsageError: the run was asked for that backend by name.
+    """
+    for item in items:
+        shape = shape_of(item)
+        if shape is None or _is_built(shape.backend):
+            continue
+        if shape.backend in options.backend:
+            build = (
+                f". {backend_named(shape.backend).title} needs {build}"
+                if (build := build_of(shape.backend))
+                else ""
+            )
+            raise UsageError(
+                f"--backend {shape.backend}: the installed torch has no such backend; it has {_built_backends()}{build}"
+            )
+        item.add_marker(pytest.mark.skip(reason=f"torch has no backend {shape.backend}"))
+
+
+def _is_built(backend: str) -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is None or not dist.is_available() or dist.is_backend_available(backend)
+
+
+def _built_backends() -> str:
+    from torch.distributed import Backend
+
+    return ", ".join(name for name in Backend.backend_list if name != "undefined" and _is_built(name))
+
+
+def known_skip(item: pytest.Item) -> str | None:
+    """The reason, if the item's marks already say that it will not run; a skip costs no process then."""
+    from _pytest.skipping import evaluate_skip_marks
+
+    skip: Skip | None = evaluate_skip_marks(item)
+    if skip is not None:
+        return skip.reason
+    function = getattr(item, "obj", None)
+    for owner in (function, getattr(item.parent, "obj", None)):
+        if getattr(owner, "__unittest_skip__", False):
+            return str(getattr(owner, "__unittest_skip_why__", ""))
+    return early_skip(function)
+
+
+def vacuous(item: pytest.Item) -> str | None:
+    """Why no rank of the item would run here, where torch's rules, which pass it for that, are not those of the run."""
+    by_host = hosted(item)
+    strict = not item.config.stash.get(TORCHS_RULES, False)
+    return by_host.refusal or None if by_host and strict else None
+
+
+def skip_for_want_of_gpus(items: Iterable[pytest.Item], found: int) -> None:
+    """Skip the tests, with and without a world, that need more GPUs than the run has.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    for item in items:
+        if (needed := needed_gpus(item)) > found:
+            reason = f"needs {needed} GPUs, this run has {found}"
+            item.add_marker(pytest.mark.skip(reason=reason))

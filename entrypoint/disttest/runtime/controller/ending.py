@@ -1,0 +1,111 @@
+"""How a run that has no command around it ends: swept up, concluded and reported, from one reading of its journal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from disttest.errors import JournalError, ReportError
+from disttest.host.leftovers.sweep import Sweep
+from disttest.masking import masker
+from disttest.reports import write_reports
+from disttest.results.conclusion import Conclusion, Process, conclude, facts_of
+from disttest.results.directory import ResultsDirectory
+from disttest.results.events import AnyEvent
+from disttest.results.fold import Folding, RunResult, fold
+from disttest.results.journal import Journal
+from disttest.results.relay import hide_what_was_learned
+from disttest.runtime.controller.recorder import Recorder
+
+
+def end_run(
+    recorder: Recorder,
+    directory: ResultsDirectory | None,
+    sweep: Sweep,
+    *,
+    exit_code: int,
+    reason: str,
+    notes: Iterable[str] = (),
+    listed: bool,
+) -> int:
+    """Say how the run ended, in the last line of the journal, and write the reports.
+
+    Args:
+        recorder: of the run.
+        directory: where the reports go, and released then; None where nobody asked for any.
+        sweep: knows what was in shared memory before.
+        exit_code: pytest's.
+        reason: why the run ended early; empty when it did not.
+        notes: what else is to be said of the run.
+        listed: tests were collected only, so that there is nothing to conclude and to report.
+
+    Returns:
+        The exit code of the run.
+    """
+    journal = recorder.journal
+    restored = directory.restore(journal) if directory is not None else ""
+    reading = _Reading(journal)
+    try:
+        if restored:
+            _say(restored)
+            recorder.noted(restored)
+        for note in notes:
+            recorder.noted(note)
+        for message, nodeid in sweep.clean(lambda: reading.result().attempts):
+            recorder.noted(message, nodeid)
+        if not listed:
+            exit_code, reason = _concluded(reading.result(), exit_code, reason)
+        recorder.run_finished(exit_code, reason)
+    except JournalError as error:
+        exit_code = error.exit_code
+        _say(str(error))
+    if directory is not None:
+        if not listed:
+            hide_what_was_learned(directory.path)
+            # What was learned to be hidden late stands in what has been read.
+            run = fold(journal.events()) if masker.active else reading.result()
+            failure = _report(run, directory)
+            exit_code = exit_code or failure
+        directory.release()
+    return exit_code
+
+
+class _Reading:
+    """A journal as it grows, each event read once."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._follower = journal.follow()
+        self._folding = Folding()
+        self._kept = 0
+        """Of the events for which there was no room, how many are taken."""
+
+    def result(self) -> RunResult:
+        """What the run has come to by now."""
+        unwritten = self._journal.unwritten[self._kept :]
+        self._kept += len(unwritten)
+        for event in (*self._follower.new_events(), *cast("list[AnyEvent]", unwritten)):
+            self._folding.take(event)
+        return self._folding.result()
+
+
+def _concluded(run: RunResult, exit_code: int, reason: str) -> Conclusion:
+    process = Process(exit_code=exit_code, ended=f"exit code {exit_code}")
+    return conclude(msgspec.structs.replace(facts_of(run), process=process, reason=reason, empty=False))
+
+
+def _report(run: RunResult, directory: ResultsDirectory) -> int:
+    """Write the reports; the exit code of what went wrong, 0 where nothing did."""
+    try:
+        write_reports(run, directory.path)
+    except ReportError as error:
+        _say(str(error))
+        return error.exit_code
+    return 0
+
+
+def _say(message: str) -> None:
+    print(f"disttest: {message}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,232 @@
+"""One test for each world: pytest's items with a ``world_size`` mark, wherever the mark stands, become several.
+
+They are made when their file is collected, so that a node id with a world can be selected. Marks that a hook adds later
+make them then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from _pytest import python
+from _pytest.unittest import TestCaseFunction
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, WorldShape
+
+CallSpec: Any = getattr(python, "CallSpec", None) or python.CallSpec2  # as pytest before 9.2 calls it
+
+SHAPING_MARKS = ("world_size", "backend", "device", "nodes")
+"""Marks that decide which worlds a test gets."""
+
+
+class _Made(Frozen):
+    """What an item was made for, and from which marks."""
+
+    shape: WorldShape | None
+    """None: none of the run's worlds suits it, and it is skipped."""
+    marks: tuple[pytest.Mark | None, ...]
+    collected_as: str = ""
+    """The node id that pytest knew it by, where it was made after the collection."""
+
+
+class World(Frozen):
+    """A world that a test asks for."""
+
+    shape: WorldShape | None
+    refusal: str = ""
+    """Why it cannot run here; empty when it can."""
+
+    @property
+    def label(self) -> str:
+        """Its part of the test's name."""
+        return str(self.shape) if self.shape else "no-world"
+
+
+Wanted = Callable[[pytest.Item], Sequence[World] | None]
+"""The worlds that a marked test asks for, None if the mark is another harness's; raises UsageError where it makes no sense."""
+
+_MADE = pytest.StashKey[_Made]()
+_COPY_OF = pytest.StashKey[str]()
+"""The node id that an item and its copies had, which share the stash."""
+
+
+def closest_mark(node: Any, name: str) -> pytest.Mark | None:
+    """The mark that counts: that of a parameter before those of its function, class and module."""
+    own: Iterable[Any] = getattr(getattr(node, "callspec", None), "marks", ())
+    for mark in own:
+        if getattr(mark, "name", "") == name:
+            return getattr(mark, "mark", mark)  # type: ignore[no-any-return]
+    found: pytest.Mark | None = node.get_closest_marker(name)
+    return found
+
+
+def shape_of(item: pytest.Item) -> WorldShape | None:
+    """The world that an item was made for; None for an ordinary test."""
+    made = item.stash.get(_MADE, None)
+    return made.shape if made else None
+
+
+def collected_as(item: pytest.Item) -> str:
+    """The node id that selects it, where its own does not: its world came by a hook, or it is a copy."""
+    made = item.stash.get(_MADE, None)
+    return (made.collected_as if made else "") or item.stash.get(_COPY_OF, "")
+
+
+def tell_apart(items: Iterable[pytest.Item]) -> None:
+    """Give each item an id of its own: plugins that repeat tests copy them, ids and all."""
+    taken: dict[str, pytest.Item] = {}
+    for item in items:
+        nodeid, number = item.nodeid, 1
+        while taken.setdefault(item.nodeid, item) is not item:
+            number += 1
+            item.stash[_COPY_OF] = nodeid
+            _rename(item, f"{nodeid}#{number}")
+
+
+def _rename(item: pytest.Item, nodeid: str) -> None:
+    its: Any = item
+    if hasattr(item, "_id"):
+        its._id = type(its._id).parse(nodeid)  # noqa: SLF001
+    else:  # pytest before 9.2
+        its._nodeid = nodeid  # noqa: SLF001
+
+
+def expand(nodes: Iterable[Any], wanted: Wanted, *, late: bool = False) -> Iterator[Any]:
+    """Yield what was collected, each marked test replaced by one for each of its worlds.
+
+    Args:
+        nodes: what a file or class has; of other nodes than tests nothing changes.
+        wanted: the worlds of a marked test.
+        late: pytest has looked for the selected node ids already.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    for _, group in groupby(nodes, key=_function):
+        rounds: dict[str, list[Any]] = {}
+        for node in group:
+            for label, each in _of(node, wanted, late=late):
+                rounds.setdefault(label, []).append(each)
+        for each_round in rounds.values():
+            yield from each_round
+
+
+def expand_late(items: list[pytest.Item], wanted: Wanted) -> None:
+    """The same for marks that hooks have added since.
+
+    Raises:
+        UsageError: a mark makes no sense, or has come too late.
+    """
+    for item in items:
+        made = item.stash.get(_MADE, None)
+        if made is not None and (changed := _changed(made.marks, _marks(item))):
+            raise UsageError(
+                f"{item.nodeid}: its {changed} mark was changed after its worlds were made, by a hook such as "
+                "pytest_collection_modifyitems: leave either the hook's mark out, or the one that the test has"
+            )
+    items[:] = expand(items, wanted, late=True)
+
+
+def _function(node: Any) -> tuple[int, str]:
+    name = getattr(node, "originalname", None)
+    return (id(node.parent), name) if name else (id(node), "")
+
+
+def _is_owed(node: Any) -> bool:
+    """Whether a test asks for worlds and has none yet."""
+    return (
+        isinstance(node, pytest.Item)
+        and _MADE not in node.stash
+        and closest_mark(node, "world_size") is not None
+    )
+
+
+def _of(node: Any, wanted: Wanted, *, late: bool) -> Iterator[tuple[str, Any]]:
+    if not _is_owed(node):
+        yield "", node
+        return
+    try:
+        worlds = wanted(node)
+    except UsageError as error:
+        raise UsageError(f"{node.nodeid}: {error}") from None
+    if worlds is None:
+        yield "", node
+        return
+    if not isinstance(node, pytest.Function):
+        raise UsageError(f"{node.nodeid}: only test functions and methods can have a world_size mark")
+    marks = _marks(node)
+    for world in worlds:
+        copy = _copy(node, world.label)
+        copy.stash[_MADE] = _Made(shape=world.shape, marks=marks, collected_as=node.nodeid if late else "")
+        if world.refusal:
+            copy.add_marker(pytest.mark.skip(reason=world.refusal))
+        yield world.label, copy
+
+
+def _marks(node: Any) -> tuple[pytest.Mark | None, ...]:
+    return tuple(closest_mark(node, name) for name in SHAPING_MARKS)
+
+
+def _changed(before: Sequence[object], after: Sequence[object]) -> str:
+    """The first mark that is another one now; marks hold anything, so that only identity is compared."""
+    found = zip(SHAPING_MARKS, before, after, strict=True)
+    return next((name for name, old, new in found if old is not new), "")
+
+
+def _copy(node: pytest.Function, label: str) -> pytest.Function:
+    """The same test under the name that has the world in it, with what plugins have put on it so far."""
+    copy = _method(node, label) if isinstance(node, TestCaseFunction) else _plain(node, label)
+    copy.own_markers[:] = node.own_markers
+    copy.keywords.update({mark.name: mark for mark in node.own_markers})
+    copy.extra_keyword_matches |= node.extra_keyword_matches
+    copy.user_properties += node.user_properties
+    return copy
+
+
+def _plain(node: pytest.Function, label: str) -> pytest.Function:
+    # pytest makes the node id of the ids in the callspec: the world is one more.
+    before = getattr(node, "callspec", None) or CallSpec()
+    callspec = dataclasses.replace(before, _idlist=(label, *before._idlist))  # noqa: SLF001
+    copy: pytest.Function = type(node).from_parent(
+        node.parent,
+        name=f"{node.originalname}[{callspec.id}]",
+        callspec=callspec,
+        fixtureinfo=node._fixtureinfo,  # noqa: SLF001
+        keywords={callspec.id: True},
+        originalname=node.originalname,
+    )
+    return copy
+
+
+def _method(node: TestCaseFunction, label: str) -> WorldMethod:
+    method: WorldMethod = WorldMethod.from_parent(node.parent, name=f"{node.name}[{label}]")
+    return method
+
+
+class WorldMethod(TestCaseFunction):
+    """A unittest method at one world size: its name in pytest has the world in it, and unittest knows it without."""
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method, without the world."""
+        return self.name.partition("[")[0]
+
+    def _getinstance(self) -> Any:
+        return self.parent.obj(self.method_name)  # type: ignore[union-attr]
+
+    def _getobj(self) -> Any:
+        owner = self.instance if self.instance is not None else self.parent.obj  # type: ignore[union-attr]
+        return getattr(owner, self.method_name)
+
+    def runtest(self) -> None:
+        """Run the method under its own name, which is what unittest looks it up by."""
+        full_name, self.name = self.name, self.method_name
+        try:
+            super().runtest()
+        finally:
+            self.name = full_name

@@ -1,0 +1,61 @@
+"""Test files that end the process while they are imported: a skip or an error of that file, and the others run all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+class LeftAtOnce(SystemExit):
+    """``os._exit`` was called."""
+
+
+@contextlib.contextmanager
+def staying() -> Iterator[None]:
+    """Inside, ``os._exit`` raises :class:`LeftAtOnce` in this thread of this process; a fork still leaves."""
+    me, leave = (os.getpid(), threading.get_ident()), os._exit
+    active = True
+
+    def stay(status: int) -> None:
+        if not active or me != (os.getpid(), threading.get_ident()):
+            leave(status)
+        raise LeftAtOnce(status)
+
+    setattr(os, "_exit", stay)  # noqa: B010
+    try:
+        yield
+    finally:
+        active = False  # modules may have taken it by its name
+        setattr(os, "_exit", leave)  # noqa: B010  # nor is it typed
+
+
+def report_of(collector: pytest.Collector, leaving: SystemExit) -> pytest.CollectReport:
+    """What pytest is told of a file that left: with code 0 it is skipped, for the reason that it printed."""
+    said = _said(collector)
+    at_once = isinstance(leaving, LeftAtOnce)
+    code = 0 if leaving.code is None else leaving.code
+    if code == 0 and not at_once:
+        reason = f"exited with code 0 while it was imported{': ' if said else ''}{' '.join(said.split())}"
+        where = (str(collector.path), 1, f"Skipped: {reason}")
+        return pytest.CollectReport(collector.nodeid, "skipped", where, [])
+    call = f"os._exit({code!r})" if at_once else f"sys.exit({code!r})"
+    message = f"{collector.nodeid} called {call} while it was imported; nothing of it was run"
+    return pytest.CollectReport(collector.nodeid, "failed", f"{message}\n{said}".rstrip(), [])
+
+
+def skipped_as_it_left(report: Any) -> str:
+    """The reason of a file that exited with code 0; empty for any other."""
+    reason = report.longrepr[2].removeprefix("Skipped: ") if report.skipped else ""
+    return reason if reason.startswith("exited with code 0 while it was imported") else ""
+
+
+def _said(collector: pytest.Collector) -> str:
+    """What was printed meanwhile, as far as pytest has captured it."""
+    capture: Any = collector.config.pluginmanager.getplugin("capturemanager")
+    read: Callable[[], tuple[str, str]] | None = capture and capture.read_global_capture
+    return "".join(read()) if read and capture.is_globally_capturing() else ""

@@ -1,0 +1,137 @@
+"""Says where tests look for ranks and there are none: a green run must not mean that nothing distributed was tested."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from disttest.model import TestCase
+from disttest.runtime.controller.expand import closest_mark, shape_of
+from disttest.runtime.controller.preload import sources_below
+
+_OF_A_RANK = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+)
+_READS = re.compile(
+    rf"(?:environ|getenv).*\b(?:{'|'.join(_OF_A_RANK)})\b|\b(?:{'|'.join(_OF_A_RANK)})\b.*environ"
+)
+_DISTRIBUTED = re.compile(
+    r"\btorch\.distributed\b|\binit_process_group\b|\bfrom torch import [^#\n]*\bdistributed\b"
+)
+_NAMED = 5
+
+
+class NoWorlds:
+    """What of a run has to do with ranks, should it come to its end without a world."""
+
+    def __init__(self) -> None:
+        self._deselected = 0
+        """Tests with a world that a hook or an option has taken out."""
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Hooks of other harnesses take out what is not for their world size."""
+        self._deselected += sum(_asks_for_ranks(item) for item in items)
+
+    def describe(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> str:
+        """One line for a green run of these tests in which no world was used; empty where nothing asked for one."""
+        told = (
+            _counted([item for item, test in pairs if test.world], "with a world, skipped"),
+            f"{self._deselected} with a world, deselected" if self._deselected else "",
+            _counted(
+                [item for item, test in pairs if not test.world and _is_distributed(item)],
+                "with torch.distributed, in one process",
+            ),
+        )
+        if not any(told):
+            return ""
+        return (
+            f"no test ran in a world: {'; '.join(filter(None, told))}. Mark those that need ranks with "
+            "@pytest.mark.world_size(2), if they do not start their own; --min-worlds N makes such a run red"
+        )
+
+
+def _counted(items: Sequence[pytest.Item], what: str) -> str:
+    if not items:
+        return ""
+    files = sorted({item.nodeid.partition("::")[0] for item in items})
+    more = ", …" if len(files) > _NAMED else ""
+    return f"{len(items)} {what} ({', '.join(files[:_NAMED])}{more})"
+
+
+def _asks_for_ranks(item: pytest.Item) -> bool:
+    return shape_of(item) is not None or closest_mark(item, "world_size") is not None
+
+
+def _is_distributed(item: pytest.Item) -> bool:
+    return _asks_for_ranks(item) or _uses_distributed(item.path)
+
+
+@cache
+def _uses_distributed(path: Path) -> bool:
+    try:
+        return _DISTRIBUTED.search(path.read_text(errors="replace")) is not None
+    except OSError:
+        return False
+
+
+def reads_at_import(root: Path) -> Iterator[str]:
+    """Say which loaded files below ``root`` read a variable of ranks when they are imported: none is set then."""
+    for path, source in sources_below(root):
+        if not _READS.search(source):
+            continue
+        for line, name in sorted(set(_found_in(_parsed(source)))):
+            yield (
+                f"{path.relative_to(root)}:{line} reads {name} when it is imported, and is imported once, before there are "
+                "ranks: it finds what the run was started with. Read it in a test or a fixture, where each rank has its own"
+            )
+
+
+def _parsed(source: str) -> Sequence[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+
+
+def _found_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and variable of each reading that happens at import: bodies of functions are left out, their defaults are not."""
+    for node in nodes:
+        if isinstance(node, ast.Constant | ast.Lambda):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _found_in([*node.decorator_list, node.args])
+            continue
+        if (name := _variable_read(node)) in _OF_A_RANK:
+            yield node.lineno, name  # type: ignore[attr-defined]
+        yield from _found_in(ast.iter_child_nodes(node))
+
+
+def _variable_read(node: ast.AST) -> str:
+    """The name in ``environ["NAME"]``, ``environ.get("NAME")``, ``getenv("NAME")`` or ``"NAME" in environ``."""
+    match node:
+        case ast.Subscript(value=where, slice=ast.Constant(value=str(name)), ctx=ast.Load()) if _is(
+            where, "environ"
+        ):
+            return name
+        case ast.Call(
+            func=ast.Attribute(value=where, attr="get"), args=[ast.Constant(value=str(name)), *_]
+        ) if _is(where, "environ"):
+            return name
+        case ast.Call(func=what, args=[ast.Constant(value=str(name)), *_]) if _is(what, "getenv"):
+            return name
+        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[where, *_]) if _is(
+            where, "environ"
+        ):
+            return name
+    return ""
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == name) or (
+        isinstance(node, ast.Name) and node.id == name
+    )

@@ -1,0 +1,113 @@
+"""Tests without a world: run in the ordinary way by pytest, and written into the same journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from disttest.model import Cause, Outcome, TestCase, TestResult
+from disttest.results.verdict import NOT_RUN
+from disttest.runtime.controller.pytest_reports import RERUN
+from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
+
+NOT_RETRIED = (
+    "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
+    "failure has left there would be part of the next attempt; --contain gives them processes of their own"
+)
+_WORST_FIRST = (
+    Outcome.FAILED,
+    Outcome.ERROR,
+    Outcome.XFAILED,
+    Outcome.SKIPPED,
+    Outcome.XPASSED,
+    Outcome.PASSED,
+)
+
+
+class OrdinaryTests:
+    """A pytest plugin that folds the reports of each ordinary test into one result."""
+
+    def __init__(self, tests: dict[str, TestCase], recorder: Recorder, *, retries: int) -> None:
+        self._tests = tests
+        self._unsaid = retries > 0
+        self._recorder = recorder
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._began_at_s = 0.0
+        self._attempts: Counter[str] = Counter()
+        """More than one where a plugin repeats tests."""
+        self._judged = ""
+        """The test that was judged last."""
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        if nodeid in self._tests:
+            self._began_at_s = self._recorder.now()
+            self._attempts[nodeid] += 1
+            self._recorder.test_started(nodeid, attempt=self._attempts[nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase has ended; tear-down is the last one."""
+        if report.nodeid not in self._tests:
+            return
+        reports = self._reports.setdefault(report.nodeid, [])
+        reports.append(report)
+        if report.when == "teardown":
+            self._judge(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """A plugin that runs the protocol itself may report nothing, or not to the end."""
+        result = yield
+        if item.nodeid in self._tests and self._judged != item.nodeid:
+            self._judge(item.nodeid)
+        return result
+
+    def _judge(self, nodeid: str) -> None:
+        self._judged = nodeid
+        reports = self._reports.pop(nodeid, [])
+        result = self._result(nodeid, reports) if reports else self._not_run(nodeid)
+        again = any(report.outcome == RERUN for report in reports)
+        self._recorder.test_finished(result, again=again)
+        if result.outcome.is_bad and self._unsaid and not again:
+            self._unsaid = False
+            self._recorder.noted(NOT_RETRIED)
+
+    def _not_run(self, nodeid: str) -> TestResult:
+        return TestResult(
+            nodeid=nodeid, outcome=Outcome.SKIPPED, started_at_s=self._began_at_s, message=NOT_RUN
+        )
+
+    def _result(self, nodeid: str, reports: list[pytest.TestReport]) -> TestResult:
+        parts = [(_came_to(report), report) for report in reports]
+        by_outcome = {outcome: report for outcome, report in reversed(parts) if outcome is not None}
+        if set(by_outcome) <= {Outcome.PASSED} and not any(report.when == "call" for report in reports):
+            return self._not_run(nodeid)
+        outcome = next(outcome for outcome in _WORST_FIRST if outcome in by_outcome)
+        report = by_outcome[outcome]
+        return TestResult(
+            nodeid=nodeid,
+            outcome=outcome,
+            attempt=max(1, self._attempts[nodeid]),
+            cause=Cause.TEST if outcome.is_bad else None,
+            started_at_s=self._began_at_s,
+            duration_s=sum(report.duration for report in reports),
+            phase=report.when,
+            message="" if outcome is Outcome.PASSED else clean_text(message_of(report)),
+            details=clean_text(longrepr_text(report)) if outcome.is_bad else "",
+        )
+
+
+def _came_to(report: pytest.TestReport) -> Outcome | None:
+    """What a report counts as; None for a subtest that did not fail, and for a tear-down that skips after the call."""
+    if report.outcome == RERUN:
+        return Outcome.FAILED if report.when == "call" else Outcome.ERROR
+    outcome = outcome_of(report)
+    if outcome is Outcome.XPASSED and report.failed:  # a strict xfail that passed
+        return Outcome.FAILED
+    is_subtest = hasattr(report, "context")
+    too_late = report.when == "teardown" and outcome is Outcome.SKIPPED
+    return None if (is_subtest and not outcome.is_bad) or too_late else outcome

@@ -1,0 +1,198 @@
+"""What the worlds of a run are forked from: this process, or, where a module has made that unsafe, a clean one.
+
+Only the files that are to blame lose by it. The others are collected once more, without those, by a fork of the zygote,
+and their worlds are forked from it with the tests in place, as from this process. Ranks of a file that is to blame are
+forks of the zygote too, and each collects that file by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import pytest
+
+from disttest.host.compute_threads import limit_threads
+from disttest.host.fork_hazard import holds_gpu
+from disttest.host.process import Child
+from disttest.host.threads import threads
+from disttest.limits import COLLECT_S, KILL_S
+from disttest.model import Frozen, Gang
+from disttest.runtime.controller.collect import modules_of
+from disttest.runtime.controller.crew import WorldByFork, WorldStarter
+from disttest.runtime.controller.fork_line import (
+    Collect,
+    ForkLine,
+    ParentLost,
+    Recipe,
+    WorldByLine,
+    serve_line,
+)
+from disttest.runtime.controller.hazards import Hazards
+from disttest.runtime.controller.other_plugins import arguments_for_ranks
+from disttest.runtime.controller.starters import ForkStarter, ParentOrder
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.zygote import Zygote
+
+_ROUNDS = 4
+"""How often files are collected without those that were to blame; a module that many files share is found in each."""
+_CURE = "Start threads and touch CUDA inside tests or fixtures, not at import, and all are forked again."
+_HELD = " What this process holds of its GPU is missing to the ranks until the run ends."
+
+
+class Collected(Frozen):
+    """What a collector has come to, in a file."""
+
+    hazards: Hazards
+    """False unless it must not be forked either."""
+    tests: tuple[str, ...]
+    """Node ids."""
+
+
+class Parents:
+    """Chooses what a world is forked from.
+
+    Args:
+        session: the one that has collected.
+        items: all tests with worlds, by node id.
+        hazards: why this process must not be forked, if so.
+        host: the machine as the tests were collected for it.
+        scratch: where files of processes lie.
+        clock: of the run.
+    """
+
+    def __init__(
+        self,
+        session: pytest.Session,
+        items: Mapping[str, pytest.Item],
+        hazards: Hazards,
+        *,
+        host: TargetHost,
+        scratch: Path,
+        clock: Callable[[], float],
+    ) -> None:
+        self._items = items
+        self._clock = clock
+        self._here = WorldByFork(ForkStarter(session, items), clock)
+        self._spoilt = dict(hazards.by_file)
+        self._zygote: Zygote | None = None
+        self._collector: _Collector | None = None
+        if not hazards:
+            _rest_pools()
+            return
+        recipe = Recipe(arguments=arguments_for_ranks(session.config), host=host)
+        self._zygote = Zygote(scratch / "zygote.log", recipe)
+        if not hazards.elsewhere:
+            self._collector = self._collect_rest(scratch)
+
+    def notes(self, hazards: Hazards) -> Iterator[str]:
+        """What a reader of the run should know: nothing where all worlds are forks of this process."""
+        if self._zygote is None:
+            return
+        spared = (
+            "Tests of other files are not affected: they were collected once more without it. Its own ranks"
+            if self._collector
+            else "Ranks"
+        )
+        whole = Hazards(by_file=self._spoilt, elsewhere=hazards.elsewhere)
+        yield (
+            f"forking is unsafe here: {whole}. {spared} come from a clean process instead, and each collects its "
+            f"files by itself: slower, never wrong. {_CURE}{_HELD if holds_gpu() else ''}"
+        )
+
+    def starter_for(self, gang: Gang) -> WorldStarter:
+        """How the world of a gang is started."""
+        if self._zygote is None:
+            return self._here
+        modules = modules_of([self._items[nodeid] for nodeid in gang.nodeids])
+        collected = self._collector is not None and self._collector.has(gang.nodeids)
+        line = self._collector.line if self._collector is not None and collected else self._zygote
+        return WorldByLine(line, modules, self._clock)
+
+    def close(self) -> None:
+        """Let them end."""
+        if self._collector is not None:
+            self._collector.close()
+        if self._zygote is not None:
+            self._zygote.close()
+
+    def _collect_rest(self, scratch: Path) -> _Collector | None:
+        """Have the files that are not to blame collected; None where none is left, or it does not help."""
+        assert self._zygote is not None
+        for number in range(_ROUNDS):
+            clean = [file for file in modules_of(list(self._items.values())) if file not in self._spoilt]
+            if not clean:
+                return None
+            try:
+                collector = _Collector(self._zygote, clean, scratch / f"collector{number}.log")
+            except ParentLost:
+                return None
+            if not collector.hazards:
+                return collector
+            collector.close()
+            if collector.hazards.elsewhere:
+                return None
+            self._spoilt |= collector.hazards.by_file
+        return None
+
+
+class _Collector:
+    """The controller's hold on a fork of the zygote that has collected files.
+
+    Raises:
+        ParentLost: it could not.
+    """
+
+    def __init__(self, zygote: Zygote, modules: Sequence[str], log: Path) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        names = log.with_suffix(".json")
+        names.write_bytes(msgspec.json.encode(modules))
+        self.line = ForkLine(ours, log, limit_s=COLLECT_S)
+        with theirs:
+            self._child: Child = zygote.ask_for_child(
+                Collect(modules=str(names), log=str(log)), theirs.fileno()
+            )
+        try:
+            self.line.read()
+        except ParentLost:
+            self.close()
+            raise
+        collected = msgspec.json.decode(names.with_suffix(".answer.json").read_bytes(), type=Collected)
+        self.hazards = collected.hazards
+        self._tests = frozenset(collected.tests)
+
+    def has(self, nodeids: Sequence[str]) -> bool:
+        """Whether it has collected these tests."""
+        return self._tests.issuperset(nodeids)
+
+    def close(self) -> None:
+        """Let it end."""
+        self.line.line.close()
+        with contextlib.suppress(ParentLost):
+            self._child.wait(KILL_S)
+        self._child.close()
+
+
+def _rest_pools() -> None:
+    """Pools that are safe to fork beside are not needed here, and ranks do not inherit their size."""
+    if threads():
+        limit_threads(openmp=1, blas=1)
+
+
+# --- in the collector
+
+
+def serve_collected(session: pytest.Session, order: ParentOrder, hazards: Hazards) -> NoReturn:
+    """Say what was collected, then fork worlds with it until the controller goes."""
+    items = {item.nodeid: item for item in session.items}
+    Path(order.answer).write_bytes(msgspec.json.encode(Collected(hazards=hazards, tests=tuple(items))))
+    _rest_pools()
+    gc.freeze()
+    line = socket.socket(fileno=order.line_fd)
+    line.send(b"collected")
+    serve_line(line, lambda _: ForkStarter(session, items))

@@ -1,0 +1,383 @@
+"""One pytest session as disttest sees it: what was asked, what was collected, where its journal is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import pytest
+
+from disttest.errors import (
+    DisttestError,
+    ExitCode,
+    InfrastructureError,
+    JournalError,
+    UsageError,
+)
+from disttest.host.devices import detect_machine
+from disttest.host.leftovers.sweep import Sweep
+from disttest.limits import LEASE_WAIT_S
+from disttest.masking import masker
+from disttest.model import Kind, Slot, TestCase, VerdictRule
+from disttest.planning.shard_plan import check_device, select
+from disttest.planning.timings import Timings, hardware_key
+from disttest.results.directory import Home, ResultsDirectory, adopt
+from disttest.results.durations import read_timings
+from disttest.results.events import RunStarted
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.collect import describe_item
+from disttest.runtime.controller.contain import (
+    fixtures_set_up_again,
+    is_ordinary,
+    limits_not_kept,
+    why_not_contained,
+)
+from disttest.runtime.controller.controller import Workplace
+from disttest.runtime.controller.early_skips import known_skip
+from disttest.runtime.controller.ending import end_run
+from disttest.runtime.controller.expand import World
+from disttest.runtime.controller.hazards import Hazards, HazardWatch
+from disttest.runtime.controller.leaving_imports import skipped_as_it_left
+from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
+from disttest.runtime.controller.ordinary import OrdinaryTests
+from disttest.runtime.controller.other_plugins import overruled
+from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_devices import Devices, name_run
+from disttest.runtime.controller.session_options import (
+    claim_results,
+    foreign_host,
+    host_in_order,
+    invocation_of,
+    only_of,
+    options_of,
+    plan_of,
+    rank_order,
+)
+from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
+from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
+from disttest.runtime.messages.protocol import clean_text
+
+_INHERITED = pytest.StashKey[ResultsDirectory]()
+
+
+def inherit_results(config: pytest.Config) -> None:
+    """Hold the results directory that the command has claimed, before anything can be started that would hold it too."""
+    known = config.known_args_namespace
+    if known.disttest_claim is not None:
+        os.set_inheritable(known.disttest_journal, False)
+        path = Path(known.disttest_results)
+        config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_guarded)
+
+
+class RunSession:
+    """The state between hooks; one per pytest configuration.
+
+    Raises:
+        pytest.UsageError: an option makes no sense.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.started_s = time.monotonic()
+        self.options = options_of(config)
+        if self.options.contain and (hindrance := why_not_contained(config)):
+            self.options = msgspec.structs.replace(self.options, contain=False)
+        else:
+            hindrance = ""
+        self._guarded: int = config.getoption("disttest_guarded")
+        masker.open_ledger(config.getoption("disttest_ledger"))
+        masker.hide(self.options.mask)
+        self.rank_order = rank_order(config)
+        config.stash[HOSTING] = self.options.host or self.rank_order is not None
+        config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
+        self.said: list[str] = [*overruled(config), *filter(None, [hindrance])]
+        self._broken: DisttestError | None = None
+        """Why this machine's GPUs cannot be used, until a test needs to know."""
+        self.devices: Devices | None = None
+        host = self.rank_order.host if self.rank_order else foreign_host(config)
+        if host is None:
+            self.devices = self._find_devices()
+            host = self.devices.target_host() if self.devices else host_in_order(self.options)
+        self.host = host
+        self.pairs: list[tuple[pytest.Item, TestCase]] = []
+        self.without_worlds = ""
+        """Said of a green run that has used no world, though its tests have to do with ranks."""
+        self._no_worlds = NoWorlds()
+        config.pluginmanager.register(self._no_worlds, "disttest-no-worlds")
+        self.errors: list[tuple[str, str]] = []
+        self.hazard_watch = HazardWatch()
+        self.workplace: Workplace | None = None
+        self.recorder: Recorder | None = None
+        self._sweep: Sweep | None = None
+        self.reason = ""
+        self._directory: ResultsDirectory | None = None
+        """None where nobody asked for results, or they are somebody else's to keep."""
+        self._plan = plan_of(config)
+        self._only = only_of(config)
+        self._shard: int = config.getoption("disttest_shard")
+        self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._refused: DisttestError | None = None
+        """Why the shard cannot be run here."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the run must be over, on the monotonic clock."""
+        return self.started_s + self.options.deadline if self.options.deadline else None
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What worlds may sit on; no GPU before the run holds it."""
+        return self.devices.slots if self.devices else ()
+
+    @property
+    def runs_tests(self) -> bool:
+        """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
+        under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
+        return self.rank_order is None and not under_xdist
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Take the GPUs of a run of the command before a test module can touch one."""
+        if self._guarded:
+            self._take_devices()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember files that could not be collected; they are results too."""
+        if report.failed:
+            self.errors.append((report.nodeid, clean_text(report.longreprtext)))
+        elif reason := skipped_as_it_left(report):
+            self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
+
+    def worlds_of(self, item: pytest.Item) -> tuple[World, ...] | None:
+        """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
+        return worlds_of(item, self.options, self.host)
+
+    def keep_planned(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of this shard, if the run has a plan."""
+        if self._only is not None and self.rank_order is None:
+            self._keep(items, self._only)
+        if self._plan is None or self.rank_order is not None:
+            return
+        selection = select(self._plan, self._shard, [self._describe(item) for item in items])
+        try:
+            check_device(self._plan, self._shard, selection, self.host.device)
+        except DisttestError as error:
+            self._refused = error  # pytest finishes the collection whatever is raised in it
+            items.clear()
+            return
+        self._plan_notes = selection.notes()
+        self._keep(items, frozenset(selection.run))
+
+    def _keep(self, items: list[pytest.Item], mine: frozenset[str]) -> None:
+        self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
+        items[:] = [item for item in items if item.nodeid in mine]
+
+    def take(self, items: list[pytest.Item]) -> None:
+        """Describe what was collected, and open the journal if there is anything to write into it."""
+        if self._refused is not None:
+            self._end_early(self._refused)
+        self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
+        _check_names(test.nodeid for _, test in self.pairs)
+        if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):
+            self._end_early(self._broken)
+        # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
+        shapes = {test.world for _, test in self.pairs if test.world}
+        contained = [item for item, test in self.pairs if test.kind is Kind.PROCESS]
+        unkept = limits_not_kept(self.pairs, asked="timeout" in self.options.given)
+        for finding in (*fixtures_set_up_again(contained), *filter(None, [unkept if self._guarded else ""])):
+            self._say(finding)
+        on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
+        if on_gpus:
+            self._take_devices()
+            self._ask_torch()
+        if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
+            self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
+        if any(test.world and test.kind is Kind.RANKS for _, test in self.pairs):
+            for finding in reads_at_import(self.config.rootpath):
+                self._say(finding)
+        if self.options.results or contained or any(test.world for _, test in self.pairs):
+            self._open_journal()
+
+    def find_hazards(self) -> Hazards:
+        """What is in the way of forking this process, now that everything is imported."""
+        hazards = self.hazard_watch.judge(on_gpus=self.host.device != "cpu")
+        trouble = self.devices.fork_trouble if self.devices else ""
+        return msgspec.structs.replace(hazards, elsewhere=trouble) if trouble else hazards
+
+    def _find_devices(self) -> Devices | None:
+        """What the run computes on; None where tests are only listed, and the GPUs that they would need do not work.
+
+        Plain pytest goes on without GPUs that do not work: its tests may need none.
+        """
+        try:
+            return Devices(self.options)
+        except DisttestError as error:
+            if self.config.option.collectonly and isinstance(error, InfrastructureError):
+                self.said.append(f"listed as if GPUs worked here: {error}")
+                return None
+            if self._guarded or not isinstance(error, InfrastructureError):
+                raise pytest.UsageError(f"disttest: {error}") from None
+            self._broken = error
+            return Devices(msgspec.structs.replace(self.options, device="cpu"))
+
+    def _takes_gpu(self, pair: tuple[pytest.Item, TestCase]) -> bool:
+        """Whether an ordinary test has said that it uses GPUs, and runs."""
+        item, test = pair
+        return test.world is None and bool(needed_gpus(item)) and known_skip(item) is None
+
+    def timings(self) -> Timings:
+        """What earlier runs took; files that cannot be used are a note each."""
+        assert self.recorder is not None
+        paths = [Path(path) for path in self.config.getoption("disttest_timings")]
+        assert self.devices is not None
+        hardware = hardware_key(self.devices.machine.hardware())
+        timings, warnings = read_timings(paths, now_s=self.recorder.now(), hardware=hardware)
+        for warning in warnings:
+            self.recorder.noted(warning)
+        return timings
+
+    def close(self, session: pytest.Session, exit_code: int) -> None:
+        """Close the journal and, unless the command does it, write the reports."""
+        if self.devices is not None:
+            self.devices.release()
+        if self.recorder is None or self._sweep is None:
+            return
+        reason = self.reason or str(session.shouldfail or session.shouldstop or "")
+        if not reason and exit_code == ExitCode.INTERRUPTED:
+            reason = "the run was interrupted"
+        self.without_worlds = self._missing_worlds(self.recorder, exit_code)
+        notes = [self.without_worlds] if self.without_worlds else []
+        if self._guarded:  # the guard sweeps, concludes and reports
+            try:
+                for note in notes:
+                    self.recorder.noted(note)
+                self.recorder.run_finished(exit_code, reason)
+            except JournalError as error:
+                session.exitstatus = error.exit_code
+                print(f"disttest: {error}", file=sys.stderr)  # noqa: T201
+            return
+        session.exitstatus = end_run(
+            self.recorder,
+            self._directory,
+            self._sweep,
+            exit_code=exit_code,
+            reason=reason,
+            notes=notes,
+            listed=self.config.option.collectonly,
+        )
+
+    def _missing_worlds(self, recorder: Recorder, exit_code: int) -> str:
+        if exit_code or recorder.worlds or self.config.option.collectonly:
+            return ""
+        return self._no_worlds.describe(self.pairs)
+
+    def _describe(self, item: pytest.Item) -> TestCase:
+        try:
+            return describe_item(item, self.options, self.host)
+        except UsageError as error:
+            raise pytest.UsageError(f"disttest: {error}") from None
+
+    def _take_devices(self) -> None:
+        """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
+        if self.devices is None or not self.runs_tests or self.config.option.collectonly:
+            return
+        left_s = self.deadline_s - time.monotonic() if self.deadline_s else LEASE_WAIT_S
+        try:
+            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=min(left_s, LEASE_WAIT_S))
+        except DisttestError as error:
+            self._end_early(error)
+
+    def _ask_torch(self) -> None:
+        """Ask torch whether it can use what was leased, before any test fails of it."""
+        if self.devices is None or not self.runs_tests or self.config.option.collectonly:
+            return
+        try:
+            self.devices.ask_torch()
+        except DisttestError as error:
+            self._end_early(error)
+
+    def _end_early(self, error: DisttestError) -> NoReturn:
+        """End the run before it has a test, with a journal that says why."""
+        self._open_journal()
+        self.reason = str(error)
+        pytest.exit(f"disttest: {error}", returncode=error.exit_code)
+
+    def _say(self, message: str) -> None:
+        """Tell the terminal now, and the journal as soon as there is one."""
+        self.said.append(message)
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line(f"disttest: {message}")
+            reporter.flush()
+
+    def _open_journal(self) -> None:
+        machine = self.devices.machine if self.devices else detect_machine()
+        workplace = self.workplace = self._make_workplace()
+        self._sweep = Sweep(lambda: workplace.results)
+        journal = Journal(workplace.results / FILE_NAME, fd=self.config.getoption("disttest_journal"))
+        # What the command was asked is its record already.
+        started = next(journal.events(), None)
+        recorder = self.recorder = Recorder(journal)
+        recorder.run_started(
+            run_id=secrets.token_hex(6),
+            argv=tuple(map(str, self.config.invocation_params.args)),
+            root=str(self.config.rootpath),
+            hardware=machine.hardware(),
+            slots=len(self.slots),
+            cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
+            plan_id=self._plan.plan_id if self._plan else "",
+            shard=self._shard if self._plan else None,
+            invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
+        )
+        for message in (*(self.devices.findings() if self.devices else ()), *self.said):
+            recorder.noted(message)
+        for nodeid, message in self._plan_notes:
+            recorder.noted(message, nodeid)
+        for nodeid, message in self.errors:
+            recorder.collection_failed(nodeid, message)
+        for _, test in self.pairs:
+            recorder.collected(test)
+        ordinary = {test.nodeid: test for _, test in self.pairs if is_ordinary(test)}
+        self.config.pluginmanager.register(
+            OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
+        )
+
+    def _make_workplace(self) -> Workplace:
+        factory = getattr(self.config, "_tmp_path_factory", None)
+        base = factory.getbasetemp() if factory else Path(tempfile.mkdtemp(prefix="disttest-"))
+        scratch = base / "disttest"
+        scratch.mkdir(exist_ok=True)
+        self._directory = self._take_directory()
+        if self._directory is not None:
+            return Workplace(home=self._directory.home, scratch=scratch)
+        results = (self.options.results or scratch / "results").absolute()
+        results.mkdir(exist_ok=True)
+        return Workplace(home=Home(path=str(results)), scratch=scratch)
+
+    def _take_directory(self) -> ResultsDirectory | None:
+        """The results directory of this run: the command's, or one that is claimed here."""
+        if self.options.results is None:
+            return None
+        inherited = self.config.stash.get(_INHERITED, None)
+        return inherited if inherited or self._guarded else claim_results(self.options.results)
+
+
+def _check_names(nodeids: Iterable[str]) -> None:
+    """Two tests whose names are equal once values are hidden would be one in every report."""
+    if not masker.active:
+        return
+    names = Counter(map(masker.text, nodeids))
+    equal = [name for name, count in names.items() if count > 1]
+    if equal:
+        raise pytest.UsageError(
+            f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
+            "give their parameters ids of their own (pytest.param(…, id=…))"
+        )

@@ -1,0 +1,115 @@
+"""What this pytest session was asked: by its user, by the command that started it, or by the client of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disttest.errors import UsageError
+from disttest.model import Invocation
+from disttest.options.environment import environment
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
+from disttest.options.run import RunOptions, given_options, resolve_options
+from disttest.options.values import spell_out
+from disttest.planning.backends import GPU, is_accelerator
+from disttest.planning.shard_plan import Plan, decode_plan
+from disttest.planning.targets import suites_dir
+from disttest.results.directory import ResultsDirectory, claim
+from disttest.results.repeat import variables_of_classes
+from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, read_order
+from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+
+
+def _flags_of(config: pytest.Config) -> dict[str, str | None]:
+    """What plain pytest was given, on its command line or by the project; the command has read both for its processes."""
+    flags = {option.field: config.getoption(f"disttest_{option.field}", None) for option in RUN_OPTIONS}
+    if any(config.getoption(f"disttest_{told}") for told in ("guarded", "rank", "node_partition")):
+        return flags
+    return read_project_settings(config.args, config.invocation_params.dir).fill(flags)
+
+
+def invocation_of(config: pytest.Config) -> Invocation:
+    """What plain pytest was asked."""
+    asked = config.invocation_params
+    positional = config.getoption("file_or_dir") or ()
+    return Invocation(
+        cwd=str(asked.dir),
+        workspace=environment().get("GITHUB_WORKSPACE", ""),
+        bundled=config.rootpath == suites_dir(),
+        options=given_options(_flags_of(config)),
+        pytest_args=tuple(arg for arg in _without_ours(map(str, asked.args)) if arg not in positional),
+        environment=variables_of_classes(environment()),
+    )
+
+
+def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
+    """Arguments for pytest without the plugin's own, whose values may stand in the next word."""
+    words = iter(spell_out(tuple(arguments), PLUGIN_SWITCHES))
+    for word in words:
+        if not word.startswith("--disttest-"):
+            yield word
+        elif "=" not in word and word != "--disttest-failed-first":
+            next(words, None)
+
+
+def options_of(config: pytest.Config) -> RunOptions:
+    """The options of the run.
+
+    Raises:
+        pytest.UsageError: one makes no sense.
+    """
+    try:
+        return resolve_options(_flags_of(config))
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
+
+
+def rank_order(config: pytest.Config) -> InterpreterOrder | ParentOrder | None:
+    """What this process collects for: the world that it is one rank of, or the worlds that are forked from it; else None."""
+    path = config.getoption("disttest_rank")
+    return read_order(Path(path)) if path else None
+
+
+def foreign_host(config: pytest.Config) -> TargetHost | None:
+    """The machine to collect for, where that is not this one: a node of a cluster."""
+    text = config.getoption("disttest_collect_for")
+    return msgspec.json.decode(text, type=TargetHost) if text else None
+
+
+def host_in_order(options: RunOptions) -> TargetHost:
+    """This machine, were its GPUs in order; how many it would have is not known unless somebody has said it."""
+    share = options.gpus
+    gpus = share.count or len(share.names) or options.slots or MOST_GPUS
+    return TargetHost(gpus=gpus, device=options.device if is_accelerator(options.device) else GPU)
+
+
+def only_of(config: pytest.Config) -> frozenset[str] | None:
+    """The tests that a job was given of all that its targets have."""
+    path = config.getoption("disttest_only")
+    return frozenset(msgspec.json.decode(Path(path).read_bytes(), type=tuple[str, ...])) if path else None
+
+
+def plan_of(config: pytest.Config) -> Plan | None:
+    """The plan of which this run is one shard.
+
+    Raises:
+        UsageError: the file is no plan.
+    """
+    path = config.getoption("disttest_plan")
+    return decode_plan(Path(path).read_bytes(), path) if path else None
+
+
+def claim_results(path: Path) -> ResultsDirectory:
+    """Take a results directory for plain pytest, which has no command that has done so.
+
+    Raises:
+        pytest.UsageError: it is another run's, or holds foreign files.
+    """
+    try:
+        return claim(path)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None

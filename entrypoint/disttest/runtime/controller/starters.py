@@ -1,0 +1,164 @@
+"""The two ways to start a rank: fork this process, or (where that is unsafe) a fresh interpreter."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import disttest
+from disttest.errors import ExitCode
+from disttest.host.process import Child, fork_child, leave, spawn_child
+from disttest.masking import masker
+from disttest.model import Frozen, Kind
+from disttest.options.environment import hash_seed
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.hosting.main_process import serve_main
+from disttest.runtime.messages.collected import describe_collected
+from disttest.runtime.messages.protocol import Channel, Collected
+from disttest.runtime.rank.child import use_cuda_freely
+from disttest.runtime.rank.contained import serve_contained
+from disttest.runtime.rank.rank import RankSpec, serve
+
+
+class CollectingOrder(Frozen):
+    """What a process that collects by itself is told through its command line: a JSON file."""
+
+    modules: tuple[str, ...]
+    """The files to collect; all others are ignored."""
+    host: TargetHost
+    """The machine as the controller sees it: a rank sees less, and would make other tests of it."""
+
+
+class InterpreterOrder(CollectingOrder, tag="rank"):
+    """Be a rank."""
+
+    spec: RankSpec
+    channel_fd: int
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return self.spec.scratch.parent / f"rank{self.spec.rank}.order.json"
+
+
+class ParentOrder(CollectingOrder, tag="parent"):
+    """Be what worlds are forked from."""
+
+    line_fd: int
+    answer: str
+    """The file for what it has collected."""
+
+
+class ForkStarter:
+    """Starts a rank as a fork of this process."""
+
+    def __init__(self, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+        self._session = session
+        self._items = items
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Fork; the child closes what is not its own and serves."""
+
+        def main() -> None:
+            for fd in close:
+                os.close(fd)
+            live(spec, channel, self._session, self._items)
+
+        return fork_child(main, new_group=True)
+
+
+def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+    """Be what the world asks for: a rank, the main process of tests that start theirs, or an ordinary one. Never returns."""
+    lives = {Kind.RANKS: serve, Kind.PROCESS: serve_contained}
+    life = lives.get(spec.kind, serve_main)
+    life(spec, channel, session, items)
+
+
+def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
+    """Serve with what this process has collected by itself, or leave with what it could not. Never returns.
+
+    Args:
+        session: the one that has collected.
+        order: what this process was told.
+        errors: node id and message of each file that could not be collected.
+    """
+    if errors:
+        for nodeid, message in errors:
+            os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
+        leave(ExitCode.INTERRUPTED)
+    items = {item.nodeid: item for item in session.items}
+    channel = Channel(socket.socket(fileno=order.channel_fd))
+    channel.send(Collected(tests=describe_collected(session.items)))
+    live(order.spec, channel, session, items)
+
+
+class InterpreterStarter:
+    """Starts a rank as ``python -m pytest``, which collects the files that it needs and nothing else."""
+
+    def __init__(self, arguments: Sequence[str], modules: Sequence[str], host: TargetHost) -> None:
+        self._arguments = tuple(arguments)
+        self._modules = tuple(modules)
+        self._host = host
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Spawn; the descriptors that are not its own are not inherited."""
+        del close
+        use_cuda_freely()  # what keeps a process forkable is not inherited
+        order = InterpreterOrder(
+            spec=spec, channel_fd=channel.fileno(), modules=self._modules, host=self._host
+        )
+        argv = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *self._arguments,
+            *write_order(order, order.path, masker.ledger),
+        ]
+        log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            return spawn_child(
+                argv,
+                extra_env={
+                    # Not what only ranks have: a fork has imported its tests without it, and verdicts must not differ.
+                    **spec.machine_environment(),
+                    "PYTHONPATH": _import_path(),
+                    **hash_seed(spec.settings.seed),
+                },
+                pass_fds=[channel.fileno(), *([masker.ledger] if masker.ledger >= 0 else [])],
+                stdout=log,
+                new_group=True,
+            )
+        finally:
+            os.close(log)
+
+
+def _import_path() -> str:
+    """Where this very package is found, whatever the working directory has become, before what the user has set."""
+    ours = str(Path(disttest.__file__).parents[1])
+    return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251
+
+
+def write_order(order: CollectingOrder, path: Path, ledger: int) -> tuple[str, ...]:
+    """Write an order; the arguments by which pytest finds it.
+
+    Args:
+        order: what it is told.
+        path: the file.
+        ledger: the descriptor of the values to hide, as pytest will have it; negative: there are none.
+    """
+    path.write_bytes(msgspec.json.encode(order, enc_hook=str))
+    hidden = (f"--disttest-ledger={ledger}",) if ledger >= 0 else ()
+    return (f"--disttest-rank={path}", *hidden)
+
+
+def read_order(path: Path) -> InterpreterOrder | ParentOrder:
+    """The order of a process that collects by itself."""
+    return msgspec.json.decode(
+        path.read_bytes(), type=InterpreterOrder | ParentOrder, dec_hook=lambda kind, text: kind(text)
+    )

@@ -1,0 +1,166 @@
+"""What the tests of a run come to: which failure stands, which is tried again or waits for a proof, and what pytest is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from disttest.model import Cause, Outcome, TestCase, TestResult
+from disttest.planning.breaker import results_not_run
+from disttest.results.repeat import repeat_command
+from disttest.runtime.controller.device_health import blame_device
+from disttest.runtime.controller.early_skips import known_skip, vacuous
+from disttest.runtime.controller.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
+from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.retries import Retries
+from disttest.runtime.messages.protocol import TestJudged
+
+
+class Verdicts:
+    """The world tests of one session. Nothing here starts or ends a world."""
+
+    def __init__(self, recorder: Recorder, retries: Retries, results: Callable[[], Path]) -> None:
+        self._recorder = recorder
+        self._retries = retries
+        self._results = results
+        self._items: Mapping[str, pytest.Item] = {}
+        self._tests: Mapping[str, TestCase] = {}
+        self._told: set[str] = set()
+        """Tests whose verdict pytest knows."""
+        self._suspended: dict[str, TestJudged] = {}
+        """Failures of which it is open whether the device or the test is at fault."""
+        self._told_suites: set[str] = set()
+
+    def begin(self, items: Mapping[str, pytest.Item], tests: Mapping[str, TestCase]) -> list[TestCase]:
+        """Take the tests of the session, by node id; those that are not skipped already are to be run."""
+        self._items, self._tests = items, tests
+        return [test for nodeid, test in tests.items() if not self._skip_early(items[nodeid], test)]
+
+    def _skip_early(self, item: pytest.Item, test: TestCase) -> bool:
+        marked = known_skip(item)
+        reason = vacuous(item) if marked is None else marked
+        if reason is None:
+            return False
+        result = TestResult(
+            nodeid=test.nodeid,
+            outcome=Outcome.SKIPPED,
+            started_at_s=self._recorder.now(),
+            phase="setup",
+            message=reason,
+            torch_outcome=Outcome.PASSED if marked is None else None,
+        )
+        self._recorder.test_finished(result)
+        self._tell_pytest(item, skip_reports(item, reason))
+        return True
+
+    def judged(self, test: TestCase, judged: TestJudged, *, suspect: bool) -> None:
+        """An attempt is over; where the device is suspect, what becomes of a failure is decided later.
+
+        A second verdict on an attempt is of a rank that died after the first.
+        """
+        again = not suspect and self._retries.wants_another(judged.result)
+        self._recorder.test_finished(judged.result, again=again)
+        if suspect:
+            self._suspended[test.nodeid] = judged
+        else:
+            self._decide(test, judged)
+
+    def _decide(self, test: TestCase, judged: TestJudged) -> None:
+        """Try it again, or let the verdict stand."""
+        pause_s = self._retries.take(test, judged)
+        if pause_s is None:
+            self._tell_verdict(test, judged)
+            return
+        if judged.result.cause is Cause.INFRASTRUCTURE:
+            self._recorder.noted(
+                f"infrastructure, tried again in {pause_s:.1f} s: {judged.result.message}", test.nodeid
+            )
+        self._tell_rerun(test, judged)
+
+    def clear(self, is_open: Callable[[str], bool]) -> None:
+        """The devices are in order: suspended failures of which nothing is open any more are the tests' own."""
+        for nodeid in [nodeid for nodeid in self._suspended if not is_open(nodeid)]:
+            self._decide(self._tests[nodeid], self._suspended.pop(nodeid))
+
+    def run_again(self, nodeids: Sequence[str], reason: str) -> None:
+        """These failed because of a device that is used no more: they run again on others."""
+        for nodeid in nodeids:
+            test, judged = self._tests[nodeid], self._excuse(nodeid, reason)
+            self._retries.grant(test, judged)
+            self._tell_rerun(test, judged)
+
+    def excuse(self, nodeids: Sequence[str], reason: str) -> None:
+        """The same, and nothing is left to run them on: they are errors of the device."""
+        for nodeid in nodeids:
+            self._tell_verdict(self._tests[nodeid], self._excuse(nodeid, reason))
+
+    def _excuse(self, nodeid: str, reason: str) -> TestJudged:
+        judged = self._suspended.pop(nodeid)
+        excused = msgspec.structs.replace(judged, result=blame_device(judged.result, reason))
+        self._recorder.test_finished(excused.result)
+        return excused
+
+    def leave_out(self, nodeids: Collection[str], reason: str) -> None:
+        """Tests that are not run because of broken devices: one error for each suite, the others skipped."""
+        owed = [self._tests[nodeid] for nodeid in nodeids if not self._earlier_failure_stands(nodeid, reason)]
+        for result in results_not_run(owed, reason, at_s=self._recorder.now(), told=self._told_suites):
+            self._recorder.test_finished(result)
+            if result.outcome.is_bad:
+                self._tell_verdict(self._tests[result.nodeid], TestJudged(result=result))
+            else:
+                item = self._items[result.nodeid]
+                self._tell_pytest(item, skip_reports(item, reason))
+
+    def never_started(self, nodeids: Sequence[str], message: str) -> None:
+        """No world could be started for these: errors of the machine."""
+        for nodeid in nodeids:
+            if self._earlier_failure_stands(nodeid, message):
+                continue
+            result = TestResult(
+                nodeid=nodeid,
+                outcome=Outcome.ERROR,
+                cause=Cause.INFRASTRUCTURE,
+                started_at_s=self._recorder.now(),
+                message=message,
+            )
+            self._recorder.test_finished(result)
+            self._tell_verdict(self._tests[nodeid], TestJudged(result=result))
+
+    def _earlier_failure_stands(self, nodeid: str, reason: str) -> bool:
+        """Whether the attempt that will not come would have been another one; the failure before it counts then."""
+        earlier = self._retries.withdraw(nodeid)
+        if earlier is None:
+            return False
+        self._recorder.noted(f"not tried again: {reason}", nodeid)
+        self._tell_verdict(self._tests[nodeid], earlier)
+        return True
+
+    def tell_unresolved(self) -> None:
+        """The run stopped before these could be tried again: their failures stand."""
+        for nodeid, judged in (*self._retries.unresolved(), *self._suspended.items()):
+            self._tell_verdict(self._tests[nodeid], judged)
+
+    def _tell_verdict(self, test: TestCase, judged: TestJudged) -> None:
+        """Tell pytest what a test came to, with all its attempts."""
+        item, started = self._items[test.nodeid], self._recorder.started
+        repeat = repeat_command(test, started) if started and judged.result.outcome.is_bad else ""
+        if test.nodeid not in self._told:
+            self._told.add(test.nodeid)
+            self._tell_pytest(item, reports_of(item, test, judged, self._results(), repeat))
+        elif judged.result.outcome.is_bad:
+            for report in late_reports(item, test, judged.result, self._results(), repeat):
+                item.ihook.pytest_runtest_logreport(report=report)
+
+    def _tell_rerun(self, test: TestCase, judged: TestJudged) -> None:
+        item = self._items[test.nodeid]
+        self._tell_pytest(item, rerun_reports(item, test, judged, self._results()))
+
+    def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        """All of a test at once, so that its output is one block however many worlds run."""
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

@@ -1,0 +1,153 @@
+"""What marks ask for: the worlds of a test, and its GPUs without one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.model import WorldShape
+from disttest.options.run import RunOptions
+from disttest.options.values import check_world_size
+from disttest.planning.backends import CPU, DEVICES, backend_named
+from disttest.runtime.controller.expand import World, closest_mark
+from disttest.runtime.controller.target_host import TargetHost
+
+MARKS = (
+    (
+        "world_size(*sizes, min=1, max=None): run the test in a world of that many ranks, once for each size; "
+        "without sizes, once for each world size of the run within the limits"
+    ),
+    "backend(*names): run the test on these backends only",
+    (
+        "device(type): where the ranks compute: on the cpu, whatever the run has, or on cuda only, which skips the test "
+        "in a run without GPUs"
+    ),
+    "nodes(n): spread the ranks evenly over that many machines; n=1 keeps them on one, whatever the run asks for",
+    "needs_gpus(n): skip the test, with or without a world, in a run with fewer GPUs",
+    "fresh_world: give the test processes of its own, before and after",
+    "timeout(seconds): time limit of the test; 0: none",
+    "hosted: run torch's own test class on forked ranks, supervised, as the option --disttest-host does for all",
+    "exclusive: run nothing else at the same time",
+    "ranks_may_differ: ranks may skip the test, or expect it to fail, where others do not; those that ran it decide",
+)
+
+
+def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost) -> tuple[WorldShape, ...]:
+    """The worlds that a marked test asks for, in order.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    mark = closest_mark(node, "world_size")
+    if mark is None:
+        return ()
+    asked = marked_device(node)
+    devices = {
+        backend: asked or host.device_for(backend) for backend in _backends(node, options, host, asked)
+    }
+    sizes = {backend: _sizes(mark, options, host, device) for backend, device in devices.items()}
+    return tuple(
+        WorldShape(size=size, backend=backend, device=device, nodes=_nodes(node, size, host))
+        for size in dict.fromkeys(size for some in sizes.values() for size in some)
+        for backend, device in devices.items()
+        if size in sizes[backend]
+    )
+
+
+def marked_device(node: pytest.Item | Any) -> str:
+    """Where a test wants its ranks to compute; empty where that is the run's to say."""
+    mark = closest_mark(node, "device")
+    if mark is None:
+        return ""
+    if len(mark.args) != 1 or mark.kwargs or mark.args[0] not in DEVICES:
+        raise UsageError(f"device mark takes {' or '.join(json.dumps(name) for name in DEVICES)}")
+    return str(mark.args[0])
+
+
+def _sizes(mark: pytest.Mark, options: RunOptions, host: TargetHost, device: str) -> tuple[int, ...]:
+    unknown = set(mark.kwargs) - {"min", "max"}
+    if unknown:
+        raise UsageError(f"world_size mark does not take {', '.join(sorted(unknown))}")
+    declared = tuple(dict.fromkeys(check_world_size(size) for size in mark.args))
+    least = check_world_size(mark.kwargs.get("min", 1))
+    most = check_world_size(mark.kwargs["max"]) if mark.kwargs.get("max") is not None else float("inf")
+    run_sizes = options.world_sizes or host.default_sizes(device)
+    if declared:
+        return tuple(size for size in declared if not options.world_sizes or size in options.world_sizes)
+    return tuple(size for size in run_sizes if least <= size <= most)
+
+
+def _nodes(node: Any, size: int, host: TargetHost) -> int:
+    """Over how many machines a world is spread: as its mark says, else as the run does where it comes out even."""
+    mark = closest_mark(node, "nodes")
+    if mark is None:
+        return host.nodes if size % host.nodes == 0 else 1
+    wanted = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else None
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UsageError("nodes mark takes one whole number from 1")
+    if size % wanted:
+        raise UsageError(f"{size} ranks cannot be spread evenly over {wanted} nodes")
+    return wanted
+
+
+def _backends(node: Any, options: RunOptions, host: TargetHost, device: str) -> tuple[str, ...]:
+    run_backends = options.backend or (host.default_backend(device),)
+    if device == CPU:
+        run_backends = tuple(name for name in run_backends if not backend_named(name).needs_accelerator)
+    mark = closest_mark(node, "backend")
+    if mark is None or not run_backends:
+        return run_backends
+    if options.backend:
+        return tuple(name for name in mark.args if name in options.backend)
+    return (run_backends[0],) if run_backends[0] in mark.args else tuple(mark.args[:1])
+
+
+def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple[World, ...] | None:
+    """The worlds of a marked test with what hinders them; one without a shape where none of the run's suits it.
+
+    Returns:
+        None where the mark is another harness's, which starts ranks by itself.
+
+    Raises:
+        UsageError: a mark makes no sense.
+    """
+    if _is_foreign(node, options):
+        return None
+    shapes = wanted_shapes(node, options, host)
+    if not shapes:
+        return (World(shape=None, refusal=_no_world_reason(node, options)),)
+    return tuple(World(shape=shape, refusal=host.refusal(shape)) for shape in shapes)
+
+
+def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:
+    """Whether world_size is the mark of another harness here: DeepSpeed's classes say so, else the user does."""
+    if getattr(getattr(node, "cls", None), "is_dist_test", False):
+        return True
+    return any(node.path.is_relative_to(node.config.rootpath / folder) for folder in options.foreign_marks)
+
+
+def _no_world_reason(node: Any, options: RunOptions) -> str:
+    mark = closest_mark(node, "world_size")
+    assert mark is not None
+    limits = [*map(str, mark.args), *(f"{name}={value}" for name, value in mark.kwargs.items())]
+    run = ",".join(map(str, options.world_sizes)) or "those of this machine"
+    where = f" on device({marked_device(node)!r})" if marked_device(node) else ""
+    return f"none of the run's world sizes ({run}) and backends suits world_size({', '.join(limits)}){where}"
+
+
+def needed_gpus(item: pytest.Item) -> int:
+    """How many GPUs an item asks for by the ``needs_gpus`` mark; 0 without one.
+
+    Raises:
+        UsageError: the mark makes no sense.
+    """
+    mark = closest_mark(item, "needs_gpus")
+    if mark is None:
+        return 0
+    wanted = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else None
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        raise UsageError(f"{item.nodeid}: needs_gpus mark takes one whole number from 1")
+    return wanted

@@ -1,0 +1,152 @@
+"""A clean process from which worlds are forked where the controller itself cannot be forked.
+
+It has imported torch and pytest, and nothing of the user's; it has one thread and has not touched CUDA. Worlds and
+ranks are forked from it, one import for all of them, and each rank collects the files that it needs. What is asked of it
+goes over a :mod:`line <disttest.runtime.controller.fork_line>`. The controller has one for a run, started when it is
+known that forking is unsafe. Files that are not to blame are collected once, by a fork of it
+(:mod:`disttest.runtime.controller.parents`).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from disttest.host.compute_threads import import_single_threaded
+from disttest.host.cuda_touch import is_checked_by_nvml
+from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, spawn_child
+from disttest.limits import KILL_S, WORLD_START_S
+from disttest.masking import masker
+from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
+from disttest.runtime.controller.starters import CollectingOrder, InterpreterOrder, ParentOrder, write_order
+from disttest.runtime.messages.protocol import Channel
+from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
+from disttest.runtime.rank.rank import RankSpec
+
+_PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+"""What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it."""
+
+
+class Zygote(ForkLine):
+    """The controller's hold on it."""
+
+    def __init__(self, log: Path, recipe: Recipe) -> None:
+        """Start it; it imports while the controller goes on.
+
+        Args:
+            log: what it prints, if it fails.
+            recipe: how what is below it collects.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours, log, limit_s=WORLD_START_S)
+        wanted = [name for name in _PRELOADED if name in sys.modules]
+        ledger = [masker.ledger] if masker.ledger >= 0 else []
+        nvml = "nvml" if is_checked_by_nvml() else ""
+        path = log.with_suffix(".recipe.json")
+        path.write_bytes(msgspec.json.encode(recipe, enc_hook=str))
+        arguments = [os.getpid(), theirs.fileno(), ",".join(map(str, ledger)), nvml, path, *wanted]
+        with theirs, log.open("wb") as output:
+            self._child = spawn_child(
+                [sys.executable, "-m", "disttest.runtime.controller.zygote", *map(str, arguments)],
+                pass_fds=[theirs.fileno(), *ledger],
+                stdout=output.fileno(),
+                new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def close(self) -> None:
+        """Let it end."""
+        self.line.close()
+        self._child.wait(KILL_S)
+        end_all([self._child])
+        self._child.close()
+
+
+# --- in the zygote
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Import, then fork what is asked for until the controller goes."""
+    parent, line_fd, ledger, nvml, recipe_file, *modules = arguments
+    die_with_parent(int(parent))
+    (inherit_stay_off_cuda if nvml else stay_off_cuda)()
+    undo = import_single_threaded()
+    for name in ("pytest", *modules):
+        importlib.import_module(name)
+    undo()
+    if ledger:
+        masker.open_ledger(int(ledger))
+    recipe = msgspec.json.decode(Path(recipe_file).read_bytes(), type=Recipe)
+    gc.freeze()
+
+    def collect(question: Collect, own_line: int) -> None:
+        files = msgspec.json.decode(Path(question.modules).read_bytes(), type=tuple[str, ...])
+        names = Path(question.modules)
+        answer = names.with_suffix(".answer.json")
+        order = ParentOrder(modules=files, host=recipe.host, line_fd=own_line, answer=str(answer))
+        leave(_be_pytest(recipe, order, names.with_suffix(".order.json")))
+
+    serve_line(
+        socket.socket(fileno=int(line_fd)), lambda order: CollectingStarter(recipe, order), collect=collect
+    )
+
+
+class CollectingStarter:
+    """Starts a rank as a fork of this clean process, in which pytest then collects the files of the world."""
+
+    def __init__(self, recipe: Recipe, order: ForkOrder) -> None:
+        self._recipe = recipe
+        self._order = order
+
+    def __call__(self, spec: RankSpec, channel: Channel, close: Sequence[int]) -> Child:
+        """Fork; the child closes what is not its own, and becomes pytest."""
+
+        def rank() -> None:
+            for fd in close:
+                os.close(fd)
+            die_with_parent(spec.world_pid)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the world blocks it for itself
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            speak_into(spec.log)
+            use_cuda_freely()
+            # What only ranks have comes after the collection, as in a fork of the controller.
+            os.environ.update(spec.machine_environment())  # noqa: TID251
+            leave(self._collect(spec, channel))
+
+        return fork_child(rank, new_group=True)
+
+    def _collect(self, spec: RankSpec, channel: Channel) -> int:
+        order = InterpreterOrder(
+            spec=spec,
+            channel_fd=os.dup(channel.fileno()),
+            modules=self._order.modules,
+            host=self._recipe.host,
+        )
+        return _be_pytest(self._recipe, order, order.path)
+
+
+def _be_pytest(recipe: Recipe, order: CollectingOrder, path: Path) -> int:
+    """Be ``python -m pytest``; it does not come back unless the collection has failed."""
+    import pytest
+
+    ledger = os.dup(masker.ledger) if masker.ledger >= 0 else -1
+    arguments = [*recipe.arguments, *write_order(order, path, ledger)]
+    sys.argv = ["pytest", *arguments]
+    return int(pytest.main(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

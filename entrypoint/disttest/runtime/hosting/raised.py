@@ -1,0 +1,81 @@
+"""An exception of a hosted test as its reader wants it: the headline, and a traceback of the test's own frames."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import unittest
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.results.exit_codes import WOKEN
+from disttest.results.headline import headline
+from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.rank.bridge import shorten
+
+_HARNESS = re.compile(
+    r"/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/(runtime|testing)/\w+(/\w+)*)\.py$"
+)
+"""Files whose frames call the test, or stand between its assertion and the exception."""
+
+
+def tell(error: BaseException) -> tuple[str, str]:
+    """The headline and the traceback of an exception; frames of torch's harness and ours are folded into a line."""
+    told = traceback.TracebackException.from_exception(error)
+    _fold(told)
+    name = type(error).__name__
+    return headline(f"{name}: {error}") if str(error).strip() else _bare(name, told), "".join(told.format())
+
+
+def _bare(name: str, told: traceback.TracebackException) -> str:
+    """An assertion without a message: the line says what was asserted."""
+    line = told.stack[-1].line if told.stack else ""
+    return f"{name}: {line}" if line else name
+
+
+def _fold(told: traceback.TracebackException | None) -> None:
+    seen: set[int] = set()
+    while told is not None and id(told) not in seen:
+        seen.add(id(told))
+        own = [frame for frame in told.stack if not _HARNESS.search(frame.filename)]
+        if own:  # else the harness itself has failed, and its frames are all there is
+            told.stack = traceback.StackSummary.from_list(own)
+        told = told.__cause__ or told.__context__
+
+
+def thread_records(
+    size: int, raised: Sequence[tuple[int, BaseException]], *, log: str
+) -> tuple[RankRecord, ...]:
+    """What the ranks of a test did that are threads of one process.
+
+    Args:
+        size: how many there were.
+        raised: rank and exception of those that did not end well, in the order of time. A thread that waits for another
+            one that has failed is woken by a SystemExit.
+        log: of the process that they share.
+    """
+    by_rank: dict[int, tuple[int, BaseException]] = {}
+    for order, (rank, error) in enumerate(raised):
+        by_rank.setdefault(rank, (order, error))
+    return tuple(_thread_record(rank, by_rank.get(rank), log) for rank in range(size))
+
+
+def _thread_record(rank: int, raised: tuple[int, BaseException] | None, log: str) -> RankRecord:
+    passed = RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call", log=log)
+    if raised is None:
+        return passed
+    order, error = raised
+    if isinstance(error, unittest.SkipTest):
+        return msgspec.structs.replace(passed, outcome=Outcome.SKIPPED, message=str(error))
+    if isinstance(error, SystemExit):
+        return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message=WOKEN, log=log)
+    message, details = tell(error)
+    return msgspec.structs.replace(
+        passed,
+        outcome=Outcome.FAILED,
+        message=clean_text(message)[:2000],
+        details=shorten(clean_text(details)),
+        failed_after_s=order * 1e-6,  # when is not known, only which came first
+    )

@@ -1,0 +1,53 @@
+"""What a process that collected the tests itself has collected: each id with the values of its parameters, in words.
+
+Processes that did not fork from each other may have other values under one id: parameters that come from a set, from the
+clock, from a directory. Their ranks would run different tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import pytest
+from _pytest._io.saferepr import saferepr
+
+from disttest.model import WorldShape
+from disttest.runtime.messages.protocol import clean_text
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LONGEST = 200
+
+
+def describe_collected(items: Iterable[pytest.Item]) -> dict[str, str]:
+    """Node id -> parameters; empty for a test without any."""
+    return {item.nodeid: _parameters(item) for item in items}
+
+
+def _parameters(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params if callspec is not None else {}
+    return ", ".join(
+        f"{name}={clean_text(_ADDRESS.sub('', saferepr(value, maxsize=_LONGEST)))}"
+        for name, value in values.items()
+        if not isinstance(value, WorldShape)
+    )
+
+
+def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
+    """How two processes differ in what they have under an id; empty where they do not.
+
+    Args:
+        nodeid: the test.
+        mine: what the one has collected.
+        first: what the other has.
+        who: that other one.
+    """
+    here, there = mine.get(nodeid), first.get(nodeid)
+    if here == there:
+        return "" if here is not None else "it has not collected this test"
+    what, other = (
+        "has not collected it" if values is None else f"has {values or 'no parameters'}"
+        for values in (here, there)
+    )
+    return f"it did not collect the same test as {who}: it {what}, {who} {other}"

@@ -1,0 +1,68 @@
+"""How the pytest process left, told to its guard beside the exit code, which a test may have chosen: ``os._exit(5)``.
+
+The process writes into memory that it shares with the guard what it is doing, and at its orderly end that this was one.
+Memory and not a file: a test that closes all descriptors must not make it speak into another file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+
+from disttest.descriptors import memory_file
+
+_SIZE = 4096
+_IN_ORDER = b"\1"
+
+
+class LeaveBoard:
+    """The guard's side."""
+
+    def __init__(self) -> None:
+        self.fd = memory_file("disttest-leaving")
+        os.ftruncate(self.fd, _SIZE)
+        self._memory = mmap.mmap(self.fd, _SIZE)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the interpreter was shut down, so that the exit code is pytest's own."""
+        return self._memory[:1] == _IN_ORDER
+
+    @property
+    def doing(self) -> str:
+        """What the process was doing last: ``importing test_x.py``."""
+        text = bytes(self._memory[1:]).partition(b"\0")[0]
+        return text.decode("utf-8", "replace") or "starting: a plugin or a conftest"
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._memory.close()
+        os.close(self.fd)
+
+
+class LeaveNote:
+    """The pytest process's side."""
+
+    def __init__(self, fd: int | None) -> None:
+        """Open it, and say at the end of the process that it ended in order.
+
+        Args:
+            fd: inherited from the guard; None where nobody wants to know.
+        """
+        self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
+        self._pid = os.getpid()
+        if fd is not None:
+            self._memory = mmap.mmap(fd, _SIZE)
+            os.close(fd)
+            atexit.register(self._leave)
+
+    def doing(self, what: str) -> None:
+        """Say what is done from here on."""
+        if os.getpid() == self._pid:  # a copy of this process has nothing to say
+            text = what.encode("utf-8", "replace")[: _SIZE - 2]
+            self._memory[1 : len(text) + 2] = text + b"\0"
+
+    def _leave(self) -> None:
+        if os.getpid() == self._pid:
+            self._memory[:1] = _IN_ORDER

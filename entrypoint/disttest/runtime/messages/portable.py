@@ -1,0 +1,95 @@
+"""What pytest reports, as text that another process can read; whatever a test, a plugin or a conftest has put into it.
+
+A property may be any object, and its ``__repr__`` may raise: that is no failure of the test, and must not end its rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from _pytest._io.saferepr import saferepr
+
+from disttest.masking import masker
+
+_DEEPEST = 50
+"""Of what is no JSON; pytest's own reports have half a dozen levels."""
+
+
+def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[dict[str, Any], str]:
+    """A report in pytest's serialisable form, masked, and the same as ASCII JSON."""
+    data = masked(serialisable(report, config)) if masker.active else serialisable(report, config)
+    try:
+        return data, json.dumps(data, default=_represent)
+    except Exception:  # noqa: BLE001 - what is in it is not ours
+        data = masker.tree(_plain(data))
+        return data, json.dumps(data)
+
+
+def serialisable(report: pytest.TestReport, config: pytest.Config) -> dict[str, Any]:
+    """A report in pytest's serialisable form, or the essence of one that has none."""
+    try:
+        data: dict[str, Any] = config.hook.pytest_report_to_serializable(config=config, report=report)
+    except Exception:  # noqa: BLE001 - its traceback may be an object of a plugin
+        return _essentials(report)
+    return data
+
+
+def masked(data: dict[str, Any]) -> dict[str, Any]:
+    """The same without values that are to be hidden."""
+    try:
+        return masker.tree(data)  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001 - a list that contains itself, say
+        return masker.tree(_plain(data))  # type: ignore[no-any-return]
+
+
+def text_of(value: object) -> str:
+    """``str(value)``, or what can be said of a value that has none."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - it is the test's own
+        return _represent(value)
+
+
+def sections_of(report: pytest.TestReport) -> Iterator[tuple[str, str]]:
+    """Title and content of what was captured; sections that are none are left out."""
+    for section in report.sections:
+        if isinstance(section, tuple) and len(section) == 2:
+            title, content = section
+            yield text_of(title), text_of(content)
+
+
+def _represent(value: object) -> str:
+    return saferepr(value, maxsize=None)
+
+
+def _essentials(report: pytest.TestReport) -> dict[str, Any]:
+    """What a report must have to be read again, its traceback as text."""
+    facts = {name: value for name, value in vars(report).items() if not name.startswith("_")}
+    text = None if report.longrepr is None else text_of(report.longrepr)
+    skipped = isinstance(report.longrepr, tuple)
+    return {
+        **facts,
+        "nodeid": report.nodeid,
+        "longrepr": list(report.longrepr) if skipped else text,  # type: ignore[arg-type]
+        "sections": list(sections_of(report)),
+        "$report_type": "TestReport",
+    }
+
+
+def _plain(value: object, depth: int = 0) -> Any:
+    """The same out of what JSON knows; everything else by its representation."""
+    if value is None or isinstance(value, (str, bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else _represent(value)
+    if depth == _DEEPEST or not isinstance(value, (dict, list, tuple)):
+        return _represent(value)
+    try:
+        if isinstance(value, dict):
+            return {text_of(key): _plain(item, depth + 1) for key, item in value.items()}
+        return [_plain(item, depth + 1) for item in value]
+    except Exception:  # noqa: BLE001 - a container of the test's own
+        return _represent(value)

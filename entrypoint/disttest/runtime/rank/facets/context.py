@@ -1,0 +1,35 @@
+"""Context variables of the main thread."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change
+
+_OF_OTHER_FACETS = {"decimal_context", "format_options", "numpy.ufunc.extobj"}
+"""Those of decimal and NumPy, which are made on first use."""
+_taken: set[contextvars.ContextVar[Any]] = set()
+
+
+def take(variables: set[contextvars.ContextVar[Any]]) -> None:
+    """Leave these to another facet."""
+    _taken.update(variables)
+
+
+def _read() -> Values:
+    return {
+        variable: value
+        for variable, value in contextvars.copy_context().items()
+        if variable not in _taken and variable.name not in _OF_OTHER_FACETS
+    }
+
+
+def _restore(variable: contextvars.ContextVar[Any], then: Any) -> bool:
+    if then is MISSING:  # nothing but the token of its setter can unset a variable
+        return False
+    variable.set(then)
+    return True
+
+
+FACETS = (Facet("context variable", _read, _restore, change),)

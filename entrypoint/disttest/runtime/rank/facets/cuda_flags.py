@@ -1,0 +1,53 @@
+"""Switches of torch that matter on GPUs: autocast, TF32, the current device and its streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute, settings
+
+_cuda: Any = torch.cuda  # has no annotations
+
+
+def _place() -> Values:
+    if not _cuda.is_initialized():  # to ask would initialise it
+        return {}
+    streams = {f"stream of cuda:{i}": _cuda.current_stream(i) for i in range(_cuda.device_count())}
+    return {**streams, "current device": _cuda.current_device()}
+
+
+def _restore_place(_name: str, then: Any) -> bool:
+    if isinstance(then, _cuda.Stream):
+        device = _cuda.current_device()
+        _cuda.set_stream(then)  # which makes its device the current one
+        then = device
+    if isinstance(then, int):
+        _cuda.set_device(then)
+    return True
+
+
+def _flag(owner: Any, name: str, words: str) -> Setting:
+    return Setting(words, *attribute(owner, name))
+
+
+FACETS = (
+    settings(
+        "torch.backends",
+        _flag(torch.backends.cuda.matmul, "allow_tf32", "TF32 in matmul"),
+        _flag(torch.backends.cudnn, "allow_tf32", "TF32 in cuDNN"),
+        _flag(torch.backends.cudnn, "enabled", "cuDNN"),
+        _flag(
+            torch.backends.cuda.matmul,
+            "allow_fp16_reduced_precision_reduction",
+            "reduced precision of float16",
+        ),
+        _flag(
+            torch.backends.cuda.matmul,
+            "allow_bf16_reduced_precision_reduction",
+            "reduced precision of bfloat16",
+        ),
+    ),
+    Facet("cuda", _place, _restore_place, made_for_tests=True),
+)

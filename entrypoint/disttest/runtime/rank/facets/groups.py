@@ -1,0 +1,63 @@
+"""Process groups."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import torch.distributed as dist
+
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, presence, settings
+from disttest.runtime.rank.facets.interpreter import never
+
+_dist: Any = dist
+_HARMLESS = re.compile(r"//|^(store_based_barrier_key|default_pg|nccl|worker_count|rpc|disttest/)|^\d+$")
+"""Keys under which torch's own groups find each other, and those of the bundled suites, which are never used twice."""
+
+
+def read_groups() -> Values:
+    """Names of the living groups; the default group is named as such."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    from torch.distributed import distributed_c10d as c10d
+
+    default = dist.group.WORLD
+    return {
+        "default" if group is default else name: id(group)
+        for group, name in c10d._world.pg_names.items()  # no public list of groups exists
+    }
+
+
+def _restore(name: str, then: Any) -> bool:
+    """Destroy a group that the test left; a default group that is gone or new cannot be put back."""
+    from torch.distributed import distributed_c10d as c10d
+
+    if then is not MISSING or name == "default":
+        return False
+    for group, group_name in list(c10d._world.pg_names.items()):
+        if group_name == name:
+            dist.destroy_process_group(group)
+    return True
+
+
+def _store_keys() -> Values:
+    """Keys of tests in the store of the default group, which would reach the next test."""
+    if not dist.is_available() or not dist.is_initialized() or threading.active_count() > 1:
+        return {}  # a thread that waits for a key holds the store's lock
+    from torch.distributed import distributed_c10d as c10d
+
+    store = c10d._get_default_store()
+    keys = store.list_keys() if hasattr(store, "list_keys") else ()
+    return {key: True for key in keys if not _HARMLESS.search(key)}
+
+
+FACETS = (
+    # Not deleted: another rank may still be at the test, or at the next one, and wait for it.
+    Facet("store key", _store_keys, never, presence, made_for_tests=True),
+    Facet("process group", read_groups, _restore, presence, made_for_tests=True),
+    settings(
+        "torch.distributed",
+        Setting("debug level", _dist.get_debug_level, _dist.set_debug_level),
+    ),
+)

@@ -1,0 +1,71 @@
+"""State of the Python interpreter."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from disttest.runtime.rank.facets.facet import Facet, Setting, Values, attribute, presence, settings
+
+
+def _threads() -> Values:
+    real = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+    return {t.name: t.ident for t in real if t is not threading.main_thread()}
+
+
+def never(_name: Any, _then: Any) -> bool:
+    """The restorer of what cannot be put back."""
+    return False
+
+
+def in_place(values: list[Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """How to get and to put the content of a list that has to stay the same list."""
+
+    def put(then: tuple[Any, ...]) -> None:
+        values[:] = then
+
+    return lambda: tuple(values), put
+
+
+def _put_gc(then: bool) -> None:
+    (gc.enable if then else gc.disable)()
+
+
+FACETS = (
+    Facet("thread", _threads, never, presence),
+    settings(
+        "tracing",
+        Setting("function", sys.gettrace, sys.settrace),
+        Setting("profile", sys.getprofile, sys.setprofile),
+        Setting("function of new threads", *attribute(threading, "_trace_hook")),
+        Setting("profile of new threads", *attribute(threading, "_profile_hook")),
+    ),
+    settings(
+        "interpreter",
+        Setting("unraisablehook", *attribute(sys, "unraisablehook")),
+        Setting("displayhook", *attribute(sys, "displayhook")),
+        Setting("breakpointhook", *attribute(sys, "breakpointhook")),
+        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        Setting("switch interval", sys.getswitchinterval, sys.setswitchinterval),
+        Setting("stack size of threads", threading.stack_size, threading.stack_size),
+        Setting("dlopen flags", sys.getdlopenflags, sys.setdlopenflags),
+        Setting("longest integer text", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+        Setting("dont_write_bytecode", *attribute(sys, "dont_write_bytecode")),
+        Setting("sys.path", *in_place(sys.path)),
+        Setting("sys.meta_path", *in_place(sys.meta_path)),
+        Setting("sys.path_hooks", *in_place(sys.path_hooks)),
+        Setting("sys.argv", *in_place(sys.argv)),
+    ),
+    # torch replaces it as it makes the default group.
+    settings("hook", Setting("excepthook", *attribute(sys, "excepthook")), made_for_tests=True),
+    settings(
+        "garbage collector",
+        Setting("enabled", gc.isenabled, _put_gc),
+        Setting("thresholds", gc.get_threshold, lambda then: gc.set_threshold(*then)),
+        Setting("debug flags", gc.get_debug, gc.set_debug),
+        Setting("callbacks", *in_place(gc.callbacks)),
+    ),
+)

@@ -1,0 +1,121 @@
+"""State of the standard library."""
+
+from __future__ import annotations
+
+import _locale
+import _tracemalloc  # without the look-ups of ``tracemalloc``
+import asyncio.events
+import decimal
+import locale
+import logging
+import multiprocessing.context
+import os
+import socket
+import tempfile
+import tracemalloc
+import warnings
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+from disttest.host.proc import forked_children, is_alive
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
+from disttest.runtime.rank.facets.interpreter import in_place, never
+
+
+def _decimal() -> tuple[Any, ...]:
+    context = decimal.getcontext()
+    return (context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp)
+
+
+def _put_decimal(then: tuple[Any, ...]) -> None:
+    prec, rounding, emin, emax, capitals, clamp = then
+    decimal.setcontext(
+        decimal.Context(prec=prec, rounding=rounding, Emin=emin, Emax=emax, capitals=capitals, clamp=clamp)
+    )
+
+
+def _put_filters(then: tuple[Any, ...]) -> None:
+    warnings.filters[:] = then  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _loop() -> Any:
+    """The event loop of the main thread, without the side effects of asking for it."""
+    policy = asyncio.events._event_loop_policy  # type: ignore[attr-defined]
+    return getattr(getattr(policy, "_local", None), "_loop", None)
+
+
+def _put_loop(then: Any) -> None:
+    policy = asyncio.events._event_loop_policy  # type: ignore[attr-defined]
+    if policy is not None:
+        policy._local._loop = then
+
+
+def _levels() -> Values:
+    """Levels that were set, of loggers by name."""
+    return {
+        name: level
+        for name, logger in logging.root.manager.loggerDict.items()
+        if (level := getattr(logger, "level", 0))
+    }
+
+
+def _restore_level(name: str, then: Any) -> bool:
+    logging.getLogger(name).setLevel(0 if then is MISSING else then)
+    return True
+
+
+def _children() -> Values:
+    """Living children, without multiprocessing's own helper."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # nearly always
+        return {}
+    helper = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    living = (pid for pid in forked_children() if pid != helper and is_alive(pid))
+    return {f"{pid} ({_command(pid)})": pid for pid in living}
+
+
+def _command(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        line = ""
+    return line[:60] or "about to end"
+
+
+FACETS = (
+    Facet("child process", _children, never, presence),
+    settings(
+        "logging",
+        Setting("disabled level", *attribute(logging.root.manager, "disable")),
+        Setting("level", lambda: logging.root.level, logging.root.setLevel),
+        Setting("handlers", *in_place(logging.root.handlers)),
+        Setting("filters", *in_place(logging.root.filters)),
+        Setting("logger class", logging.getLoggerClass, logging.setLoggerClass),
+        Setting("record factory", logging.getLogRecordFactory, logging.setLogRecordFactory),
+    ),
+    Facet("level of logger", _levels, _restore_level),
+    settings(
+        "warnings",
+        Setting("filters", lambda: tuple(warnings.filters), _put_filters),
+        Setting("showwarning", *attribute(warnings, "showwarning")),
+    ),
+    settings(
+        "standard library",
+        Setting(
+            "locale",
+            lambda: _locale.setlocale(locale.LC_ALL, None),
+            lambda then: locale.setlocale(locale.LC_ALL, then),
+        ),
+        Setting("decimal context", _decimal, _put_decimal),
+        Setting("event loop policy", *attribute(asyncio.events, "_event_loop_policy")),
+        Setting("event loop", _loop, _put_loop),
+        Setting("running event loop", asyncio.events._get_running_loop, asyncio.events._set_running_loop),
+        Setting("start method", *attribute(multiprocessing.context._default_context, "_actual_context")),
+        Setting("default timeout of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout),
+        Setting("folder for temporary files", *attribute(tempfile, "tempdir")),
+        Setting("tracemalloc", _tracemalloc.is_tracing, lambda _: tracemalloc.stop()),
+    ),
+)

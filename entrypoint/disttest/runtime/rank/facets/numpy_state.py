@@ -1,0 +1,16 @@
+"""Settings of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from disttest.runtime.rank.facets.facet import Setting, settings
+
+FACETS = (
+    settings(
+        "numpy",
+        Setting("error handling", np.geterr, lambda then: np.seterr(**then)),
+        Setting("error callback", np.geterrcall, np.seterrcall),
+        Setting("print options", np.get_printoptions, lambda then: np.set_printoptions(**then)),
+    ),
+)

@@ -1,0 +1,173 @@
+"""Functions and classes that tests have put in the place of others.
+
+Only what can be called counts: libraries do set other attributes of their modules by themselves, as they are used. A look
+at a module compares its values with those of the last look, one pointer each; names are only looked at where they differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, presence
+
+_WATCHED = (
+    *(
+        "builtins",
+        "json",
+        "math",
+        "os",
+        "pickle",
+        "posixpath",
+        "random",
+        "shutil",
+        "signal",
+        "socket",
+        "subprocess",
+    ),
+    *(
+        "tempfile",
+        "threading",
+        "time",
+        "logging",
+        "unittest.case:TestCase",
+        "numpy",
+        "numpy.testing",
+        "pytest",
+    ),
+    *("torch", "torch:Tensor", "torch.autograd", "torch.cuda", "torch.distributed"),
+    *(
+        "torch.distributed.distributed_c10d",
+        "torch.multiprocessing",
+        "torch.nn.functional",
+        "torch.nn:Module",
+    ),
+    *("torch.optim:Optimizer", "torch.random", "torch.testing", "torch.testing._comparison"),
+    *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
+)
+"""Modules, and classes of modules."""
+
+
+class _Watched:
+    """A module or a class as it was when it was first looked at."""
+
+    def __init__(self, label: str, owner: Any) -> None:
+        self.owner = owner
+        self._label = label.replace(":", ".")
+        self._seen = [*vars(owner).values()]
+        self.originals = {name: value for name, value in vars(owner).items() if callable(value)}
+
+    def replaced(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        """Label and name of what is another one now, with what it is."""
+        values = [*vars(self.owner).values()]
+        try:
+            if values == self._seen:
+                return
+        except Exception:  # noqa: BLE001, S110 - a value that cannot be compared is a new one
+            pass
+        now = vars(self.owner)
+        found = [
+            ((self._label, name), now.get(name, "deleted"))
+            for name, original in self.originals.items()
+            if now.get(name) is not original
+        ]
+        found += [((self._label, name), now[name]) for name in self._hidden(now)]
+        if not found:
+            self._seen = values
+        yield from found
+
+    def restore(self, name: str) -> None:
+        """Put back what stood there at first."""
+        if name in self.originals:
+            setattr(self.owner, name, self.originals[name])
+        else:
+            delattr(self.owner, name)
+
+    def _hidden(self, now: Mapping[str, Any]) -> list[str]:
+        """Methods of base classes that were not overridden before."""
+        bases = self.owner.__mro__[1:] if isinstance(self.owner, type) else ()
+        new = (
+            (name for name, value in now.items() if name not in self.originals and callable(value))
+            if bases
+            else ()
+        )
+        return [name for name in new if any(name in vars(base) for base in bases)]
+
+
+_watched: dict[str, _Watched] = {}
+_modules: dict[str, Any] = {}
+"""Names of top-level modules with what stood in ``sys.modules`` when it was first looked at."""
+
+
+def _patched() -> Values:
+    for label in _WATCHED if len(_watched) < len(_WATCHED) else ():
+        if label not in _watched and (owner := _find(label)) is not None:
+            _watched[label] = _Watched(label, owner)
+    return {name: value for watched in _watched.values() for name, value in watched.replaced()}
+
+
+def _find(label: str) -> Any:
+    module, _, name = label.partition(":")
+    loaded = sys.modules.get(module)
+    return getattr(loaded, name, None) if name else loaded
+
+
+def _restore_function(place: tuple[str, str], then: Any) -> bool:
+    watched = next(each for label, each in _watched.items() if label.replace(":", ".") == place[0])
+    if then is MISSING:
+        watched.restore(place[1])
+    else:
+        setattr(watched.owner, place[1], then)
+    return True
+
+
+def _describe_function(what: str, _now: Any, _then: Any) -> str:
+    return f"{what} (another one)"
+
+
+def _replaced_modules() -> Values:
+    if not _modules:
+        _modules.update({name: module for name, module in sys.modules.items() if "." not in name})
+        _modules.update({label: sys.modules[label] for label in _WATCHED if label in sys.modules})
+    names = [*_modules]
+    if [*map(sys.modules.get, names)] == [*_modules.values()]:
+        return {}
+    return {
+        name: sys.modules.get(name)
+        for name, module in _modules.items()
+        if sys.modules.get(name) is not module
+    }
+
+
+def _restore_module(name: str, then: Any) -> bool:
+    sys.modules[name] = _modules[name] if then is MISSING else then
+    return True
+
+
+def _mock_patches() -> Values:
+    mock = sys.modules.get("unittest.mock")
+    active = mock._patch._active_patches if mock else ()
+    return {_target(patch): patch for patch in active} if active else {}
+
+
+def _target(patch: Any) -> str:
+    try:
+        return f"{getattr(patch.getter(), '__name__', patch.target)}.{patch.attribute}"
+    except Exception:  # noqa: BLE001
+        return str(patch)
+
+
+def _stop_patch(name: str, then: Any) -> bool:
+    if then is not MISSING:
+        return False
+    for patch in [patch for target, patch in _mock_patches().items() if target == name]:
+        patch.stop()
+    return True
+
+
+FACETS = (
+    Facet("patch", _mock_patches, _stop_patch, presence),
+    Facet("module", _replaced_modules, _restore_module, _describe_function),
+    Facet("function", _patched, _restore_function, _describe_function),
+)

@@ -1,0 +1,42 @@
+"""Which facets there are, and which of them can be read now.
+
+A new kind of state is a row in a ``FACETS`` of one of these modules, or a module of its own and a line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import lru_cache
+
+from disttest.runtime.rank.facets.facet import Facet
+
+_MODULES = (
+    ("sys", "process"),
+    ("sys", "patches"),
+    ("sys", "interpreter"),
+    ("sys", "libraries"),
+    ("numpy", "numpy_state"),
+    ("torch", "torch_flags"),
+    ("torch.utils._config_module", "torch_config"),
+    ("torch.distributed", "groups"),
+    (
+        "disttest.runtime.rank.gpu_state",
+        "cuda_flags",
+    ),  # loaded in ranks on GPUs only: elsewhere it would cost and say nothing
+    ("sys", "context"),
+)
+"""Name of a library -> the module with its facets, imported once the library is; put back in this order."""
+
+
+def loaded_facets() -> tuple[Facet, ...]:
+    """The facets of all libraries that are loaded."""
+    return _facets_of(tuple([module for library, module in _MODULES if library in sys.modules]))
+
+
+@lru_cache(maxsize=len(_MODULES) ** 2)
+def _facets_of(modules: tuple[str, ...]) -> tuple[Facet, ...]:
+    package = __name__.rpartition(".")[0]
+    return tuple(
+        facet for module in modules for facet in importlib.import_module(f"{package}.{module}").FACETS
+    )

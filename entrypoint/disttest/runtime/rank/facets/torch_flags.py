@@ -1,0 +1,168 @@
+"""Switches of torch that hold for the whole process or its main thread."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad
+import torch.nn.modules.module
+import torch.utils.deterministic
+
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
+
+_C: Any = torch._C  # half of what follows has no public name
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _put_cudnn(flags: tuple[bool, bool]) -> None:
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+_smallest = [sys.float_info.min]
+"""In a list, so that no compiler computes with it."""
+
+
+def _flushes_denormals() -> bool:
+    return _smallest[0] / 2 == 0.0  # the processor's flag, which torch sets and does not tell
+
+
+def _print_options() -> tuple[Any, ...]:
+    options = torch._tensor_str.PRINT_OPTS
+    return (options.precision, options.threshold, options.edgeitems, options.linewidth, options.sci_mode)
+
+
+def _put_print_options(then: tuple[Any, ...]) -> None:
+    names = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+    for name, value in zip(names, then, strict=True):
+        setattr(torch._tensor_str.PRINT_OPTS, name, value)
+
+
+def _autocast() -> Iterator[Setting]:
+    for device in _AUTOCAST_DEVICES:
+        yield Setting(
+            device, partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        )
+        yield Setting(
+            f"{device} dtype",
+            partial(torch.get_autocast_dtype, device),
+            partial(torch.set_autocast_dtype, device),
+        )
+    yield Setting("cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+    yield Setting("nesting", _autocast_nesting, _put_autocast_nesting)
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _put_autocast_nesting(then: int) -> None:
+    while _autocast_nesting() > then:
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+
+
+def _put_function_modes(then: int) -> None:
+    while _C._len_torch_function_stack() > then:
+        _C._pop_torch_function_stack()
+    if _C._len_torch_function_stack() < then:
+        raise LookupError("a mode that was there is gone")
+
+
+def _top_hooks() -> Any:
+    return _C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _put_hooks(then: Any) -> None:
+    while _top_hooks() is not None and _top_hooks() != then:
+        _C._autograd._pop_saved_tensors_default_hooks()
+    if _top_hooks() != then:
+        raise LookupError("hooks that were there are gone")
+
+
+_HOOK_TABLES: dict[str, MutableMapping[int, Any]] = {
+    name.removeprefix("_global_").replace("_", " "): table
+    for name, table in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(table, MutableMapping)
+}
+
+
+def _hooks() -> Values:
+    return {(name, key): hook for name, table in _HOOK_TABLES.items() if table for key, hook in table.items()}
+
+
+def _restore_hook(name: tuple[str, int], then: Any) -> bool:
+    table = _HOOK_TABLES[name[0]]
+    if then is MISSING:
+        table.pop(name[1], None)
+    else:
+        table[name[1]] = then
+    return True
+
+
+FACETS = (
+    settings(
+        "torch",
+        Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        Setting("default device", torch.get_default_device, torch.set_default_device),
+        Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        Setting("inference mode", torch.is_inference_mode_enabled),
+        Setting(
+            "deterministic algorithms",
+            _deterministic,
+            lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+        ),
+        Setting(
+            "filling of uninitialised memory",
+            *attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+        ),
+        Setting(
+            "cudnn",
+            lambda: (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+            _put_cudnn,
+        ),
+        Setting("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        Setting("threads", torch.get_num_threads, torch.set_num_threads),
+        Setting("threads between operators", torch.get_num_interop_threads),
+        Setting("anomaly mode", _anomaly, lambda on: torch.autograd.set_detect_anomaly(*on)),
+        Setting("flushing of denormal numbers", _flushes_denormals, torch.set_flush_denormal),
+        Setting("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always),
+        Setting("print options", _print_options, _put_print_options),
+        Setting("sharing strategy", *attribute(torch.multiprocessing, "_sharing_strategy")),
+        Setting("threads of autograd", _C._is_multithreading_enabled, _C._set_multithreading_enabled),
+        Setting("forward grad mode", _C._is_fwd_grad_enabled, _C._set_fwd_grad_enabled),
+        Setting(
+            "level of forward differentiation", *attribute(torch.autograd.forward_ad, "_current_level")[:1]
+        ),
+        Setting("level of functorch", _C._functorch.maybe_current_level),
+        Setting("profiler", _C._autograd._profiler_enabled),
+        Setting("default generator", *attribute(torch, "default_generator")),
+    ),
+    settings("autocast", *_autocast()),
+    settings(
+        "torch mode",
+        Setting("function modes", _C._len_torch_function_stack, _put_function_modes),
+        Setting("dispatch modes", _C._len_torch_dispatch_stack),
+        Setting("functions of subclasses", _C._is_torch_function_enabled),
+        Setting("saved-tensor hooks", _top_hooks, _put_hooks),
+        Setting(
+            "why saved-tensor hooks are off", _C._autograd._saved_tensors_hooks_get_disabled_error_message
+        ),
+    ),
+    Facet("hook of all modules", _hooks, _restore_hook, presence),
+)

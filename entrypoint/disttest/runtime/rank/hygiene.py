@@ -1,0 +1,132 @@
+"""What a test may leave behind in a living rank: noticed, named, and put back before the next test.
+
+State is read as facts, by facet (``environment`` -> ``FOO`` -> value), before set-up and after tear-down; while fixtures of
+a wider scope are alive also before the call: a fact that ends as it was then was changed by set-up, is theirs, and
+stays. Every other difference is a leak.
+
+What is read, and how it is put back, is in :mod:`disttest.runtime.rank.facets`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from disttest.host.loaded import loaded, reset_compiler
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, describe_change, is_same
+from disttest.runtime.rank.facets.table import loaded_facets
+
+Facts = dict[str, Values]
+"""Facet -> its values; a facet of a library that is not loaded is not there."""
+_MOST_NAMED = 50
+
+
+class Cleanup(NamedTuple):
+    """What the cleaning of a rank found."""
+
+    leaks: tuple[str, ...]
+    retire: bool
+    """Something could not be put back: this process must not run another test."""
+    facts: Facts | None = None
+    """What holds now; None where something had to be put back."""
+
+
+class _Unreadable(NamedTuple):
+    """Stands for the values of a facet that a test has damaged so that they cannot be read."""
+
+    error: str
+
+
+def read_facts() -> Facts:
+    """All facts of this process."""
+    return {facet.kind: _read(facet) for facet in loaded_facets()}
+
+
+def with_own_groups(before: Facts) -> Facts:
+    """The facts with the process groups as they are now: the default group has just been made for the test."""
+    return {**before, **{facet.kind: _read(facet) for facet in loaded_facets() if facet.made_for_tests}}
+
+
+def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures: bool) -> Cleanup:
+    """Put back what a test changed.
+
+    Args:
+        pristine: facts when the rank started; a fixture of a wider scope that is torn down returns to them.
+        before: facts before the set-up of the test.
+        at_call: facts when its call began.
+        shared_fixtures: fixtures of a wider scope than the test are still set up.
+    """
+    spent = _descriptors_are_spent()  # by the limit that the test has left
+    leaks = [spent] if spent else []
+    retire = bool(spent)
+    facts: Facts = {}
+    for facet in loaded_facets():
+        now_of_it = facts[facet.kind] = _read(facet)
+        if facet.kind not in before:  # its library was loaded meanwhile: there is nothing to go back to
+            continue
+        fine = [] if facet.made_for_tests else [pristine.get(facet.kind, {})]
+        fine += [at_call.get(facet.kind, {})] if shared_fixtures else []
+        for name, now, then in _changes(now_of_it, before[facet.kind]):
+            if any(is_same(values.get(name, MISSING), now) for values in fine):
+                continue
+            leaks.append(describe_change(facet, name, now, then))
+            retire |= not _restore(facet, name, then)
+    reset_compiler()
+    if len(leaks) > _MOST_NAMED:
+        leaks[_MOST_NAMED:] = [f"{len(leaks) - _MOST_NAMED} more things, which are not listed"]
+    return Cleanup(tuple(leaks), retire, None if leaks else facts)
+
+
+def reseed(seed: int) -> None:
+    """Seed every random generator that is loaded, the same on all ranks."""
+    import random
+
+    random.seed(seed)
+    if numpy := loaded("numpy"):
+        numpy.random.seed(seed % 2**32)
+    if torch := loaded("torch"):
+        # A torch for the CPU would note each seed, with a stack, for accelerators that never come.
+        has_accelerator = torch.accelerator.current_accelerator() is not None
+        (torch if has_accelerator else torch.default_generator).manual_seed(seed)
+
+
+def _read(facet: Facet) -> Values:
+    try:
+        return facet.read()
+    except Exception as error:  # noqa: BLE001 - whatever a test has put in its place
+        return {"": _Unreadable(repr(error))}
+
+
+def _restore(facet: Facet, name: Any, then: Any) -> bool:
+    try:
+        return facet.restore(name, then)
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _changes(now: Values, before: Values) -> Iterator[tuple[Any, Any, Any]]:
+    if is_same(now, before):  # nearly always
+        return
+    for name in [*now, *(name for name in before if name not in now)]:
+        here, then = now.get(name, MISSING), before.get(name, MISSING)
+        if not is_same(here, then):
+            yield name, here, then
+
+
+def _descriptors_are_spent() -> str:
+    """Whether the next test would find no file descriptors left; they cannot be told from those in use."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        lowest = os.dup(2)
+        os.close(lowest)
+    except OSError:  # none is left, or the test has closed its output
+        lowest = limit
+    if lowest <= limit // 2:  # the first that is free: no more than so many can be a leak
+        return ""
+    try:
+        count = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only, and quickly
+    except OSError:  # not even one is left to look
+        count = limit
+    return f"file descriptors: {count} of {limit} are open" if count > limit // 2 else ""

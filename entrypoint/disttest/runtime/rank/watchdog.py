@@ -1,0 +1,50 @@
+"""faulthandler's timer, which a test may leave running: it would end a later test, or put its stacks into that one's log.
+
+Python has no way to ask for it, so ranks count its starts and stops. One that ran before a rank had its first test (a
+conftest may have started it for the whole run) is left alone, and so is one whose function a module had imported by
+name before.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+LEFT = "timer faulthandler.dump_traceback_later (still running)"
+_is_running = False
+
+
+def count_starts() -> None:
+    """From here on, know in this process whether a test has started the timer."""
+    faulthandler.dump_traceback_later = _counted(faulthandler.dump_traceback_later, runs=True)
+    faulthandler.cancel_dump_traceback_later = _counted(faulthandler.cancel_dump_traceback_later, runs=False)
+    os.register_at_fork(
+        after_in_child=_forget
+    )  # it is a thread, and to stop one that is not there never ends
+
+
+def stop_leftover() -> tuple[str, ...]:
+    """Stop the timer if a test has left it running, and name it."""
+    if not _is_running:
+        return ()
+    faulthandler.cancel_dump_traceback_later()
+    return (LEFT,)
+
+
+def _forget() -> None:
+    global _is_running
+    _is_running = False
+
+
+def _counted(function: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        global _is_running
+        result = function(*args, **kwargs)
+        _is_running = runs
+        return result
+
+    return counted

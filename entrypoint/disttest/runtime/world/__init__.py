@@ -1,0 +1,1 @@
+"""The supervisor of the ranks of one world: starts them, hears them, ends them, and judges what they did."""

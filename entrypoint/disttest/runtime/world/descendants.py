@@ -1,0 +1,98 @@
+"""The processes that a contained test has started: who they are, and which of them died in the middle of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+from disttest.host.proc import catches, descendants
+from disttest.host.process import STACKS_SIGNAL, Exit, exit_of_zombie, send_signal, signal_name
+from disttest.limits import EVIDENCE_POLL_S, TICK_S
+
+_MOST_NAMED = 16
+_COMMAND = 80
+
+
+class Descendants:
+    """What is known of the processes below one; ``look`` is called now and then, since the dead tell little."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._names: dict[int, str] = {}
+        self._known: set[int] = set()
+        """Those whose name was the same twice: a fork has its parent's until it starts its program."""
+        self._dead: set[int] = set()
+
+    def look(self) -> tuple[str, ...]:
+        """Take note of all that live; one sentence for each that has died badly since, and that nobody has waited for."""
+        news = []
+        for pid in sorted(descendants(self._pid)):
+            ended = exit_of_zombie(pid)
+            if ended is None:
+                self._learn(pid)
+            elif pid not in self._dead:
+                self._dead.add(pid)
+                if ended.code != 0:
+                    news.append(self._told(pid, ended))
+        return tuple(news)
+
+    def describe(self, stacks: Path) -> str:
+        """Who lives, and the Python stacks of those that answer as their parent does: forks of it.
+
+        Args:
+            stacks: the file that they answer into, all of them.
+        """
+        parts = []
+        for pid in sorted(descendants(self._pid))[:_MOST_NAMED]:
+            if exit_of_zombie(pid) is not None:
+                continue
+            self._learn(pid)
+            parts.append(
+                f"{self._names[pid]}:\n{_ask(pid, stacks) or '  (it does not tell its Python stack)'}"
+            )
+        return "\n\n".join(parts)
+
+    def _learn(self, pid: int) -> None:
+        if pid in self._known:
+            return
+        name = _name(pid)
+        if self._names.get(pid) == name:
+            self._known.add(pid)
+        self._names[pid] = name
+
+    def _told(self, pid: int, ended: Exit) -> str:
+        how = (
+            f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
+        )
+        return f"{self._names.get(pid, f'process {pid}')} {how}, and nobody waited for it"
+
+
+def _name(pid: int) -> str:
+    """``process 12 (rank 1, python -c …)``."""
+    try:
+        process = psutil.Process(pid)
+        rank = process.environ().get("RANK", "")
+        command = " ".join(process.cmdline())[:_COMMAND] or process.name()
+    except psutil.Error:
+        return f"process {pid}"
+    return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
+
+
+def _ask(pid: int, stacks: Path) -> str:
+    """The stacks of one process, which it adds to the file; empty if it has no handler."""
+    if not stacks.exists() or not catches(pid, STACKS_SIGNAL):
+        return ""
+    before = size = stacks.stat().st_size
+    send_signal(pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + TICK_S
+    while time.monotonic() < deadline:
+        time.sleep(EVIDENCE_POLL_S)
+        grown = stacks.stat().st_size
+        if grown == size > before:
+            break
+        size = grown
+    with stacks.open("rb") as file:
+        file.seek(before)
+        return file.read(16 * 1024).decode("utf-8", "replace").rstrip()

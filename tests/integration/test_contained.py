@@ -1,0 +1,250 @@
+"""Ordinary tests that are contained: none of them can end, hang or spoil the run."""
+
+import pytest
+
+from disttest.model import Outcome
+
+CONFTEST = """
+    import os
+    import pytest
+
+    @pytest.fixture(scope="session")
+    def shared():
+        return os.getpid()
+"""
+
+FAULTY = """
+    import multiprocessing
+    import os
+    import signal
+    import subprocess
+    import sys
+    import time
+    import pytest
+
+    @pytest.fixture(scope="module")
+    def module_value():
+        return {"pid": os.getpid(), "uses": 0}
+
+    def test_first(module_value, shared):
+        module_value["uses"] += 1
+        assert module_value["pid"] == os.getpid() == shared
+
+    def test_second(module_value, tmp_path):
+        module_value["uses"] += 1
+        assert module_value["uses"] == 2, "a file shares its process"
+        (tmp_path / "file").write_text("here")
+
+    def test_fails():
+        print("said before it failed")
+        assert 1 == 2
+
+    def test_crashes():
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def test_exits():
+        os._exit(0)
+
+    @pytest.mark.timeout(1)
+    def test_hangs():
+        time.sleep(600)
+
+    def test_leaves_a_child():
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def die(queue):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    @pytest.mark.timeout(3)
+    def test_waits_for_a_dead_child():
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        process = context.Process(target=die, args=(queue,))
+        process.start()
+        queue.get()
+
+    @pytest.mark.timeout(3)
+    def test_waits_for_ranks():
+        code = "import time; print('a rank speaks', flush=True); time.sleep(600)"
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "RANK": "1"})
+
+    def test_flaky(request):
+        mark = request.config.rootpath / "was-here"
+        if not mark.exists():
+            mark.touch()
+            assert False, "the first time"
+
+    @pytest.mark.skipif(True, reason="never here")
+    def test_skipped():
+        pass
+
+    @pytest.mark.xfail
+    def test_expected():
+        assert False
+
+    def test_last():
+        pass
+"""
+OTHER = """
+    import os
+
+    def test_other_file(shared):
+        assert shared == os.getpid()
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(module_lab):
+    lab = module_lab.write(conftest=CONFTEST, test_faulty=FAULTY, test_other=OTHER)
+    return lab.run("--contain", "--retries", "1", "test_faulty.py", "test_other.py")
+
+
+def test_every_test_has_its_own_verdict(ended):
+    assert {
+        "test_first": Outcome.PASSED,
+        "test_second": Outcome.PASSED,
+        "test_fails": Outcome.FAILED,
+        "test_crashes": Outcome.ERROR,
+        "test_exits": Outcome.ERROR,
+        "test_hangs": Outcome.FAILED,
+        "test_leaves_a_child": Outcome.PASSED,
+        "test_waits_for_a_dead_child": Outcome.FAILED,
+        "test_waits_for_ranks": Outcome.FAILED,
+        "test_flaky": Outcome.PASSED,
+        "test_skipped": Outcome.SKIPPED,
+        "test_expected": Outcome.XFAILED,
+        "test_last": Outcome.PASSED,
+        "test_other_file": Outcome.PASSED,
+    } == {test.test.name: test.final.outcome for test in ended.run.tests}
+    assert ended.exit_code == 1
+    assert [test.test.name for test in ended.run.tests if test.flaky] == ["test_flaky"]
+
+
+def test_failures_say_what_happened(ended):
+    assert ended.result("test_fails").message == "assert 1 == 2"
+    assert "said before it failed" in ended.output
+    assert ended.result("test_crashes").message.startswith("its process was killed by SIGSEGV in call")
+    assert ended.result("test_exits").message.startswith("its process exited with code 0 in call")
+    hang = ended.result("test_hangs")
+    assert "timed out after 1 s" in hang.message
+    assert "in test_hangs" in hang.ranks[0].stacks
+    assert "--contain" in ended.output, "the repeat command contains the test too"
+
+
+def test_processes_of_a_test_are_named_and_ended(ended):
+    (note,) = [n for n in ended.result("test_leaves_a_child").notes if "which was killed" in n]
+    assert note.startswith("the test leaked process ") and "import time" in note
+    dead = ended.result("test_waits_for_a_dead_child")
+    assert "was killed by SIGSEGV, and nobody waited for it" in dead.message
+    waiting = ended.result("test_waits_for_ranks")
+    assert "(rank 1, " in waiting.ranks[0].stacks
+    assert "a rank speaks" in (ended.results / waiting.ranks[0].log).read_text()
+
+
+def test_fixtures_that_cannot_be_shared_are_named(ended):
+    assert (
+        "the fixture shared of the root (session) is set up 2 times, once for each file that uses it"
+        in ended.output
+    )
+
+
+def test_without_it_a_limit_that_is_not_kept_is_said(lab):
+    suite = """
+        import pytest
+
+        @pytest.mark.timeout(1)
+        def test_it():
+            pass
+    """
+    ended = lab.write(test_limit=suite).run("test_limit.py")
+    talking = lab.run("test_limit.py", "--contain", "--", "-s")
+
+    assert (
+        "1 tests without a world have a time limit that is not kept (test_limit.py::test_it …)"
+        in ended.output
+    )
+    assert "--contain has no effect with -s: ordinary tests run in the pytest process" in talking.output
+    assert ended.exit_code == talking.exit_code == 0
+
+
+OUTCOMES = """
+    import os
+    import sys
+    import unittest
+    import pytest
+
+    def test_passes(tmp_path, capsys, monkeypatch):
+        print("here")
+        assert capsys.readouterr().out == "here\\n"
+
+    def test_skips():
+        pytest.skip("in the call")
+
+    @pytest.mark.xfail(strict=True)
+    def test_strict():
+        pass
+
+    @pytest.mark.xfail
+    def test_xpassed():
+        pass
+
+    @pytest.mark.xfail(raises=ValueError)
+    def test_other_error():
+        raise TypeError("not that one")
+
+    @pytest.fixture
+    def broken():
+        raise OSError("no set-up")
+
+    def test_setup_error(broken):
+        pass
+
+    @pytest.fixture
+    def breaks_after():
+        yield
+        raise OSError("no tear-down")
+
+    def test_teardown_error(breaks_after):
+        pass
+
+    def test_leaves_by_exit():
+        sys.exit(3)
+
+    @pytest.mark.parametrize("value", ["a", "b"])
+    def test_parameters(value):
+        assert value == "a"
+
+    def test_environment():
+        assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(os.environ)
+
+    class TestClass(unittest.TestCase):
+        @classmethod
+        def setUpClass(cls):
+            cls.value = 3
+
+        def test_method(self):
+            self.assertEqual(self.value, 3)
+
+        def test_fails(self):
+            self.assertEqual(self.value, 4)
+"""
+
+
+def outcomes(ended):
+    return {
+        test.test.name: (test.final.outcome, test.final.phase, test.final.message) for test in ended.run.tests
+    }
+
+
+def test_verdicts_are_the_same_contained_or_not(lab):
+    lab.write(test_outcomes=OUTCOMES)
+    plain = lab.run("test_outcomes.py")
+    contained = lab.run("test_outcomes.py", "--contain")
+    lab.write(
+        conftest="import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    hazard = lab.run("test_outcomes.py", "--contain")
+
+    assert len(plain.run.tests) == 13
+    assert outcomes(plain) == outcomes(contained) == outcomes(hazard)
+    assert "forking is unsafe here" in hazard.output

@@ -1,0 +1,70 @@
+"""What is known of the processes below a contained test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from disttest.runtime.world.descendants import Descendants
+
+_WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"RANK": "3"}
+    )
+    assert process.stdout is not None
+    assert b"up\n" == process.stdout.readline()  # while a process is being replaced it has no command line
+    with process:
+        yield process
+        process.kill()
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for its end without collecting it, as a parent does that waits for something else."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def _look(below: Descendants, process: subprocess.Popen[bytes]) -> list[str]:
+    """What is news of this child: earlier tests may have left others to this process."""
+    return [said for said in below.look() if said.startswith(f"process {process.pid} ")]
+
+
+def test_a_death_that_nobody_waits_for_is_told_once_and_with_the_rank(child: subprocess.Popen[bytes]) -> None:
+    below = Descendants(os.getpid())
+
+    assert [] == _look(below, child)
+    os.kill(child.pid, signal.SIGKILL)
+    _await_end(child)
+
+    (said,) = _look(below, child)
+    assert said.startswith(f"process {child.pid} (rank 3, {sys.executable} -c")
+    assert said.endswith("was killed by SIGKILL, and nobody waited for it")
+    assert [] == _look(below, child)
+
+
+def test_an_orderly_end_is_no_death(child: subprocess.Popen[bytes]) -> None:
+    below = Descendants(os.getpid())
+    below.look()
+    child.stdin.close()
+    _await_end(child)
+
+    assert [] == _look(below, child)
+
+
+def test_one_without_our_handler_is_named_and_not_signalled(
+    child: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "stacks").touch()
+    said = Descendants(os.getpid()).describe(tmp_path / "stacks")
+
+    assert f"process {child.pid} (rank 3, " in said
+    assert "(it does not tell its Python stack)" in said
+    assert child.poll() is None

@@ -1,0 +1,127 @@
+"""The README's first screen, typed literally in an empty folder by somebody who has Python and nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from environments import make_environment, packages_but_ours, uv
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = "https://github.com/org/dist-tests"
+
+
+def blocks(title: str) -> list[tuple[str, str]]:
+    """The language and text of each code block below a title of the README."""
+    tokens = MarkdownIt("commonmark").parse((ROOT / "README.md").read_text())
+    titles = [token.content for token in tokens]
+    start = titles.index(title)
+    end = next(i for i, token in enumerate(tokens[start:], start) if token.type == "heading_open")
+    return [(token.info, token.content) for token in tokens[start:end] if token.type == "fence"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of this repository as they stand, in a repository that can be cloned."""
+    folder = tmp_path_factory.mktemp("repository")
+    listed = _git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, listed):
+        source = ROOT / name
+        if source.is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+    _git(folder, "init", "--quiet")
+    _git(folder, "add", "--all")
+    _git(folder, "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "all")
+    return folder
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+class Newcomer:
+    """Somebody with an environment that has torch and pytest, and with an empty folder."""
+
+    def __init__(self, folder: Path, **environ: str) -> None:
+        self.python = make_environment(folder / "environment", packages_but_ours(folder / "packages"))
+        for name, start in (("pip", "pip._internal.cli.main:main"), ("pytest", "pytest:console_main")):
+            self._provide(name, *start.split(":"))
+        self.folder = folder / "empty"
+        self.folder.mkdir()
+        scripts = str(self.python.parent)
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))
+        }
+        self.environ = {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "NO_COLOR": "1", **environ}
+
+    def _provide(self, name: str, module: str, function: str) -> None:
+        program = self.python.parent / name
+        program.write_text(
+            f"#!{self.python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        program.chmod(0o755)
+
+    def types(self, text: str) -> str:
+        """Type it into a shell that stops at the first command that fails."""
+        done = subprocess.run(
+            ["bash", "-euc", text],
+            cwd=self.folder, env=self.environ, timeout=240, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repository: Path) -> None:
+    somebody = Newcomer(
+        tmp_path,
+        GIT_CONFIG_COUNT="1",
+        GIT_CONFIG_KEY_0=f"url.file://{repository}.insteadOf",
+        GIT_CONFIG_VALUE_0=PUBLISHED,
+    )
+    said = []
+
+    for language, text in blocks("Your own tests"):
+        if language == "python":
+            name = re.search(r"^# (\w+\.py)\n", text)
+            assert name, text
+            (somebody.folder / name[1]).write_text(text)
+        elif language == "sh":
+            said.append(somebody.types(text))
+
+    installed, ran = said
+    assert "Successfully installed dist-tests-" in installed
+    assert "2 passed" in ran.partition("passed: ")[0], ran
+    assert "passed: 2 passed" in ran
+    where = somebody.types("python -c 'import disttest; print(disttest.__file__)'")
+    assert where.startswith(str(tmp_path / "environment")), "not the working copy of the tests"
+
+
+def test_the_wheel_installs_from_an_index_by_the_name_of_the_readme(tmp_path: Path, repository: Path) -> None:
+    line = re.search(r"`(pip install 'dist-tests\[torch\]')`", (ROOT / "README.md").read_text())
+    assert line, "the README names what it will be once it is published"
+    page = tmp_path / "index" / "dist-tests"
+    uv("build", "--quiet", "--wheel", "--out-dir", page, repository)
+    (wheel,) = page.glob("*.whl")
+    (page / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    somebody = Newcomer(tmp_path, PIP_INDEX_URL=f"file://{tmp_path / 'index'}", PIP_EXTRA_INDEX_URL="")
+
+    said = somebody.types(line[1])
+
+    assert "Successfully installed dist-tests-" in said
+    found = somebody.types(
+        "disttest list smoke; python -c 'import disttest, expecttest; print(disttest.__path__[0])'"
+    )
+    assert found.startswith("suite"), found
+    assert "smoke  " in found
+    package = Path(found.splitlines()[-1])
+    assert package.is_relative_to(tmp_path / "environment"), "not the working copy of the tests"
+    assert {"py.typed", "suites"} <= {path.name for path in package.iterdir()}

@@ -1,0 +1,553 @@
+"""What the table in docs/plugins.md says of each plugin, with the real one installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from lab import Ended, Lab
+
+from disttest.model import Outcome
+
+ROOT = Path(__file__).parents[2]
+UNSAFE = "forking is unsafe here"
+
+
+def outcomes(ended: Ended) -> dict[str, Outcome]:
+    return {test.test.name: test.final.outcome for test in ended.run.tests}
+
+
+def all_passed(ended: Ended) -> bool:
+    assert ended.run.tests, ended.output
+    return {Outcome.PASSED} == set(outcomes(ended).values())
+
+
+def test_the_table_has_each_plugin_with_the_version_that_is_tested() -> None:
+    table = dict(
+        re.findall(r"^\| ([\w-]+) ([\d.]+) \|", (ROOT / "docs" / "plugins.md").read_text(), re.MULTILINE)
+    )
+    lock = dict(
+        re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements" / "plugins.lock").read_text(), re.MULTILINE)
+    )
+    constraints = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    wanted = [
+        line
+        for line in (ROOT / "requirements" / "plugins.in").read_text().splitlines()
+        if not line.startswith("#") and line != "coverage"
+    ]
+
+    assert table == {name: lock[name] for name in wanted} | {"hypothesis": constraints["hypothesis"]}
+    tests = set(re.findall(r"^def test_(\w+)\(", Path(__file__).read_text(), re.MULTILINE))
+    assert {name.replace("-", "_") for name in table} <= tests
+
+
+# --- what would be lost without a word
+
+COVERED = """
+    import pytest
+    import torch.distributed as dist
+    from disttest.testing import MultiProcessTestCase
+
+    @pytest.mark.world_size(2)
+    def test_branches(world):
+        if world.rank == 1:
+            here = "one"
+        else:
+            here = "zero"
+        dist.barrier()
+        assert here
+
+    @pytest.mark.world_size(2)
+    def test_fresh():
+        assert True
+
+    class TestOwn(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_in_ranks(self):
+            if self.rank == 1:
+                here = "one"
+                assert here
+
+    def test_ordinary():
+        assert True
+"""
+THREAD = """
+    import threading
+    threading.Thread(target=threading.Event().wait, name="at-import", daemon=True).start()
+"""
+
+
+@pytest.mark.plugins("pytest-cov", "coverage")
+def test_pytest_cov(lab: Lab) -> None:
+    lab.write(test_covered=COVERED)
+    options = ("--cov=.", "--cov-branch", "--cov-context=test", "--cov-report=json")
+
+    ended = lab.run("test_covered.py", "--", *options)
+
+    assert all_passed(ended)
+    report = json.loads((lab.folder / "coverage.json").read_text())
+    assert 100 == report["totals"]["percent_covered"], ended.output
+    contexts = subprocess.run(
+        [lab.python, "-c",
+         "import coverage; d = coverage.CoverageData(); d.read(); print(*sorted(d.measured_contexts()), sep='\\n')"],
+        cwd=lab.folder, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "test_covered.py::test_branches[2xgloo]|run" in contexts
+    assert [] == [path.name for path in lab.folder.glob(".coverage.*")], "ranks leave nothing beside it"
+
+
+@pytest.mark.plugins("pytest-cov", "coverage")
+def test_pytest_cov_where_ranks_collect_by_themselves(lab: Lab) -> None:
+    lab.write(test_covered=THREAD + COVERED)
+
+    ended = lab.run("test_covered.py", "--", "--cov=.", "--cov-report=json", "-k", "branches or ordinary")
+
+    assert UNSAFE in ended.output
+    missing = json.loads((lab.folder / "coverage.json").read_text())["files"]["test_covered.py"][
+        "missing_lines"
+    ]
+    own_class_and_fresh = set(range(19, 33))
+    assert set(missing) <= own_class_and_fresh, (missing, ended.output)
+
+
+@pytest.mark.plugins("coverage")
+def test_coverage_run(lab: Lab) -> None:
+    lab.write(test_covered=COVERED)
+    command = [
+        lab.python,
+        "-m",
+        "coverage",
+        "run",
+        "--source=.",
+        "-m",
+        "pytest",
+        "-p",
+        "disttest",
+        "test_covered.py",
+    ]
+
+    ran = subprocess.run(
+        command, cwd=lab.folder, env=lab.environ, capture_output=True, text=True, timeout=240
+    )
+    said = subprocess.run(
+        [lab.python, "-m", "coverage", "report"], cwd=lab.folder, capture_output=True, text=True, timeout=60
+    ).stdout
+
+    assert re.search(r"test_covered.py +\d+ +0 +100%", said), ran.stdout + said
+
+
+FLAKY = """
+    import os
+    import pytest
+    import torch.distributed as dist
+
+    def attempt(name):
+        with open(name, "a") as file:
+            file.write("x")
+        return os.path.getsize(name)
+
+    @pytest.mark.world_size(2)
+    def test_flaky(world):
+        if world.rank == 1:
+            assert attempt("flaky") > 1, "the real assertion"
+        dist.barrier()
+
+    @pytest.mark.flaky(reruns=2)
+    @pytest.mark.world_size(2)
+    def test_marked(world):
+        if world.rank == 1:
+            assert attempt("marked") > 2, "of the mark"
+        dist.barrier()
+
+    @pytest.mark.flaky(reruns=0)
+    @pytest.mark.world_size(2)
+    def test_never_again(world):
+        assert world.rank == 0, "once"
+
+    def test_ordinary_flaky():
+        assert attempt("ordinary") > 1
+"""
+
+
+@pytest.mark.plugins("pytest-rerunfailures", "pytest-xdist", "execnet")
+def test_pytest_rerunfailures(lab: Lab) -> None:
+    lab.write(test_flaky=FLAKY)
+
+    ended = lab.run("test_flaky.py", "--", "--reruns", "1")
+
+    assert UNSAFE not in ended.output, "its thread is for pytest-xdist, which distributes nothing here"
+    attempts = {test.test.name: [each.outcome for each in test.attempts] for test in ended.run.tests}
+    failed, passed = Outcome.FAILED, Outcome.PASSED
+    assert attempts == {
+        "test_flaky[2xgloo]": [failed, passed],
+        "test_marked[2xgloo]": [failed, failed, passed],
+        "test_never_again[2xgloo]": [failed],
+        "test_ordinary_flaky": [failed, passed],
+    }, ended.output
+    assert "rank 1 of 2 failed: AssertionError: the real assertion" in ended.output
+    assert 1 == ended.exit_code
+
+
+SEEDS = """
+    import random
+    import numpy
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_seeds(world):
+        mine = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+        all_of_them = [None, None]
+        dist.all_gather_object(all_of_them, mine)
+        assert all_of_them[0] == all_of_them[1]
+        print("drew", mine)
+"""
+
+
+@pytest.mark.parametrize("thread", ["", THREAD], ids=["forked", "collecting"])
+@pytest.mark.plugins("pytest-randomly")
+def test_pytest_randomly(lab: Lab, thread: str) -> None:
+    lab.write(test_seeds=thread + SEEDS)
+
+    ended = lab.run("test_seeds.py", *(["--", "--randomly-seed=7"] if thread else []))
+
+    assert not thread or UNSAFE in ended.output
+    assert all_passed(ended), ended.output
+
+
+DRAWN = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from hypothesis import assume, given, settings, strategies as st
+
+    @pytest.mark.world_size(2)
+    @settings(max_examples=30)
+    @given(numbers=st.lists(st.integers(-1000, 1000), min_size=1, max_size=5))
+    def test_same(world, numbers):
+        assume(sum(numbers) != 3)
+        everywhere = [None, None]
+        dist.all_gather_object(everywhere, numbers)
+        assert everywhere[0] == everywhere[1]
+
+    @pytest.mark.world_size(2)
+    @given(number=st.integers(0, 1000))
+    def test_finds(world, number):
+        dist.all_reduce(torch.ones(1))
+        assert world.rank == 0 or number < 3, "too large"
+"""
+
+
+@pytest.mark.plugins("pytest-mock")
+def test_hypothesis(lab: Lab) -> None:
+    ended = lab.write(test_drawn=DRAWN).run("test_drawn.py", "--timeout", "60")
+
+    assert Outcome.PASSED is ended.result("test_same").outcome, ended.output
+    found = ended.result("test_finds")
+    assert "rank 1 of 2 failed: AssertionError: too large" in found.message, ended.output
+    assert 1 == found.details.count("Falsifying example: test_finds(")
+
+
+@pytest.mark.plugins("pytest-xdist", "execnet")
+def test_pytest_xdist(lab: Lab) -> None:
+    lab.write(test_mixed=MIXED)
+    (lab.folder / "pytest.ini").write_text("[pytest]\naddopts = -n 2\n")
+
+    guarded = lab.run("test_mixed.py", "--", "-k", "passes or ordinary")
+    plain = lab.pytest("test_mixed.py", "-k", "passes or ordinary", results="plain")
+
+    assert all_passed(guarded)
+    assert 1 == guarded.output.count("disttest: -n 2 of pytest-xdist is ignored: slots do that work")
+    assert "1 passed, 1 error" in plain.output, plain.output
+    reason = "pytest-xdist cannot run worlds: leave -n out"
+    errors = plain.output.partition("short test summary")[0]
+    assert 1 == errors.count(reason), "once in the errors, and once in pytest's summary of them"
+    assert UNSAFE not in plain.output
+
+
+TIMED = """
+    import time
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_hangs(world):
+        if world.rank == 0:
+            dist.barrier()
+        time.sleep(1000)
+
+    @pytest.mark.timeout(0)
+    @pytest.mark.world_size(2)
+    def test_off(world):
+        dist.barrier()
+
+    @pytest.mark.timeout(200, method="thread", func_only=True)
+    @pytest.mark.world_size(2)
+    def test_marked(world):
+        dist.barrier()
+"""
+
+
+@pytest.mark.plugins("pytest-timeout")
+def test_pytest_timeout(lab: Lab) -> None:
+    lab.write(test_timed=TIMED)
+
+    ended = lab.run("test_timed.py", "--", "--timeout", "4")
+
+    assert "rank 1 never joined barrier #1" in ended.result("test_hangs").message
+    assert "(timed out after 4 s)" in ended.result("test_hangs").message
+    assert [Outcome.PASSED] * 2 == [ended.result(name).outcome for name in ("test_off", "test_marked")]
+    limits = {test.test.name: test.test.timeout_s for test in ended.run.tests}
+    assert 200 == limits["test_marked[2xgloo]"]
+    assert limits["test_off[2xgloo]"] > 1_000_000
+
+
+# --- one result a test
+
+MIXED = """
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_passes(world):
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    def test_fails(world):
+        assert world.rank == 0, "the real assertion"
+
+    @pytest.mark.world_size(2)
+    def test_skips(world):
+        pytest.skip("not today")
+
+    @pytest.mark.world_size(2)
+    def test_crashes(world):
+        import os
+        os._exit(3)
+
+    def test_ordinary():
+        pass
+"""
+WORDS = {"passes": "passed", "fails": "failed", "skips": "skipped", "crashes": "failed", "ordinary": "passed"}
+
+
+def word_of(nodeid: str) -> str:
+    return re.search(r"test_(\w+)(\[|$)", nodeid)[1]
+
+
+@pytest.mark.plugins("allure-pytest", "allure-python-commons", "attrs")
+def test_allure_pytest(lab: Lab) -> None:
+    lab.write(test_mixed=MIXED)
+
+    lab.run("test_mixed.py", "--", "--alluredir=allure")
+
+    results = [json.loads(path.read_text()) for path in (lab.folder / "allure").glob("*-result.json")]
+    passes = [each for each in results if word_of(each["name"]) == "passes"]
+    assert 2 == len(passes), "one for each rank, as the table says"
+
+
+@pytest.mark.plugins("pytest-html", "pytest-metadata")
+def test_pytest_html(lab: Lab) -> None:
+    lab.write(test_mixed=MIXED)
+
+    lab.run("test_mixed.py", "--", "--html=report.html")
+
+    blob = re.search(r'data-jsonblob="([^"]*)"', (lab.folder / "report.html").read_text())[1]
+    tests = json.loads(blob.replace("&#34;", '"').replace("&amp;", "&"))["tests"]
+    found = {
+        word_of(nodeid): [each["result"].lower() for each in results] for nodeid, results in tests.items()
+    }
+    assert {name: [word] for name, word in WORDS.items()} == found
+
+
+@pytest.mark.parametrize("thread", ["", THREAD], ids=["forked", "collecting"])
+@pytest.mark.plugins("pytest-json-report", "pytest-metadata")
+def test_pytest_json_report(lab: Lab, thread: str) -> None:
+    lab.write(test_mixed=thread + MIXED)
+
+    lab.run("test_mixed.py", "--", "--json-report")
+
+    tests = json.loads((lab.folder / ".report.json").read_text())["tests"]
+    assert WORDS == {word_of(test["nodeid"]): test["outcome"] for test in tests}
+    assert len(WORDS) == len(tests)
+
+
+@pytest.mark.plugins("pytest-sugar", "termcolor")
+def test_pytest_sugar(lab: Lab) -> None:
+    lab.write(test_mixed=MIXED)
+
+    ended = lab.pytest("test_mixed.py", "--force-sugar")
+
+    assert "INTERNALERROR" not in ended.output
+    assert WORDS == {word_of(name): {"error": "failed"}.get(outcome.value, outcome.value)
+                     for name, outcome in outcomes(ended).items()}  # fmt: skip
+    assert re.search(r"2 failed", ended.output), ended.output
+
+
+BENCHMARKED = """
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_barrier(world, benchmark):
+        benchmark.pedantic(dist.barrier, rounds=5)
+
+    def test_ordinary(benchmark):
+        benchmark.pedantic(lambda: None, rounds=5)
+"""
+
+
+@pytest.mark.plugins("pytest-benchmark", "py-cpuinfo2")
+def test_pytest_benchmark(lab: Lab) -> None:
+    lab.write(test_speed=BENCHMARKED)
+
+    ended = lab.run("test_speed.py", "--", "--benchmark-json=speed.json")
+
+    assert all_passed(ended)
+    names = [each["name"] for each in json.loads((lab.folder / "speed.json").read_text())["benchmarks"]]
+    assert ["test_ordinary"] == names
+    assert "pytest-benchmark: 1 test with a world not in its table" in " ".join(ended.run.notes)
+
+
+# --- the rest
+
+ASYNC = """
+    import asyncio
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    @pytest.mark.{mark}
+    @pytest.mark.world_size(2)
+    async def test_async(world):
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        await asyncio.sleep(0)
+        work.wait()
+
+    @pytest.mark.{mark}
+    @pytest.mark.world_size(2)
+    async def test_fails(world):
+        await asyncio.sleep(0)
+        assert world.rank == 0, "the real assertion"
+"""
+
+
+@pytest.mark.plugins("pytest-asyncio")
+def test_pytest_asyncio(lab: Lab) -> None:
+    _async(lab, "asyncio")
+
+
+@pytest.mark.plugins("anyio")
+def test_anyio(lab: Lab) -> None:
+    (lab.folder / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture\ndef anyio_backend():\n    return 'asyncio'\n"
+    )
+    _async(lab, "anyio")
+
+
+def _async(lab: Lab, mark: str) -> None:
+    ended = lab.write(test_async=ASYNC.replace("{mark}", mark)).run("test_async.py")
+
+    assert Outcome.PASSED is ended.result("test_async").outcome, ended.output
+    assert "rank 1 of 2 failed: AssertionError: the real assertion" in ended.result("test_fails").message
+
+
+MOCKED = """
+    import os
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_mocked(world, mocker):
+        mocker.patch("os.getcwd", return_value=str(world.rank))
+        assert os.getcwd() == str(world.rank)
+
+    @pytest.mark.world_size(2)
+    def test_after(world):
+        assert os.path.isabs(os.getcwd())
+"""
+
+
+@pytest.mark.plugins("pytest-mock")
+def test_pytest_mock(lab: Lab) -> None:
+    ended = lab.write(test_mocked=MOCKED).run("test_mocked.py")
+
+    assert all_passed(ended)
+
+
+SUBTESTS = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_subtests(world, subtests):
+        for number in range(3):
+            with subtests.test(number=number):
+                assert (world.rank, number) != (1, 1), "of one subtest"
+"""
+
+
+@pytest.mark.plugins("pytest-subtests", "attrs")
+def test_pytest_subtests(lab: Lab) -> None:
+    ended = lab.write(test_subtests=SUBTESTS).run("test_subtests.py")
+
+    assert Outcome.FAILED is ended.result("test_subtests").outcome
+    assert "rank 1 of 2 failed" in ended.result("test_subtests").message
+    assert "of one subtest" in ended.output
+
+
+ORDERED = """
+    import pytest
+
+    @pytest.mark.order(2)
+    @pytest.mark.world_size(2)
+    def test_second(world):
+        pass
+
+    @pytest.mark.order(1)
+    @pytest.mark.world_size(2)
+    def test_first(world):
+        pass
+"""
+
+
+@pytest.mark.plugins("pytest-order")
+def test_pytest_order(lab: Lab) -> None:
+    ended = lab.write(test_ordered=ORDERED).run("test_ordered.py", "--slots", "2")
+
+    began = sorted((test.final.started_at_s, test.test.name) for test in ended.run.tests)
+    assert ["test_first[2xgloo]", "test_second[2xgloo]"] == [name for _, name in began]
+
+
+@pytest.mark.plugins("pytest-forked")
+def test_pytest_forked(lab: Lab) -> None:
+    ended = lab.write(test_mixed=MIXED).run("test_mixed.py", "--", "--forked", "-k", "passes or fails")
+
+    assert {"test_passes[2xgloo]": Outcome.PASSED, "test_fails[2xgloo]": Outcome.FAILED} == outcomes(ended)
+
+
+MPI = """
+    import pytest
+
+    @pytest.mark.mpi
+    def test_of_mpi():
+        pass
+
+    @pytest.mark.world_size(2)
+    def test_of_ours(world):
+        assert world.size == 2
+"""
+
+
+@pytest.mark.plugins("pytest-mpi")
+def test_pytest_mpi(lab: Lab) -> None:
+    ended = lab.write(test_mpi=MPI).run("test_mpi.py")
+
+    assert {"test_of_mpi": Outcome.SKIPPED, "test_of_ours[2xgloo]": Outcome.PASSED} == outcomes(ended)

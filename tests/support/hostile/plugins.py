@@ -1,0 +1,106 @@
+"""Plugins of others that distribute, fork or silence: real ones, from the package index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lab import Lab
+
+from disttest.model import Outcome
+from hostile import Trial
+
+PINS = ("pytest-xdist==3.8.0", "pytest-forked==1.7.5", "execnet==2.1.2", "py==1.11.0")
+TESTS = """
+    import pytest
+    @pytest.mark.world_size(2)
+    def test_world(world):
+        assert world.size == 2
+    @pytest.mark.world_size(2)
+    def test_marked():
+        pass
+    def test_ordinary():
+        pass
+"""
+
+
+def plugins() -> str:
+    """A folder that has them, made once: in the environment of the tests they would show in every other test."""
+    name = hashlib.sha256(" ".join(PINS).encode()).hexdigest()[:16]
+    folder = Path.home() / ".cache" / "disttest" / f"plugins-{name}"
+    if not folder.exists():
+        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(fresh), *PINS]
+        subprocess.run(pip, check=True, capture_output=True, timeout=120)
+        fresh.rename(folder)
+    return str(folder)
+
+
+def path_with_plugins(lab: Lab) -> str:
+    return os.pathsep.join([lab.environ["PYTHONPATH"], plugins()])
+
+
+def _xdist_under_the_command(lab: Lab) -> None:
+    lab.write(test_mixed=TESTS)
+    path = path_with_plugins(lab)
+    said = "disttest: -n 2 of pytest-xdist is ignored: slots do that work (--slots)"
+    for words, ini in ((("--", "-n", "2"), ""), ((), "[pytest]\naddopts = -n 2\n")):
+        (lab.folder / "pytest.ini").write_text(ini or "[pytest]\n")
+        ended = lab.run("test_mixed.py", *words, PYTHONPATH=path)
+        assert ended.exit_code == 0, ended.output
+        assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+        assert ended.output.count(said) == 1, ended.output
+        assert said.removeprefix("disttest: ") in ended.run.notes
+
+
+def _xdist_under_pytest(lab: Lab) -> None:
+    lab.write(test_mixed=TESTS)
+    ended = lab.pytest("test_mixed.py", "-n", "2", PYTHONPATH=path_with_plugins(lab))
+    assert ended.exit_code == 1, ended.output
+    assert "1 passed, 2 errors" in ended.output, ended.output
+    assert "pytest-xdist cannot run worlds: leave -n out" in ended.output
+
+
+def _forked(lab: Lab) -> None:
+    lab.write(test_mixed=TESTS)
+    path = path_with_plugins(lab)
+    for ended in (
+        lab.run("test_mixed.py", "--", "--forked", "-k", "not ordinary", PYTHONPATH=path),
+        lab.pytest("test_mixed.py", "--forked", "-k", "not ordinary", PYTHONPATH=path),
+    ):
+        assert ended.exit_code == 0, ended.output
+        assert [Outcome.PASSED] * 2 == [test.final.outcome for test in ended.run.tests], ended.output
+
+
+def _no_terminal(lab: Lab) -> None:
+    lab.write(test_mixed=TESTS)
+    for ended in (
+        lab.run("test_mixed.py", "--", "-p", "no:terminal"),
+        lab.pytest("test_mixed.py", "-p", "no:terminal"),
+    ):
+        assert ended.exit_code == 0, ended.output
+        assert "INTERNALERROR" not in ended.output
+        assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+
+
+TRIALS = (
+    Trial(
+        id="xdist-command",
+        claim="-n of pytest-xdist is overruled in one line under the command.",
+        run=_xdist_under_the_command,
+    ),
+    Trial(
+        id="xdist-pytest",
+        claim="Under plain pytest -n, world tests fail with the true reason; others run.",
+        run=_xdist_under_pytest,
+    ),
+    Trial(
+        id="pytest-forked",
+        claim="World tests are as ever with --forked: a rank is a process already.",
+        run=_forked,
+    ),
+    Trial(id="no-terminal", claim="pytest's terminal can be switched off.", run=_no_terminal),
+)

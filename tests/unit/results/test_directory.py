@@ -1,0 +1,184 @@
+"""One run, one results directory: who may claim it, who is told what, and what becomes of it when somebody removes it."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.results.directory import DirectoryInUse, claim, claim_default, no_run_writes
+from disttest.results.events import Noted
+from disttest.results.journal import FILE_NAME, Journal, read_events
+
+HELLO = Noted(at_s=1.0, message="hello")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A directory with the journal of a run that goes on."""
+    directory = claim(tmp_path / "results")
+    journal = Journal(directory.path / FILE_NAME)
+    journal.append(HELLO)
+    yield directory, journal
+    journal.close()
+    directory.release()
+
+
+def test_a_directory_that_a_run_holds_is_refused_with_the_holder(held):
+    directory, _ = held
+
+    with pytest.raises(DirectoryInUse) as refused:
+        claim(directory.path)
+
+    assert str(refused.value) == (
+        f"results directory {directory.path} is in use by another run (pid {os.getpid()}): "
+        "wait until it has ended, or choose another with --results"
+    )
+    assert [HELLO] == list(read_events(directory.path / FILE_NAME))
+
+
+def test_the_next_name_is_taken_where_that_was_asked_for(held):
+    directory, _ = held
+    said = []
+    second, third = (claim_default(said.append) for _ in range(2))
+
+    assert said == [
+        f"results is in use by another run (pid {os.getpid()}): this run writes into results-{number}"
+        for number in (2, 3)
+    ]
+    assert ["results-2", "results-3"] == [second.path.name, third.path.name]
+    assert [HELLO] == list(read_events(directory.path / FILE_NAME))
+    second.release()
+    third.release()
+
+
+def test_names_with_files_of_others_are_passed_over(held, tmp_path):
+    (tmp_path / "results-2").mkdir()
+    (tmp_path / "results-2" / "thesis.tex").touch()
+
+    third = claim_default(lambda _: None)
+
+    assert "results-3" == third.path.name
+    third.release()
+
+
+def test_foreign_files_are_refused_even_where_the_next_name_would_do(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "thesis.tex").touch()
+
+    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+        claim_default(print)
+
+
+def test_what_is_claimed_at_the_same_moment_is_claimed_once(tmp_path):
+    """Ten at a time, on top of an earlier run each time."""
+    for _ in range(50):
+        with ThreadPoolExecutor(10) as pool:
+            claimed = list(pool.map(lambda _: claim_default(len), range(10)))
+        for directory in claimed:
+            (directory.path / FILE_NAME).write_text(directory.path.name)
+        assert len({directory.path for directory in claimed}) == 10
+        assert "results" in {directory.path.name for directory in claimed}
+        for directory in claimed:
+            assert [FILE_NAME] == [path.name for path in directory.path.iterdir()]
+            directory.release()
+    assert 500 == sum(1 for _ in tmp_path.glob(f"*/{FILE_NAME}"))
+
+
+def test_a_link_to_another_disk_stays_one(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "disk")
+    first = claim(tmp_path / "results")
+    (first.path / FILE_NAME).write_text("first")
+    first.release()
+
+    second = claim(tmp_path / "results")
+
+    assert (tmp_path / "results").is_symlink()
+    assert [] == list((tmp_path / "disk").iterdir())
+    assert ["first"] == [(path / FILE_NAME).read_text() for path in tmp_path.glob("disk-*")]
+    second.release()
+
+
+def test_a_directory_that_was_removed_comes_back_under_its_name(held):
+    directory, journal = held
+    log = "logs/a/rank0.log"
+    shutil.rmtree(directory.path)
+    later = directory.home.now() / log
+    later.parent.mkdir(parents=True)
+    later.write_text("said later")
+
+    note = directory.restore(journal)
+
+    assert note.startswith("the results directory was removed while the run wrote into it: ")
+    assert [HELLO] == list(read_events(directory.path / FILE_NAME))
+    assert "said later" == (directory.path / log).read_text()
+    assert directory.home.now() == directory.path
+    assert ["results"] == [path.name for path in directory.path.parent.iterdir()]
+    assert "" == directory.restore(journal)
+
+
+def test_a_directory_that_another_run_has_taken_meanwhile_is_left_to_it(held):
+    directory, journal = held
+    path = directory.path
+    shutil.rmtree(path)
+    other = claim(path)
+    (path / FILE_NAME).write_text("of the other run")
+
+    assert directory.home.now() == path.with_name(f"results-{os.getpid()}")
+    note = directory.restore(journal)
+
+    assert note.endswith(
+        f"and {path} is not this run's any more: journal and reports are in {path}-{os.getpid()}, "
+        "the logs of the ranks up to then are lost"
+    )
+    assert "of the other run" == (path / FILE_NAME).read_text()
+    assert [HELLO] == list(read_events(directory.path / FILE_NAME))
+    with pytest.raises(DirectoryInUse):
+        claim(directory.path)
+    other.release()
+
+
+def test_a_file_in_the_place_of_the_directory_stays_one(held):
+    directory, journal = held
+    path = directory.path
+    shutil.rmtree(path)
+    path.write_text("not yours")
+
+    assert f"{path} is not this run's any more" in directory.restore(journal)
+    assert "not yours" == path.read_text()
+    assert [HELLO] == list(read_events(directory.path / FILE_NAME))
+
+
+def test_a_journal_of_others_in_the_directory_is_not_written(held):
+    directory, journal = held
+    journal.path.unlink()
+    journal.path.write_text("of somebody else")
+
+    assert "cannot be restored: File exists" in directory.restore(journal)
+    assert "of somebody else" == journal.path.read_text()
+    assert [HELLO] == list(journal.events())
+
+
+def test_a_directory_that_can_not_come_back_is_a_note(held):
+    directory, journal = held
+    shutil.rmtree(directory.path.parent)
+    directory.path.parent.write_text("a file")
+
+    assert "cannot be restored: " in directory.restore(journal)
+    directory.path.parent.unlink()
+
+
+def test_reports_are_not_written_while_a_run_goes_on(held):
+    directory, _ = held
+    with pytest.raises(DirectoryInUse), no_run_writes(directory.path):
+        pass
+    directory.release()
+    with no_run_writes(directory.path), no_run_writes(directory.path), pytest.raises(DirectoryInUse):
+        claim(directory.path)

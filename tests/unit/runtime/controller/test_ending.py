@@ -1,0 +1,50 @@
+"""The end of a run without a command: one reading of the journal for the exit code and the reports."""
+
+import json
+from collections import Counter
+
+from disttest.model import Cause, Hardware, Outcome, TestCase, TestResult
+from disttest.results import journal as journals
+from disttest.results.directory import claim
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.ending import end_run
+from disttest.runtime.controller.recorder import Recorder
+
+NODEIDS = ("t.py::test_a", "t.py::test_b")
+
+
+class Sweep:
+    """Finds something of the run's."""
+
+    def clean(self, attempts):
+        yield f"left by one of {len(attempts())} tests", NODEIDS[0]
+
+
+def run_in(directory):
+    recorder = Recorder(Journal(directory.path / FILE_NAME))
+    recorder.run_started(run_id="r", argv=(), root=str(directory.path), hardware=Hardware(cpus=1), slots=1)
+    for nodeid, outcome in zip(NODEIDS, (Outcome.PASSED, Outcome.FAILED), strict=True):
+        test = TestCase(
+            nodeid=nodeid, slug="t", classname="t", name=nodeid[-6:], file="t.py", line=1, suite="t"
+        )
+        recorder.collected(test)
+        cause = Cause.TEST if outcome.is_bad else None
+        recorder.test_finished(TestResult(nodeid=nodeid, outcome=outcome, cause=cause))
+    return recorder
+
+
+def test_each_event_is_read_once_for_the_code_and_the_reports(tmp_path, monkeypatch):
+    read = Counter()
+    decoded = journals._decoded
+    monkeypatch.setattr(journals, "_decoded", lambda line: read.update([bytes(line)]) or decoded(line))
+    directory = claim(tmp_path / "results")
+    recorder = run_in(directory)
+
+    code = end_run(recorder, directory, Sweep(), exit_code=0, reason="", listed=False)
+
+    assert code == 1
+    written = (tmp_path / "results" / FILE_NAME).read_bytes().splitlines()
+    assert set(written) == set(read) and set(read.values()) == {1}
+    shown = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert shown["exit_code"] == 1
+    assert shown["notes"] == [f"{NODEIDS[0]}: left by one of 2 tests"]

@@ -1,0 +1,35 @@
+"""What ``disttest list`` shows of tests."""
+
+from disttest.model import Kind, TestCase, WorldShape
+from disttest.runtime.guard.listing import render_list
+
+
+def case(name, size, kind):
+    shape = WorldShape(size=size, backend="gloo") if size else None
+    return TestCase(
+        nodeid=f"t.py::{name}",
+        slug="s",
+        classname="t",
+        name=name,
+        file="t.py",
+        line=1,
+        suite="t",
+        world=shape,
+        kind=kind,
+    )
+
+
+def test_each_test_says_how_many_ranks_it_has_unless_its_name_does():
+    tests = [
+        case("test_ordinary", 0, Kind.RANKS),
+        case("test_world[2xgloo]", 2, Kind.RANKS),
+        case("TestP::test_p", 4, Kind.MAIN),
+        case("TestT::test_t", 1, Kind.THREADS),
+    ]
+
+    assert [
+        "t.py::test_ordinary",
+        "t.py::test_world[2xgloo]",
+        "t.py::TestP::test_p  (4 ranks)",
+        "t.py::TestT::test_t  (1 thread)",
+    ] == render_list(tests, each=True).splitlines()

@@ -1,0 +1,60 @@
+"""Which of the devices that torch sees is a rank's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from disttest.model import WorldShape
+from disttest.options.run import resolve_options
+from disttest.runtime.rank.rank import RankSpec
+
+NOWHERE = Path("/nowhere")
+
+
+def spec(rank, devices):
+    return RankSpec(
+        rank=rank,
+        shape=WorldShape(size=2, backend="nccl", device="cuda"),
+        world_id="w1",
+        world_pid=1,
+        master_port=0,
+        devices=devices,
+        stacks=NOWHERE,
+        questions=NOWHERE,
+        phases=NOWHERE,
+        scratch=NOWHERE,
+        log=NOWHERE,
+        settings=resolve_options({}, environ={}).for_worlds(),
+        threads=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "devices", "seen", "index"),
+    [
+        (0, ("GPU-a", "GPU-b"), 2, 0),
+        (1, ("GPU-a", "GPU-b"), 2, 1),
+        (1, ("MIG-a", "MIG-b"), 1, 0),
+        (1, (), 2, 1),
+    ],
+)
+def test_each_rank_has_its_own(rank, devices, seen, index):
+    assert index == spec(rank, devices).device_index(seen)
+
+
+@pytest.mark.parametrize(
+    ("rank", "devices", "seen", "words"),
+    [
+        (1, ("GPU-a", "GPU-b"), 1, "GPU-b is missing: torch sees 1 of the 2 GPUs of this world"),
+        (1, ("MIG-a", "MIG-b"), 0, "MIG-b is missing: torch sees 0 of the 1 GPUs of this world"),
+        (0, ("3",), 0, "GPU 3 is missing: torch sees 0 of the 1 GPUs of this world"),
+        (0, (), 0, "GPU 0 is missing: torch sees 0 of the 1 GPUs of this world"),
+    ],
+)
+def test_one_that_torch_does_not_see_is_named(rank, devices, seen, words):
+    with pytest.raises(RuntimeError) as raised:
+        spec(rank, devices).device_index(seen)
+
+    assert words == str(raised.value)

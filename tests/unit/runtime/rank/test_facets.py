@@ -1,0 +1,59 @@
+"""The table of what is looked at between tests."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from disttest.runtime.rank import facets
+from disttest.runtime.rank.facets import table
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
+
+
+def areas():
+    pytest.importorskip("torch")
+    names = [module.name for module in pkgutil.iter_modules(facets.__path__)]
+    modules = [importlib.import_module(f"disttest.runtime.rank.facets.{name}") for name in names]
+    return {
+        name: module.FACETS for name, module in zip(names, modules, strict=True) if hasattr(module, "FACETS")
+    }
+
+
+def test_kinds_are_unique():
+    """Facts are kept by kind."""
+    kinds = [facet.kind for each in areas().values() for facet in each]
+
+    assert sorted(set(kinds)) == sorted(kinds)
+
+
+def test_every_area_is_in_the_table():
+    assert set(areas()) == {module for _, module in table._MODULES}
+
+
+def test_words():
+    facet = settings("torch", Setting("grad mode", lambda: False, lambda _: None))
+    plain = Facet("environment", dict, lambda *_: True)
+
+    assert "torch grad mode: True became False" == describe_change(facet, "grad mode", False, True)
+    assert "environment FOO: unset became '1'" == describe_change(plain, b"FOO", b"1", MISSING)
+
+
+def test_what_cannot_be_put_back_says_so():
+    facet = settings("torch", Setting("inference mode", lambda: True))
+
+    assert facet.restore("inference mode", False) is False
+
+
+def test_values_that_cannot_be_compared_are_not_the_same():
+    class Odd:
+        def __eq__(self, other):
+            raise ValueError("neither nor")
+
+        __hash__ = object.__hash__
+
+    odd = Odd()
+    assert is_same(odd, odd)
+    assert not is_same(odd, Odd())
+    assert not is_same(1, True)

@@ -1,0 +1,158 @@
+"""What a rank has said counts, even if it had to be ended while it said more."""
+
+import pytest
+
+from disttest.host.process import Exit
+from disttest.model import Outcome, RankEnd
+from disttest.results.rulings import STRICT_XPASS, State, state_of
+from disttest.runtime.messages.protocol import PhaseEnded, TestDone
+from disttest.runtime.world import rank_handles
+from disttest.runtime.world.attempt import RankProgress
+
+
+def ended(phase, outcome, at_s=1.0):
+    return PhaseEnded(
+        phase=phase, outcome=outcome, duration_s=0.1, ended_at_s=at_s, message=f"{phase} {outcome}"
+    )
+
+
+def progress(*reports, **more):
+    return RankProgress(rank=0, pid=1, log="rank0.log", phase="teardown", reports=list(reports), **more)
+
+
+SETUP = ended("setup", Outcome.PASSED)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.XFAILED])
+def test_a_failure_stands_when_the_tear_down_was_cut(outcome):
+    record = progress(SETUP, ended("call", outcome), killed=True).record(0.0)
+
+    assert (RankEnd.KILLED, outcome, "call") == (record.end, record.outcome, record.phase)
+
+
+def test_a_pass_does_not_stand_when_the_tear_down_was_cut():
+    record = progress(SETUP, ended("call", Outcome.PASSED), killed=True, hung=True).record(0.0)
+
+    assert (None, "teardown", "was ended by disttest") == (record.outcome, record.phase, record.message)
+
+
+def test_the_first_bad_report_speaks():
+    reports = [SETUP, ended("call", Outcome.FAILED, 2.0), ended("teardown", Outcome.ERROR, 3.0)]
+    record = progress(*reports, done=TestDone()).record(0.5)
+
+    assert ("call failed", 1.5) == (record.message, record.failed_after_s)
+
+
+@pytest.mark.parametrize(
+    ("death", "message"),
+    [
+        (Exit(signal=11), "was killed by SIGSEGV in teardown, before it reported"),
+        (Exit(code=0), "exited with code 0 in teardown, before it reported"),
+    ],
+)
+def test_a_death_outweighs_what_was_said_before(death, message):
+    record = progress(SETUP, ended("call", Outcome.PASSED), death=death, died_at_s=2.0).record(1.0)
+
+    assert (message, None, 1.0) == (record.message, record.outcome, record.failed_after_s)
+
+
+def test_a_last_word_follows_the_signal():
+    record = progress(death=Exit(signal=9), died_at_s=2.0, last_words="memory ran out").record(1.0)
+
+    assert "was killed by SIGKILL in teardown, before it reported: memory ran out" == record.message
+
+
+def test_a_flood_of_subtests_keeps_outcomes_and_messages_but_not_all_texts():
+    rank = progress()
+    for number in range(100):
+        rank.take_report(
+            PhaseEnded(
+                phase="call",
+                outcome=Outcome.FAILED,
+                duration_s=0.1,
+                ended_at_s=1.0,
+                message=f"subtest {number}",
+                details="x" * 200_000,
+                report="y" * 200_000,
+                partial=True,
+            )
+        )
+    rank.take_report(ended("call", Outcome.PASSED))
+
+    assert 101 == len(rank.reports)
+    assert "subtest 99" == rank.reports[99].message
+    assert sum(len(report.details) + len(report.report) for report in rank.reports) <= 8 * 1024 * 1024
+    assert "subtest 0" == rank.record(0.0).message
+
+
+@pytest.mark.parametrize(("told", "taken"), [(0.0, 100.0), (100.5, 100.5), (4e9, 101.0)])
+def test_the_clock_of_a_rank_is_not_trusted(monkeypatch, told, taken):
+    monkeypatch.setattr(rank_handles.time, "monotonic", lambda: 101.0)
+
+    assert taken == rank_handles._within(ended("call", Outcome.FAILED, told), 100.0).ended_at_s
+
+
+def strict_pass():
+    return PhaseEnded(
+        phase="call",
+        outcome=Outcome.XPASSED,
+        duration_s=0.1,
+        ended_at_s=1.0,
+        message=f"{STRICT_XPASS} known",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([SETUP, ended("teardown", Outcome.PASSED)], State.NOT_RUN),
+        ([], State.NOT_RUN),
+        ([SETUP, ended("call", Outcome.PASSED), ended("teardown", Outcome.SKIPPED)], State.PASSED),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.SKIPPED)], State.STRICT),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.XFAILED)], State.STRICT),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.ERROR)], State.ERROR),
+        ([SETUP, ended("call", Outcome.XFAILED), ended("teardown", Outcome.SKIPPED)], State.XFAILED),
+    ],
+)
+def test_what_a_rank_comes_to_over_its_phases(reports, expected):
+    assert expected is state_of(progress(*reports, done=TestDone()).record(0.0))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SKIPPED, Outcome.XFAILED])
+def test_a_subtest_that_does_not_fail_does_not_speak_for_the_rank(outcome):
+    subtest = PhaseEnded(phase="call", outcome=outcome, duration_s=0.1, ended_at_s=1.0, partial=True)
+    record = progress(SETUP, subtest, ended("call", Outcome.PASSED), done=TestDone()).record(0.0)
+
+    assert (Outcome.PASSED, 1, State.PARTLY) == (record.outcome, record.subtests_skipped, state_of(record))
+
+
+@pytest.mark.parametrize("phase", ["setup", "call"])
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"death": Exit(code=70)}, "exited with code 70 in teardown"),
+        ({"death": Exit(signal=6), "last_words": "x"}, "was killed by SIGABRT in teardown: x"),
+        (
+            {"lost": "it closed its control channel"},
+            "was given up in teardown: it closed its control channel",
+        ),
+        (
+            {"death": Exit(signal=9), "done": TestDone()},
+            "was killed by SIGKILL after it had finished the test",
+        ),
+    ],
+    ids=["exits", "aborts", "is lost", "dies later"],
+)
+def test_a_failure_is_the_reason_of_the_death_that_follows(phase, end, words):
+    record = progress(SETUP, ended(phase, Outcome.FAILED, 1.5), died_at_s=3.0, **end).record(1.0)
+
+    assert f"{phase} failed; then it {words}" == record.message
+    assert (phase, Outcome.FAILED, 0.5) == (record.phase, record.outcome, record.failed_after_s)
+    assert record.has_died
+    assert State.DIED is state_of(record)
+
+
+def test_an_expected_failure_excuses_no_death():
+    record = progress(SETUP, ended("call", Outcome.XFAILED), death=Exit(code=70), died_at_s=2.0).record(1.0)
+
+    assert ("exited with code 70 in teardown, before it reported", None) == (record.message, record.outcome)

@@ -1,0 +1,58 @@
+"""Which ranks of a main process count: all that were processes; threads only if the main process failed of them."""
+
+import pytest
+
+from disttest.model import Kind, Outcome, RankEnd, RankRecord, TestCase, VerdictRule
+from disttest.results.exit_codes import NEVER_JOINED
+from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
+from disttest.runtime.world.attempt import MainAttempt, RankProgress
+from disttest.runtime.world.judging import judge_attempt
+
+
+def judged(main, *joined):
+    test = TestCase(
+        nodeid="t.py::T::test_x",
+        slug="s",
+        classname="t",
+        name="test_x",
+        file="t.py",
+        line=1,
+        suite="t",
+        kind=Kind.THREADS,
+    )
+    report = PhaseEnded(
+        phase="call", outcome=main, duration_s=0.1, ended_at_s=1.0, message="RuntimeError: Thread 1 …"
+    )
+    progress = RankProgress(
+        rank=0, pid=1, log="main.log", phase="call", reports=[report], joined=list(joined), done=TestDone()
+    )
+    attempt = MainAttempt(test=test, number=1, started_s=0.0, started_at_s=0.0, ranks=[progress])
+    return judge_attempt(attempt, world_id="w1", rule=VerdictRule.STRICT)
+
+
+def ranks(message, *, threads=False):
+    good = RankRecord(rank=0, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
+    bad = RankRecord(rank=1, end=RankEnd.REPORTED, outcome=Outcome.FAILED, phase="call", message=message)
+    return RanksJoined(records=(good, bad), threads=threads)
+
+
+def test_threads_speak_for_the_test_that_failed_of_them():
+    assert (
+        "rank 1 of 2 failed: ValueError: no"
+        == judged(
+            Outcome.FAILED, ranks("ValueError: caught", threads=True), ranks("ValueError: no", threads=True)
+        ).message
+    )
+
+
+def test_threads_whose_failure_was_caught_say_nothing():
+    assert Outcome.PASSED is judged(Outcome.PASSED, ranks("ValueError: caught", threads=True)).outcome
+
+
+@pytest.mark.parametrize("message", ["ValueError: no", NEVER_JOINED])
+def test_processes_count_whatever_the_main_process_makes_of_them(message):
+    """Such a class counts as one with threads where it has a join_or_run of its own."""
+    result = judged(Outcome.PASSED, ranks(message))
+
+    assert result.outcome.is_bad
+    assert message in result.message

@@ -1,0 +1,17 @@
+"""Frames of the harness are told from those of users by their paths: wherever its modules are."""
+
+import pytest
+
+from disttest.results import hang_findings, narrative
+from disttest.runtime.hosting import rank_host
+from disttest.runtime.rank import flight, rank
+from disttest.runtime.world import world
+
+
+@pytest.mark.parametrize("module", [rank, rank_host, world])
+def test_they_are_nobodys_code(module):
+    path = module.__file__
+
+    assert hang_findings._LIBRARY.search(path)
+    assert narrative._RUNNER.search(f'File "{path}", line 1 in f')
+    assert any(part in path for part in flight._INTERNAL)

@@ -1,0 +1,76 @@
+"""The field's standard words in code, messages and docs (docs/glossary.md), and none that stood in their place."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = (
+    "entrypoint",
+    "suites",
+    "docs",
+    "actions",
+    "examples",
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "action.yml",
+)
+SUFFIXES = {".py", ".md", ".yml", ".j2", ".js", ".css"}
+BANNED = {
+    r"can not(?! only)": "cannot",
+    r"obituar(y|ies)": "exit reason",
+    r"\bbury\b|\bburied\b": "record exit",
+    r"testimon(y|ies)": "evidence",
+    r"misdeeds?": "fault",
+    r"\brogues?\b": "faulty suite",
+    r"[Ww]aiting ?[Rr]oom": "pending gangs",
+    r"LogRoom|junit_room": "log store, text budget",
+    r"left with (exit )?code": "exited with code",
+    r"spoke nonsense|wrote nonsense": "sent a malformed message",
+    r"Patience in": "Maximum queue time",
+    r"[Pp]atien(t|ts|ce)\b|patience_s|PATIENCE": "wait, suspects",
+    r"\b[Uu]pkeep\b": "device health",
+    r"\bon_accused\b": "on device blamed",
+    r"\bSeats?\b": "rank handle, slot pool",
+    r"--share\b|NodeShare|\bShare(Record|Done|World|Controller)": "--allow-busy-gpus, partition",
+    r"EngineState|EngineEnd|engine-args|engine_id": "scheduler: an engine runs containers",
+}
+
+
+def files() -> list[Path]:
+    below = [
+        path
+        for place in PLACES
+        for path in ((ROOT / place).rglob("*") if (ROOT / place).is_dir() else [ROOT / place])
+    ]
+    return [path for path in below if path.suffix in SUFFIXES and "catalogue" not in path.parts]
+
+
+@pytest.mark.parametrize("banned", BANNED)
+def test_a_word_that_stood_for_a_standard_one_is_gone(banned: str) -> None:
+    pattern = re.compile(banned)
+
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+    assert found == [], f"write {BANNED[banned]!r}"
+
+
+def test_what_schedules_is_no_engine() -> None:
+    sources = (ROOT / "entrypoint" / "disttest" / "cluster").rglob("*.py")
+    found = [str(path) for path in sources if re.search(r"(?<!container )engine", path.read_text())]
+
+    assert found == []
+
+
+def test_the_glossary_has_no_word_twice() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    terms = [term.strip() for row in rows for term in row.split(",")]
+
+    assert len(terms) == len(set(terms)) > 20
