@@ -27,8 +27,10 @@ setup:
 setup-%:
 	@tools/setup $*
 
+# With RETRY=1, as in CI, what fails is run once more by itself, and named as flaky where it passes then.
 $(KINDS): %: setup-% $(READY)
-	$(BIN)/python -m pytest --durations=8 tests/$(@:-sample=)
+	$(BIN)/python -m pytest --durations=8 tests/$(@:-sample=) \
+		$(if $(RETRY),|| tools/retry $$? $(BIN)/python tests/$(@:-sample=))
 
 # torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
 compat: $(READY)
