@@ -45,7 +45,7 @@ from disttest.runtime.hosting.recognise import HOSTING
 from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
-from disttest.runtime.rank.other_plugins import write_nothing
+from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")

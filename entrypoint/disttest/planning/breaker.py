@@ -44,7 +44,7 @@ _DRIVER_SIGNALS = {7: "SIGBUS", 9: "SIGKILL"}
 FIRST_THRESHOLD = 2
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     """Where the breaker stands."""
 
     CLOSED = "closed"
@@ -53,9 +53,9 @@ class State(StrEnum):
 
 
 _LEGAL = {
-    (State.CLOSED, State.PROVING),
-    (State.PROVING, State.CLOSED),
-    (State.PROVING, State.OPEN),
+    (BreakerState.CLOSED, BreakerState.PROVING),
+    (BreakerState.PROVING, BreakerState.CLOSED),
+    (BreakerState.PROVING, BreakerState.OPEN),
 }
 
 
@@ -148,7 +148,7 @@ class Breaker:
     """The state machine. One for each run; ``narrowest`` ranks must fit for the run to make sense."""
 
     def __init__(self, slots: Iterable[Slot], *, narrowest: int = 1) -> None:
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._slots = {slot.name: slot for slot in slots}
         self.narrowest = narrowest
         self._threshold = FIRST_THRESHOLD
@@ -168,12 +168,12 @@ class Breaker:
         """
         names = tuple(slot.name for slot in slots if slot.device != "cpu" and slot.name in self._slots)
         sign = find_device_sign(result)
-        if self.state is State.OPEN or not names or not sign:
+        if self.state is BreakerState.OPEN or not names or not sign:
             return None
         self._suspects.setdefault(result.nodeid, (sign, names))
-        if self.state is State.PROVING or len(self._suspects) < self._threshold:
+        if self.state is BreakerState.PROVING or len(self._suspects) < self._threshold:
             return None
-        self._become(State.PROVING)
+        self._become(BreakerState.PROVING)
         return Prove(slots=self._suspected(), reason=self._reason())
 
     def suspects(self, nodeid: str) -> bool:
@@ -185,7 +185,7 @@ class Breaker:
         others = {
             nodeid: suspect for nodeid, suspect in self._suspects.items() if not set(suspect[1]) & set(broken)
         }
-        self._become(State.PROVING)
+        self._become(BreakerState.PROVING)
         decision = self.proved(broken)
         if isinstance(decision, QuarantineDecision):
             self._suspects = others  # this says nothing about other slots
@@ -197,24 +197,24 @@ class Breaker:
         Raises:
             AssertionError: no proof was asked for.
         """
-        assert self.state is State.PROVING, f"a proof came while the breaker was {self.state}"
+        assert self.state is BreakerState.PROVING, f"a proof came while the breaker was {self.state}"
         found = {name: reason for name, reason in broken.items() if name in self._slots}
         accused = tuple(nodeid for nodeid, (_, names) in self._suspects.items() if set(names) & set(found))
         self._suspects.clear()
         if not found:
             # A test that breaks CUDA's context on healthy GPUs would otherwise cost a preflight each time.
             self._threshold *= 2
-            self._become(State.CLOSED)
+            self._become(BreakerState.CLOSED)
             return Cleared()
         for name in found:
             del self._slots[name]
         if len(self._slots) < self.narrowest:
-            self._become(State.OPEN)
+            self._become(BreakerState.OPEN)
             return GiveUp(broken=found, again=accused, reason=self._last_words(found))
-        self._become(State.CLOSED)
+        self._become(BreakerState.CLOSED)
         return QuarantineDecision(broken=found, again=accused)
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: BreakerState) -> None:
         assert (self.state, state) in _LEGAL, f"{self.state} -> {state}"
         self.state = state
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, Slot, TestCase, TestResult
 from disttest.planning.breaker import (
     Breaker,
+    BreakerState,
     Cleared,
     GiveUp,
     Prove,
     QuarantineDecision,
-    State,
     find_device_sign,
     results_not_run,
 )
@@ -97,7 +97,7 @@ def test_one_test_does_not_trip_it():
     breaker, answer = suspicious("a")
 
     assert answer is None
-    assert State.CLOSED is breaker.state
+    assert BreakerState.CLOSED is breaker.state
 
 
 def test_the_same_test_twice_does_not_trip_it():
@@ -112,7 +112,7 @@ def test_two_tests_ask_for_proof_of_their_slots():
     assert isinstance(answer, Prove)
     assert GPUS[:2] == answer.slots
     assert "2 tests failed in a way that looks like the device: a: an uncorrectable" in answer.reason
-    assert State.PROVING is breaker.state
+    assert BreakerState.PROVING is breaker.state
 
 
 def test_slots_of_both_tests_are_proved():
@@ -153,7 +153,7 @@ def test_a_broken_gpu_is_taken_out_and_its_tests_run_again():
 
     assert QuarantineDecision(broken={"gpu:1": "matmul failed on GPU 1"}, again=("a", "b")) == decision
     assert (GPUS[0], GPUS[2], GPUS[3]) == breaker.slots
-    assert State.CLOSED is breaker.state
+    assert BreakerState.CLOSED is breaker.state
 
 
 def test_only_tests_of_the_broken_gpu_run_again():
@@ -174,7 +174,7 @@ def test_too_few_left_opens_it_for_good():
     assert isinstance(decision, GiveUp)
     expected = "not run: copy failed on GPU 0 (GPU-0): gave no answer (3 of 4 needed devices are left)"
     assert expected == decision.reason
-    assert State.OPEN is breaker.state
+    assert BreakerState.OPEN is breaker.state
     assert breaker.observe(failed("c"), GPUS) is None
 
 
@@ -194,7 +194,7 @@ def test_the_drivers_own_word_needs_no_second_test():
     assert QuarantineDecision(broken={"gpu:1": "GPU is lost"}, again=("a",)) == breaker.lost(
         {"gpu:1": "GPU is lost"}
     )
-    assert State.CLOSED is breaker.state
+    assert BreakerState.CLOSED is breaker.state
 
 
 def test_it_says_nothing_about_other_slots():
@@ -241,4 +241,4 @@ def test_it_never_uses_a_broken_slot_again_and_always_ends_its_proofs(events, da
             gone |= broken
             assert isinstance(decision, GiveUp) == (len(GPUS) - len(gone) < 2)
         assert not gone & {slot.name for slot in breaker.slots}
-        assert State.PROVING is not breaker.state
+        assert BreakerState.PROVING is not breaker.state

@@ -34,7 +34,7 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
 )
 from disttest.runtime.rank.child import speak_into
-from disttest.runtime.world.contained import make_world
+from disttest.runtime.world.contained_world import make_world
 from disttest.runtime.world.rank_handles import HasFileno
 from disttest.runtime.world.world import RankStarter, WorldSupervisor
 

@@ -25,7 +25,7 @@ from disttest.host.preflight.steps import WORKER
 from disttest.host.proc import sees_host_pids
 from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
 from disttest.model import Cause, Frozen, Outcome, Slot, TestResult
-from disttest.planning.breaker import Breaker, Cleared, GiveUp, Prove, QuarantineDecision, State
+from disttest.planning.breaker import Breaker, BreakerState, Cleared, GiveUp, Prove, QuarantineDecision
 from disttest.planning.schedule import Scheduler
 from disttest.runtime.controller.run_devices import Devices
 
@@ -281,7 +281,7 @@ class DeviceHealth:
     def _condemn(self, faults: dict[str, str]) -> None:
         """The driver itself says that these are broken; that needs no proof."""
         self._faults |= faults
-        if self._breaker.state is State.CLOSED:
+        if self._breaker.state is BreakerState.CLOSED:
             self._apply(self._breaker.lost(self._faults))
 
     def _try_to_prove(self, in_use: Collection[str]) -> None:

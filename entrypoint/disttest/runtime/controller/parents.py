@@ -45,7 +45,7 @@ _CURE = "Start threads and touch CUDA inside tests or fixtures, not at import, a
 _HELD = " What this process holds of its GPU is missing to the ranks until the run ends."
 
 
-class Collected(Frozen):
+class CollectedFile(Frozen):
     """What a collector has come to, in a file."""
 
     hazards: Hazards
@@ -162,7 +162,7 @@ class _Collector:
         except ParentLost:
             self.close()
             raise
-        collected = msgspec.json.decode(names.with_suffix(".answer.json").read_bytes(), type=Collected)
+        collected = msgspec.json.decode(names.with_suffix(".answer.json").read_bytes(), type=CollectedFile)
         self.hazards = collected.hazards
         self._tests = frozenset(collected.tests)
 
@@ -190,7 +190,7 @@ def _rest_pools() -> None:
 def serve_collected(session: pytest.Session, order: ParentOrder, hazards: Hazards) -> NoReturn:
     """Say what was collected, then fork worlds with it until the controller goes."""
     items = {item.nodeid: item for item in session.items}
-    Path(order.answer).write_bytes(msgspec.json.encode(Collected(hazards=hazards, tests=tuple(items))))
+    Path(order.answer).write_bytes(msgspec.json.encode(CollectedFile(hazards=hazards, tests=tuple(items))))
     _rest_pools()
     gc.freeze()
     line = socket.socket(fileno=order.line_fd)

@@ -44,9 +44,9 @@ from disttest.runtime.rank.child import (
     use_cuda_freely,
 )
 from disttest.runtime.rank.hypothesis_tests import HypothesisTests
+from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
-from disttest.runtime.rank.other_plugins import stand_aside
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.runtime.world.descendants import Descendants
+from disttest.runtime.world.started_processes import Descendants
 
 _WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
