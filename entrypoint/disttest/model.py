@@ -152,6 +152,8 @@ class TestCase(Frozen):
     """Marked so: ranks may skip what others run, or expect a failure where others do not."""
     collected_as: str = ""
     """The node id to select it by, where its own cannot: a hook asked for its world when all was collected."""
+    shares_process: bool = False
+    """Contained, and in a file that needs what others have set up: such files run in one process."""
 
 
 class RankEnd(StrEnum):

@@ -1,6 +1,7 @@
 """Ordinary tests that are contained: none of them can end, hang or spoil the run."""
 
 import pytest
+from lab import Lab
 
 from disttest.model import Outcome
 
@@ -141,30 +142,97 @@ def test_processes_of_a_test_are_named_and_ended(ended):
     assert "a rank speaks" in (ended.results / waiting.ranks[0].log).read_text()
 
 
-def test_fixtures_that_cannot_be_shared_are_named(ended):
+SHARED = """
+    import os
+    import pytest
+
+    @pytest.fixture(scope="session")
+    def server(request):
+        with (request.config.rootpath / "set-up").open("a") as file:
+            print(os.getpid(), file=file)
+        return os.getpid()
+"""
+SHARES = """
+    import os
+
+    def test_shares(server):
+        assert server == os.getpid()
+"""
+STAYS = """
+    import os
+    import queue
+    import subprocess
+    import time
+    import pytest
+
+    PID = os.getpid()
+
+    def test_in_the_pytest_process(record_testsuite_property):
+        assert os.getpid() == PID
+
+    @pytest.mark.timeout(1)
+    def test_hangs():
+        subprocess.run(["sleep", "600"])
+
+    @pytest.fixture
+    def hangs_after():
+        yield
+        time.sleep(600)
+
+    @pytest.mark.timeout(1)
+    def test_hangs_in_teardown(hangs_after):
+        pass
+
+    def test_goes_on():
+        pass
+"""
+ALONE = """
+    import os
+
+    PID = os.getpid()
+
+    def test_apart():
+        assert os.getpid() != PID
+"""
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory, nothing_left):
+    lab = Lab(tmp_path_factory.mktemp("placed"))
+    lab.write(conftest=SHARED, test_one=SHARES, test_two=SHARES, test_stays=STAYS, test_alone=ALONE)
+    return lab, lab.run("--contain", ".")
+
+
+def test_files_that_share_a_fixture_of_the_session_share_a_process(placed):
+    lab, ended = placed
+    assert 1 == len((lab.folder / "set-up").read_text().split())
+    assert {Outcome.PASSED} == {
+        test.final.outcome for test in ended.run.tests if "stays" not in test.test.file
+    }
+
+
+def test_what_needs_the_pytest_process_stays_there_and_keeps_its_limit(placed):
+    _, ended = placed
     assert (
-        "the fixture shared of the root (session) is set up 2 times, once for each file that uses it"
-        in ended.output
+        "test_stays.py is not contained: its tests use the fixture record_testsuite_property" in ended.output
     )
+    assert {
+        "test_in_the_pytest_process": Outcome.PASSED,
+        "test_hangs": Outcome.FAILED,
+        "test_hangs_in_teardown": Outcome.ERROR,
+        "test_goes_on": Outcome.PASSED,
+    } == {test.test.name: test.final.outcome for test in ended.run.tests if "stays" in test.test.file}
+    hang = ended.result("test_hangs")
+    assert "timed out after 1 s in call" in hang.message
+    assert "(sleep 600), which was killed" in hang.details
+    assert "timed out after 1 s in teardown" in ended.result("test_hangs_in_teardown").message
 
 
-def test_without_it_a_limit_that_is_not_kept_is_said(lab):
-    suite = """
-        import pytest
+def test_what_speaks_to_the_terminal_is_not_contained(lab):
+    talking = lab.write(test_alone=ALONE).run("test_alone.py", "--contain", "--", "-s")
 
-        @pytest.mark.timeout(1)
-        def test_it():
-            pass
-    """
-    ended = lab.write(test_limit=suite).run("test_limit.py")
-    talking = lab.run("test_limit.py", "--contain", "--", "-s")
-
-    assert (
-        "1 tests without a world have a time limit that is not kept (test_limit.py::test_it …)"
-        in ended.output
-    )
     assert "--contain has no effect with -s: ordinary tests run in the pytest process" in talking.output
-    assert ended.exit_code == talking.exit_code == 0
+    assert "assert" in talking.result("test_apart").message
 
 
 OUTCOMES = """

@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from disttest.host.proc import is_alive
+from disttest.host.proc import forked_children, is_alive
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
+
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Processes that Python starts once and keeps; nobody has left them behind."""
 
 
 def children_of(pid: int | None = None) -> set[int]:
@@ -68,3 +71,25 @@ def _zombies(spared: set[int]) -> set[int]:
     except psutil.NoSuchProcess:
         return set()
     return {child.pid for child in children if child.pid not in spared and not is_alive(child.pid)}
+
+
+def end_new_children(before: set[int]) -> tuple[str, ...]:
+    """End what this process has started since, and name it; what was started earlier lives on.
+
+    Args:
+        before: its children then.
+    """
+    left = {}
+    for pid in filter(is_alive, forked_children() - before):
+        try:
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline()) or process.name()
+        except psutil.NoSuchProcess:
+            continue
+        if any(name in command for name in _HELPERS):
+            before = before | {pid}
+        else:
+            left[pid] = f"process {pid} ({command[:60]}), which was killed"
+    if left:
+        kill_descendants(spare_trees=tuple(before))
+    return tuple(left.values())

@@ -54,12 +54,15 @@ def build_gangs(
 
 
 def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
-    """Ordinary tests that are contained: those of a file share a process, and run one after another."""
-    mine = [test for test in tests if test.kind is Kind.PROCESS]
-    for (_, isolation), of_file in groupby(mine, key=lambda test: (test.file, test.isolation)):
-        together = tuple(of_file)
+    """Ordinary tests that are contained: those of a file share a process (some files one), and run one after another."""
+    processes: dict[tuple[str, Isolation], list[TestCase]] = {}
+    for test in tests:
+        if test.kind is Kind.PROCESS:
+            file = "" if test.shares_process else test.file
+            processes.setdefault((file, test.isolation), []).append(test)
+    for (_, isolation), together in processes.items():
         for some in [(test,) for test in together] if isolation is Isolation.FRESH else [together]:
-            yield _Piece(tests=some, work_s=sum(map(timings.expect, some)))
+            yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
 
 
 def _cut(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:

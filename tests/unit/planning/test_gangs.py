@@ -55,6 +55,23 @@ def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them(
     assert all(gang.exclusive and gang.shape == ALONE for gang in gangs)
 
 
+def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand() -> None:
+    def contained(file: str, *, shares: bool) -> TestCase:
+        return msgspec.structs.replace(
+            case("a", None, warm=True, file=file), kind=Kind.PROCESS, shares_process=shares
+        )
+
+    tests = [
+        contained("test_a.py", shares=True),
+        contained("test_b.py", shares=False),
+        contained("test_c.py", shares=True),
+    ]
+
+    gangs = build_gangs(tests, timed(tests, 1, 1, 1), slots=4)
+
+    assert [("test_a.py::a", "test_c.py::a"), ("test_b.py::a",)] == [gang.nodeids for gang in gangs]
+
+
 def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
     tests = [
         case("a", warm=True),

@@ -1,10 +1,14 @@
-"""Which ordinary tests are contained, and what hinders that; the rest is done as for worlds."""
+"""Which ordinary tests are contained, which of those share a process, and what hinders that; the rest is done as for worlds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import multiprocessing
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from disttest.model import Kind, TestCase
@@ -18,6 +22,13 @@ _IN_THIS_PROCESS = {
 }
 """Attribute of pytest's options -> the option: what speaks to the terminal."""
 _WIDE = ("session", "package")
+_NARROW_FOR_US = ("_pytest.", "xdist.", "pytest_asyncio.", "disttest.")
+"""Whose fixtures of a session hold nothing that tests share."""
+_COLLECTING = ("benchmark", "record_testsuite_property", "snapshot")
+"""Fixtures that put into the pytest process what is told at the end of the run."""
+_ASKING = re.compile(r"^(?!\s*#).*\b(?:breakpoint|set_trace)\(", re.MULTILINE)
+
+Pairs = Sequence[tuple[pytest.Item, TestCase]]
 
 
 def is_ordinary(test: TestCase) -> bool:
@@ -25,57 +36,75 @@ def is_ordinary(test: TestCase) -> bool:
     return test.world is None and test.kind is not Kind.PROCESS
 
 
-def why_not_contained(config: pytest.Config) -> str:
-    """Why ordinary tests have to run in the pytest process, in words; empty if they need not."""
+def place_contained(
+    pairs: Pairs, config: pytest.Config
+) -> tuple[list[tuple[pytest.Item, TestCase]], list[str]]:
+    """Decide where the tests run that are to be contained.
+
+    Returns:
+        All tests of the run, and what is to be said: which of them stay in the pytest process, and why.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item, test in pairs:
+        if test.kind is Kind.PROCESS:
+            files.setdefault(item.path, []).append(item)
+    everywhere = _why_none(config) if files else ""
+    staying = {file: why for file, items in files.items() if (why := everywhere or _why_not(file, items))}
+    shared = {file for file, items in files.items() if any(map(_uses_wide_fixture, items))}
+
+    def placed(item: pytest.Item, test: TestCase) -> TestCase:
+        if test.kind is not Kind.PROCESS:
+            return test
+        if item.path in staying:
+            return msgspec.structs.replace(test, kind=Kind.RANKS)
+        return msgspec.structs.replace(test, shares_process=item.path in shared)
+
+    said = (
+        [f"--contain has no effect {everywhere}: ordinary tests run in the pytest process"]
+        if everywhere
+        else []
+    )
+    said += [f"{file.name} is not contained: {why}" for file, why in staying.items() if not everywhere]
+    return [(item, placed(item, test)) for item, test in pairs], said
+
+
+def _why_none(config: pytest.Config) -> str:
+    """Why all ordinary tests have to run in the pytest process, in words; empty if they need not."""
     asked = [flag for name, flag in _IN_THIS_PROCESS.items() if getattr(config.option, name, False)]
     if config.getoption("capture") == "no":
         asked.append("-s")
-    if not asked:
-        return ""
-    return f"--contain has no effect with {', '.join(asked)}: ordinary tests run in the pytest process, without a time limit"
+    if asked:
+        return f"with {', '.join(asked)}"
+    if begun := multiprocessing.active_children():
+        names = ", ".join(sorted(child.name for child in begun)[:4])
+        return f"where a conftest or plugin has started processes for the whole run ({names})"
+    return ""
 
 
-def limits_not_kept(pairs: Iterable[tuple[pytest.Item, TestCase]], *, asked: bool) -> str:
-    """Say which tests have a time limit that nobody keeps: in the pytest process none can be ended without the run.
-
-    Args:
-        pairs: all tests of the run.
-        asked: a limit was given for the whole run.
-    """
-    mine = [item for item, test in pairs if is_ordinary(test)]
-    limited = [item for item in mine if asked or item.get_closest_marker("timeout") is not None]
-    if not limited or limited[0].config.pluginmanager.hasplugin("timeout"):  # pytest-timeout's
-        return ""
-    return (
-        f"{len(limited)} tests without a world have a time limit that is not kept ({limited[0].nodeid} …): they run in the "
-        "pytest process. --contain runs them in processes of their own, under their limits"
-    )
-
-
-def fixtures_set_up_again(items: Iterable[pytest.Item]) -> Iterator[str]:
-    """Say which fixtures of a session or package are set up once for each file, as each runs in a process of its own."""
-    users: dict[tuple[str, str], set[str]] = {}
+def _why_not(file: Path, items: Iterable[pytest.Item]) -> str:
+    """The same for the tests of one file."""
     for item in items:
-        for name, definition in _wide_fixtures(item):
-            users.setdefault((name, definition), set()).add(item.nodeid.partition("::")[0])
-    for (name, definition), files in sorted(users.items()):
-        if len(files) > 1:
-            yield (
-                f"the fixture {name} of {definition} is set up {len(files)} times, once for each file that uses it: contained "
-                "files share no process (--contain=false runs them in one)"
-            )
+        for name in _COLLECTING:
+            if name in getattr(item, "fixturenames", ()):
+                return f"its tests use the fixture {name}, which tells of them in the pytest process"
+    try:
+        asks = bool(_ASKING.search(file.read_text(encoding="utf-8", errors="replace")))
+    except OSError:
+        return ""
+    return "it has a breakpoint, which needs the terminal" if asks else ""
 
 
-def _wide_fixtures(item: Any) -> Iterator[tuple[str, str]]:
-    """Name and place of the user's fixtures of a scope wider than a file."""
+def _uses_wide_fixture(item: Any) -> bool:
+    """Whether a test uses a fixture of a scope wider than a file, other than pytest's own."""
     definitions: dict[str, Sequence[Any]] = getattr(
         getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}
     )
-    for name, (*_, last) in definitions.items():
-        # Fixtures of plugins have no place in the tree of tests.
-        if last.scope in _WIDE and (last.baseid or _is_of_conftest(last)):
-            yield name, f"{last.baseid or 'the root'} ({last.scope})"
+    return any(
+        definition.scope in _WIDE and not _is_narrow(definition)
+        for chain in definitions.values()
+        for definition in chain
+    )
 
 
-def _is_of_conftest(definition: Any) -> bool:
-    return getattr(definition.func, "__module__", "").rpartition(".")[2] == "conftest"
+def _is_narrow(definition: Any) -> bool:
+    return f"{getattr(definition.func, '__module__', '')}.".startswith(_NARROW_FOR_US)

@@ -34,12 +34,7 @@ from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.collect import describe_item
-from disttest.runtime.controller.contain import (
-    fixtures_set_up_again,
-    is_ordinary,
-    limits_not_kept,
-    why_not_contained,
-)
+from disttest.runtime.controller.contain import is_ordinary, place_contained
 from disttest.runtime.controller.controller import Workplace
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
@@ -61,6 +56,7 @@ from disttest.runtime.controller.session_options import (
     plan_of,
     rank_order,
 )
+from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
@@ -88,17 +84,13 @@ class RunSession:
         self.config = config
         self.started_s = time.monotonic()
         self.options = options_of(config)
-        if self.options.contain and (hindrance := why_not_contained(config)):
-            self.options = msgspec.structs.replace(self.options, contain=False)
-        else:
-            hindrance = ""
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
         config.stash[HOSTING] = self.options.host or self.rank_order is not None
         config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
-        self.said: list[str] = [*overruled(config), *filter(None, [hindrance])]
+        self.said: list[str] = overruled(config)
         self._broken: DisttestError | None = None
         """Why this machine's GPUs cannot be used, until a test needs to know."""
         self.devices: Devices | None = None
@@ -190,9 +182,9 @@ class RunSession:
             self._end_early(self._broken)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
         shapes = {test.world for _, test in self.pairs if test.world}
-        contained = [item for item, test in self.pairs if test.kind is Kind.PROCESS]
-        unkept = limits_not_kept(self.pairs, asked="timeout" in self.options.given)
-        for finding in (*fixtures_set_up_again(contained), *filter(None, [unkept if self._guarded else ""])):
+        self.pairs, findings = place_contained(self.pairs, self.config)
+        contained = any(test.kind is Kind.PROCESS for _, test in self.pairs)
+        for finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
         if on_gpus:
@@ -349,6 +341,9 @@ class RunSession:
         self.config.pluginmanager.register(
             OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
         )
+        if self._guarded:
+            limits = TimeLimits(ordinary, asked="timeout" in self.options.given)
+            self.config.pluginmanager.register(limits, "disttest-time-limits")
 
     def _make_workplace(self) -> Workplace:
         factory = getattr(self.config, "_tmp_path_factory", None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 
-from disttest.host.descendants import kill_descendants
-from disttest.host.proc import forked_children, is_alive
+from disttest.host.descendants import end_new_children
+from disttest.host.proc import forked_children
 from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
@@ -22,9 +21,6 @@ from disttest.runtime.rank.rank import (
     settle_in,
     shared_fixtures,
 )
-
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes that Python starts once and keeps; nobody has left them behind."""
 
 
 def serve_contained(
@@ -50,25 +46,7 @@ def _run(
     register_stacks(spec.stacks)
     before = forked_children()
     run_protocol(items, order)
-    left = () if shared_fixtures(session) else _end_leftovers(before)
+    left = () if shared_fixtures(session) else end_new_children(before)
     flush_output()
     leaks = (*left, *watchdog.stop_leftover())
     channel.send(TestDone(leaks=tuple(map(clean_text, leaks))))
-
-
-def _end_leftovers(before: set[int]) -> tuple[str, ...]:
-    """End what the test has started and left, and name it; fixtures of a module may have theirs live on."""
-    left = {}
-    for pid in filter(is_alive, forked_children() - before):
-        try:
-            process = psutil.Process(pid)
-            command = " ".join(process.cmdline()) or process.name()
-        except psutil.NoSuchProcess:
-            continue
-        if any(name in command for name in _HELPERS):
-            before = before | {pid}
-        else:
-            left[pid] = f"process {pid} ({command[:60]}), which was killed"
-    if left:
-        kill_descendants(spare=before)
-    return tuple(left.values())

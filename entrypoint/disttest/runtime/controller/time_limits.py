@@ -1,0 +1,105 @@
+"""Time limits of ordinary tests in the pytest process: what can be interrupted there fails at its limit, and the run goes on.
+
+A signal does it, so that the test's own stack is its traceback. A call of C that ignores signals lasts until the run's
+deadline; contained tests are ended whatever they do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from disttest.host.descendants import end_new_children
+from disttest.host.proc import forked_children
+from disttest.limits import NO_LIMIT_S
+from disttest.model import TestCase
+from disttest.runtime.controller.expand import closest_mark
+
+
+class TimeLimits:
+    """A pytest plugin; set-up and call of a test share its limit, and tear-down has one of its own."""
+
+    def __init__(self, tests: dict[str, TestCase], *, asked: bool) -> None:
+        """Keep the limits of these tests.
+
+        Args:
+            tests: by node id.
+            asked: a limit was given for the whole run, which counts more than another plugin's.
+        """
+        self._tests = tests
+        self._asked = asked
+        self._began_s = 0.0
+        self._children: set[int] = set()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """The time begins."""
+        self._began_s = time.monotonic()
+        with self._limited(item, "setup"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """The time goes on; what fixtures have started is theirs to end."""
+        self._children = forked_children()
+        with self._limited(item, "call"):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        """What cleans up after a time-out needs time."""
+        self._began_s = time.monotonic()
+        with self._limited(item, "teardown"):
+            return (yield)
+
+    @contextlib.contextmanager
+    def _limited(self, item: pytest.Item, phase: str) -> Iterator[None]:
+        test = self._tests.get(item.nodeid)
+        if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
+            yield
+            return
+
+        def interrupt(*_: object) -> None:
+            __tracebackhide__ = True
+            item.add_report_section(phase, "other threads", _other_threads())
+            ended = end_new_children(self._children) if phase == "call" else ()
+            pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        left_s = self._began_s + test.timeout_s - time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_s))  # 0 would mean never
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    def _is_of_another(self, item: pytest.Item) -> bool:
+        """Whether pytest-timeout keeps the limit."""
+        if not item.config.pluginmanager.hasplugin("timeout"):
+            return False
+        return not self._asked or closest_mark(item, "timeout") is not None
+
+
+def _is_in_use() -> bool:
+    """Whether the alarm is somebody else's."""
+    return signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or any(signal.getitimer(signal.ITIMER_REAL))
+
+
+def _other_threads() -> str:
+    me = sys._getframe()  # noqa: SLF001
+    stacks = [frame for frame in sys._current_frames().values() if not _is_below(me, frame)]  # noqa: SLF001
+    return "\n".join("".join(traceback.format_stack(frame)) for frame in stacks)
+
+
+def _is_below(frame: FrameType | None, other: FrameType) -> bool:
+    while frame is not None and frame is not other:
+        frame = frame.f_back
+    return frame is not None
