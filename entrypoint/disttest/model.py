@@ -83,6 +83,13 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     XFAILED = "xfailed"
     XPASSED = "xpassed"
+    NOT_RUN = "not_run"
+    """Nothing has called it, and it was not skipped: the run stopped before (``-x``), or nobody reported the call."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the test was called, or should have been."""
+        return self not in (Outcome.SKIPPED, Outcome.NOT_RUN)
 
     @property
     def is_bad(self) -> bool:

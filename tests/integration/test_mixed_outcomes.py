@@ -107,10 +107,10 @@ SUITE = """
         dist.barrier()
 
     @two
-    def test_skipped_not_run(world):
+    def test_uncalled_by_all(world):
         pass
 
-    def test_skipped_not_run_ordinary():
+    def test_uncalled_by_all_ordinary():
         pass
 """
 PLUGIN = """
@@ -120,9 +120,9 @@ PLUGIN = """
         who = getattr(item, "callspec", None) and item.callspec.params.get("who")
         if "not_run_by_one" in item.name:
             return True if os.environ["RANK"] == str(who) else None
-        return True if "skipped_not_run" in item.name else None
+        return True if "uncalled_by_all" in item.name else None
 """
-KINDS = {"red": "failed"}
+KINDS = {"red": "failed", "uncalled": "not_run"}
 SUITE_OF_ONE_FAILURE = """
     import os
     import pytest
@@ -246,7 +246,7 @@ def test_where_nothing_is_called_nothing_ran(lab, way, flag):
     )
 
     assert 5 == ended.exit_code, ended.output
-    assert [Outcome.SKIPPED] * 2 == [test.final.outcome for test in ended.run.tests]
+    assert [Outcome.NOT_RUN] * 2 == [test.final.outcome for test in ended.run.tests]
     assert ended.result("test_world").message.startswith("no test ran: ")
     assert ended.result("test_ordinary").message.startswith("no test ran: ")
     assert "no test ran" in ended.output

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from disttest.model import Outcome
+from disttest.model import Cause, Outcome
 
 SUITE = """
     import logging
@@ -160,7 +160,13 @@ def test_maxfail_stops_the_run_and_says_so(suite):
 
     assert 1 == stopped.exit_code
     assert "stopping after 1 failures" in stopped.output
-    assert any("stopping after 1 failures" in t.final.message for t in stopped.run.tests)
+    (failed,) = stopped.run.bad
+    assert Cause.INFRASTRUCTURE is not failed.final.cause
+    left_out = [t.final for t in stopped.run.tests if t.final.outcome is Outcome.NOT_RUN]
+    assert left_out
+    assert {"not run: stopping after 1 failures"} == {final.message for final in left_out}
+    assert f"{len(left_out)} not run" in stopped.output
+    assert ("1", "0") == (stopped.junit().get("failures"), stopped.junit().get("errors"))
     folders = {path.name for path in (stopped.results / "logs").iterdir()}
     assert folders <= {test.test.slug for test in stopped.run.tests if test.final.ranks}
 

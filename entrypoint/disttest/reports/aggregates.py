@@ -13,6 +13,8 @@ from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.repeat import repeat_command
 
 ORDINARY = "no world"
+KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
+"""What a test can have come to, in the order in which a reader wants to see them."""
 
 
 @dataclass(kw_only=True)
@@ -24,6 +26,8 @@ class Tally:
     flaky: int = 0
     """Passed in the end, but not at first."""
     skipped: int = 0
+    not_run: int = 0
+    """The run stopped before, or nobody has called it."""
     xfailed: int = 0
     infrastructure: int = 0
     """Failed for a reason that is not the test's."""
@@ -35,7 +39,12 @@ class Tally:
     @property
     def total(self) -> int:
         """Number of tests."""
-        return self.passed + self.failed + self.flaky + self.skipped + self.xfailed + self.infrastructure
+        return sum(getattr(self, kind) for kind in KINDS)
+
+    @property
+    def left_out(self) -> int:
+        """Number of tests that nothing has called, for whatever reason."""
+        return self.skipped + self.not_run
 
     @property
     def bad(self) -> int:
@@ -59,6 +68,8 @@ def classify(test: TestOutcome) -> str:
             return "infrastructure" if test.final.cause is Cause.INFRASTRUCTURE else "failed"
         case Outcome.SKIPPED:
             return "skipped"
+        case Outcome.NOT_RUN:
+            return "not_run"
         case Outcome.XFAILED:
             return "flaky" if test.flaky else "xfailed"
         case Outcome.PASSED | Outcome.XPASSED:
@@ -110,11 +121,11 @@ def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
 
 
 def skip_reasons(run: RunResult) -> list[tuple[str, int]]:
-    """Return each reason with the number of tests that it skipped, most frequent first."""
+    """Return each reason with the number of tests that did not run because of it, most frequent first."""
     reasons = Counter(
         one_line(test.final.message) or "no reason given"
         for test in run.tests
-        if test.final.outcome is Outcome.SKIPPED
+        if not test.final.outcome.has_run
     )
     return reasons.most_common()
 
@@ -238,6 +249,7 @@ def headline(run: RunResult) -> str:
         (total.flaky, "flaky"),
         (total.passed, "passed"),
         (total.skipped, "skipped"),
+        (total.not_run, "not run"),
         (total.xfailed, "expected to fail"),
     )
     parts = [f"{number:,} {name}" for number, name in named if number]

@@ -25,6 +25,7 @@ STATUS = {
     Outcome.ERROR: "failed",
     Outcome.SKIPPED: "skipped",
     Outcome.XFAILED: "skipped",
+    Outcome.NOT_RUN: "pending",
 }
 """The format has five states, and ``rawStatus`` for ours."""
 

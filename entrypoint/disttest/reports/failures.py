@@ -30,6 +30,7 @@ STYLES = {
     "infrastructure": "bold magenta",
     "flaky": "yellow",
     "skipped": "bright_black",
+    "not_run": "bright_black",
     "xfailed": "bright_black",
 }
 

@@ -110,7 +110,7 @@ class _Document:
                 return "error"
             case _ if outcome.flaky and self.run.flaky_fails:
                 return "failure"
-            case Outcome.SKIPPED | Outcome.XFAILED:
+            case Outcome.SKIPPED | Outcome.NOT_RUN | Outcome.XFAILED:
                 return "skipped"
             case Outcome.PASSED | Outcome.XPASSED:
                 return ""

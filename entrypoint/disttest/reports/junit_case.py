@@ -74,7 +74,7 @@ class Cases:
                     f"flaky: passed at attempt {result.attempt}; attempt {first.attempt}: {_message(first)}"
                 )
                 case.add_failure_info(message, self._body(outcome, first), "flaky")
-            case Outcome.SKIPPED:
+            case Outcome.SKIPPED | Outcome.NOT_RUN:
                 case.add_skipped_info(message)
             case Outcome.XFAILED:
                 case.add_skipped_info(f"expected failure: {message}")

@@ -271,7 +271,7 @@ class _Summary:
 
 def _table_line(suite: str, shape: str, tally: Tally) -> str:
     # An expected failure went as expected: for the reader of a summary it is a pass.
-    numbers = (tally.passed + tally.xfailed, tally.failed, tally.flaky, tally.skipped, tally.infrastructure)
+    numbers = (tally.passed + tally.xfailed, tally.failed, tally.flaky, tally.left_out, tally.infrastructure)
     cells = [suite, shape, *(f"{number:,}" if number else "" for number in numbers), duration(tally.time_s)]
     return f"| {' | '.join(cells)} | {f'{tally.gpu_s / 60:.1f}' if tally.gpu_s else ''} |"
 

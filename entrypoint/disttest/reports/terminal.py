@@ -32,6 +32,7 @@ MARKS = {
     "flaky": "~",
     "skipped": "-",
     "xfailed": "x",
+    "not_run": "·",
 }
 
 
@@ -154,7 +155,7 @@ def _cells(tally: Tally) -> list[Text]:
         (tally.passed + tally.xfailed, "passed"),
         (tally.failed, "failed"),
         (tally.flaky, "flaky"),
-        (tally.skipped, "skipped"),
+        (tally.left_out, "skipped"),
         (tally.infrastructure, "infrastructure"),
     )
     cells = [
@@ -172,7 +173,7 @@ def _list(rows: list[Row]) -> Group:
 def _list_line(row: Row) -> Text:
     tally = row.tally
     numbers = {"passed": tally.passed + tally.xfailed, "failed": tally.failed, "flaky": tally.flaky}
-    numbers |= {"skipped": tally.skipped, "infrastructure": tally.infrastructure}
+    numbers |= {"skipped": tally.left_out, "infrastructure": tally.infrastructure}
     line = Text(f"{one_line(row.suite, 40)} {row.shape}:", style="bold")
     for kind, number in numbers.items():
         if number:

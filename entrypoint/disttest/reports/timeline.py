@@ -145,8 +145,7 @@ def _natural(slot: str) -> tuple[bool, str, int, str]:
     return slot == CONTROLLER, name, len(number) if len(slot) > len(name) else -1, number
 
 
-GLYPHS = {"passed": "█", "xfailed": "█", "flaky": "▒", "skipped": "░", "failed": "×", "infrastructure": "!"}
-_WORST_FIRST = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
+GLYPHS = {"passed": "█", "xfailed": "█", "flaky": "▒", "skipped": "░", "failed": "×", "infrastructure": "!", "not_run": "·"}
 
 
 def render_lanes(timeline: Timeline, *, width: int) -> str:
@@ -175,7 +174,7 @@ def render_lanes(timeline: Timeline, *, width: int) -> str:
 
 
 def _glyph(kinds: set[str]) -> str:
-    return next((GLYPHS[kind] for kind in _WORST_FIRST if kind in kinds), "·")
+    return next((GLYPHS[kind] for kind in aggregates.KINDS if kind in kinds), "·")
 
 
 def _share(part_s: float, whole_s: float) -> str:

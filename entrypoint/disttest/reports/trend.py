@@ -81,7 +81,7 @@ def _holds_run(path: Path) -> bool:
 def point(run: RunResult) -> Point:
     """Return what a trend shows of a run."""
     tally = aggregates.tally(run)
-    ran = max(1, tally.total - tally.skipped)
+    ran = max(1, tally.total - tally.left_out)
     return Point(
         label=datetime.fromtimestamp(max(0.0, run.started_at_s), UTC).strftime("%Y-%m-%d %H:%M"),
         run_id=run.run_id,

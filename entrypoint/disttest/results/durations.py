@@ -17,7 +17,7 @@ import msgspec
 
 from disttest.beneath import open_regular
 from disttest.errors import UsageError
-from disttest.model import UNREADABLE, Outcome, TestCase, TestResult
+from disttest.model import UNREADABLE, TestCase, TestResult
 from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
 from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
 from disttest.results.fold import RunResult
@@ -122,7 +122,7 @@ def _sample(test: TestCase, result: TestResult, hardware: str) -> Sample:
         file=test.file,
         suite=test.suite,
         bad=result.outcome.is_bad,
-        skipped=result.outcome is Outcome.SKIPPED,
+        skipped=not result.outcome.has_run,
     )
 
 

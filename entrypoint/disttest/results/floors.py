@@ -77,7 +77,7 @@ def make_floors(
 
 def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
     """Say which floors a run has broken, one message each; a run that keeps them all gives none."""
-    ran = [test.test.nodeid for test in run.tests if test.final.outcome is not Outcome.SKIPPED]
+    ran = [test.test.nodeid for test in run.tests if test.final.outcome.has_run]
     skipped = run.counts()[Outcome.SKIPPED]
     broken: list[str] = []
     if len(ran) < floors.min_tests:
@@ -86,7 +86,7 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
             f"({skipped} of {len(run.tests)} were skipped): see the skip reasons, or lower the floor"
         )
     in_worlds = sum(
-        test.test.world is not None and test.final.outcome is not Outcome.SKIPPED for test in run.tests
+        test.test.world is not None and test.final.outcome.has_run for test in run.tests
     )
     if in_worlds < floors.min_worlds:
         broken.append(
@@ -119,7 +119,7 @@ def _missing(floors: Floors, ran: Iterable[str], collected: Iterable[str]) -> It
     for expectation in floors.expect:
         if any(map(expectation.matches, ran_ids)):
             continue
-        what = "was skipped" if any(map(expectation.matches, collected_ids)) else "does not exist"
+        what = "was skipped or not run" if any(map(expectation.matches, collected_ids)) else "does not exist"
         where = f"{floors.expect_file or 'the manifest'}:{expectation.line}"
         yield f"{where} expects {expectation.text} to run, and it {what}: run it, or take out the line"
 

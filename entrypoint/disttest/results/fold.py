@@ -35,7 +35,6 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.rulings import has_not_run
 
 DIED_EARLY = "the run died without a last word"
 
@@ -150,8 +149,8 @@ class RunResult(Frozen):
     @property
     def nothing_ran(self) -> bool:
         """Whether tests were to run and none has been called, skips aside."""
-        finals = [test.final for test in self.tests]
-        return any(map(has_not_run, finals)) and all(final.outcome is Outcome.SKIPPED for final in finals)
+        outcomes = [test.final.outcome for test in self.tests]
+        return Outcome.NOT_RUN in outcomes and not any(outcome.has_run for outcome in outcomes)
 
     @property
     def flaky_fails(self) -> bool:

@@ -146,7 +146,7 @@ RULES = (
     _all(
         Ruling.NOT_RUN,
         State.NOT_RUN,
-        Outcome.SKIPPED,
+        Outcome.NOT_RUN,
         "Without a call nothing was tested (`--setup-only`, a plugin that runs the protocol and does not report). If "
         "this is all that a run has, it ends with code 5.",
     ),
@@ -215,11 +215,6 @@ def _without_outcome(record: RankRecord) -> State:
     if record.end is not RankEnd.KILLED:
         return State.NOT_RUN
     return State.ENDED_XFAIL if record.xfail else State.ENDED
-
-
-def has_not_run(result: TestResult) -> bool:
-    """Whether a test was not skipped, and yet nothing has called it."""
-    return result.outcome is Outcome.SKIPPED and result.message.startswith(NO_TEST_RAN)
 
 
 def describe_disagreement(records: Collection[RankRecord]) -> str:

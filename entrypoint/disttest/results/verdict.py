@@ -121,6 +121,13 @@ NOT_RUN = (
 )
 
 
+def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
+    """The result of a test that the run did not come to, as its user wanted."""
+    return TestResult(
+        nodeid=nodeid, outcome=Outcome.NOT_RUN, started_at_s=at_s, phase="setup", message=f"not run: {reason}"
+    )
+
+
 def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
     strict = [r for r in ranks if state_of(r) is State.STRICT]
     who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"rank {_names(strict)} of {len(ranks)}"

@@ -116,7 +116,7 @@ def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
     if (
         test.world is None
         or result.outcome.is_bad
-        or result.outcome is Outcome.SKIPPED
+        or not result.outcome.has_run
         or not _wants_ranks(test)
     ):
         return result

@@ -10,6 +10,7 @@ import msgspec
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import aggregates, trend
+from disttest.reports.aggregates import KINDS
 from disttest.reports.html.collectives import collective_table, ticks
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
@@ -17,9 +18,6 @@ from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
-
-KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped")
-"""In the order in which a reader wants to see them."""
 
 MAX_TESTS = 20_000
 """Tests on the page: beyond that it would take too long to load, and its maker too much memory."""

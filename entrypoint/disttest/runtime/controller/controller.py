@@ -21,6 +21,7 @@ from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.results.directory import Home
+from disttest.results.verdict import not_run
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
 from disttest.runtime.controller.hazards import Hazards
@@ -90,6 +91,8 @@ class Controller(Listener):
         """What the names of its worlds begin with."""
         self._settled = settled_by_plugins(session.config)
         self._worlds = 0
+        self._enough = ""
+        """Why the user wants no further test (``-x``), once it is so."""
         self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
         self._crew = Crew(self, helpers=lambda: self._device_health.pids)
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
@@ -157,6 +160,7 @@ class Controller(Listener):
     def _stop_if_asked(self) -> None:
         session = self._session
         if session.shouldfail:
+            self._enough = str(session.shouldfail)
             self._stop(f"the run stopped: {session.shouldfail}")
             raise session.Failed(session.shouldfail)
         if session.shouldstop:
@@ -216,6 +220,9 @@ class Controller(Listener):
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; a second one is of a rank that died after the first."""
+        if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
+            self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
+            return
         judged = self._retries.settle(judged)
         world.pids = tuple(rank.pid for rank in judged.result.ranks) or world.pids
         suspect = self._device_health.suspects(judged.result, world.slots)

@@ -78,7 +78,7 @@ class OrdinaryTests:
 
     def _not_run(self, nodeid: str) -> TestResult:
         return TestResult(
-            nodeid=nodeid, outcome=Outcome.SKIPPED, started_at_s=self._began_at_s, message=NOT_RUN
+            nodeid=nodeid, outcome=Outcome.NOT_RUN, started_at_s=self._began_at_s, message=NOT_RUN
         )
 
     def _result(self, nodeid: str, reports: list[pytest.TestReport]) -> TestResult:

@@ -91,7 +91,7 @@ def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
 
 def _good_reports(item: pytest.Item, result: TestResult) -> list[pytest.TestReport]:
     """Reports in our words of a test whose ranks sent none that say what it came to."""
-    if result.outcome is Outcome.SKIPPED:
+    if not result.outcome.has_run:
         return skip_reports(item, result.message)
     outcome = "skipped" if result.outcome is Outcome.XFAILED else "passed"
     report = _made_up(item, "call", outcome, None, duration_s=result.duration_s)

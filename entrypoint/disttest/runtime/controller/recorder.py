@@ -18,7 +18,7 @@ from disttest.results.events import (
     WorldStarted,
 )
 from disttest.results.journal import Journal
-from disttest.results.rulings import has_not_run
+from disttest.results.verdict import not_run
 
 
 class Recorder:
@@ -36,6 +36,8 @@ class Recorder:
         self.started: RunStarted | None = None
         self.worlds = 0
         """Worlds that were started; processes of ordinary tests are none."""
+        self._owed: dict[str, None] = {}
+        """Tests without a result, in order."""
         self._ran = False
         self._not_run = 0
         self._failed: dict[str, TestResult] = {}
@@ -71,6 +73,7 @@ class Recorder:
 
     def collected(self, test: TestCase) -> None:
         """A test is owed a result."""
+        self._owed[test.nodeid] = None
         self.journal.append(TestCollected(at_s=self.now(), test=test))
 
     def collection_failed(self, nodeid: str, message: str) -> None:
@@ -97,12 +100,18 @@ class Recorder:
         """An attempt was judged; ``again``: there will be another one."""
         self.journal.append(TestFinished(at_s=self.now(), result=result, again=again))
         self._note_flaky(result)
-        self._ran = self._ran or result.outcome is not Outcome.SKIPPED
-        self._not_run += has_not_run(result)
+        self._owed.pop(result.nodeid, None)
+        self._ran = self._ran or result.outcome.has_run
+        self._not_run += result.outcome is Outcome.NOT_RUN
         if result.is_false_green_avoided and result.nodeid not in self.false_greens:
             self.false_greens.append(result.nodeid)
         if result.is_vacuous:
             self.vacuous.append(result.nodeid)
+
+    def not_run(self, reason: str) -> None:
+        """The run ends as its user wanted (``-x``): what has no result was not run, and nobody is to blame."""
+        for nodeid in tuple(self._owed):
+            self.test_finished(not_run(nodeid, reason, at_s=self.now()))
 
     def _note_flaky(self, result: TestResult) -> None:
         self.flaky.pop(result.nodeid, None)
