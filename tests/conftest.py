@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("soak", max_examples=10_000, deadline=None)
+# How fast the machine is says nothing of the code, and a check says the same of one commit each time; soaks explore.
+settings.register_profile(
+    "here", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("here")
+settings.register_profile("soak", max_examples=10_000, derandomize=False)
 """``make soak`` loads it: pytest --hypothesis-profile soak."""
 
 

@@ -145,7 +145,15 @@ def _natural(slot: str) -> tuple[bool, str, int, str]:
     return slot == CONTROLLER, name, len(number) if len(slot) > len(name) else -1, number
 
 
-GLYPHS = {"passed": "█", "xfailed": "█", "flaky": "▒", "skipped": "░", "failed": "×", "infrastructure": "!", "not_run": "·"}
+GLYPHS = {
+    "passed": "█",
+    "xfailed": "█",
+    "flaky": "▒",
+    "skipped": "░",
+    "failed": "×",
+    "infrastructure": "!",
+    "not_run": "·",
+}
 
 
 def render_lanes(timeline: Timeline, *, width: int) -> str:

@@ -85,9 +85,7 @@ def check_floors(run: RunResult, floors: Floors) -> tuple[str, ...]:
             f"only {len(ran)} tests ran and --min-tests asks for {floors.min_tests} "
             f"({skipped} of {len(run.tests)} were skipped): see the skip reasons, or lower the floor"
         )
-    in_worlds = sum(
-        test.test.world is not None and test.final.outcome.has_run for test in run.tests
-    )
+    in_worlds = sum(test.test.world is not None and test.final.outcome.has_run for test in run.tests)
     if in_worlds < floors.min_worlds:
         broken.append(
             f"only {in_worlds} tests ran in a world and --min-worlds asks for {floors.min_worlds}: mark the tests that need "

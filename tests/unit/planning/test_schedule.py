@@ -299,7 +299,7 @@ Gangs = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(machine=Machine, drawn=Gangs, data=st.data())
 def test_every_gang_runs_once_on_free_good_slots(
     machine: tuple[Slot, ...], drawn: list, data: st.DataObject
@@ -364,7 +364,7 @@ def test_every_gang_runs_once_on_free_good_slots(
             assert left < each.shape.size
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(machine=Machine, drawn=Gangs)
 def test_neither_gpus_nor_the_cpu_idle_for_the_sake_of_the_other(
     machine: tuple[Slot, ...], drawn: list
@@ -393,7 +393,7 @@ def test_neither_gpus_nor_the_cpu_idle_for_the_sake_of_the_other(
         scheduler.ended(ended)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     width=st.integers(2, 6),
     stream=st.lists(
@@ -432,7 +432,7 @@ def test_no_gang_waits_for_ever_while_it_could_run(width: int, stream: list, dev
     pytest.fail("it still waits")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn=Gangs)
 def test_equal_input_gives_equal_decisions(drawn: list) -> None:
     gangs = [
@@ -442,7 +442,7 @@ def test_equal_input_gives_equal_decisions(drawn: list) -> None:
     assert simulate(gangs, slots(4)) == simulate(gangs, slots(4))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(drawn=st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.floats(0.1, 100)), min_size=1, max_size=40))
 def test_the_makespan_is_not_under_its_bound_and_not_over_twice_of_it(drawn: list) -> None:
     """Widths that divide the machine: list scheduling stays under twice the bound (Garey and Graham, 1975)."""

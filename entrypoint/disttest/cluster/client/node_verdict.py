@@ -113,12 +113,7 @@ def refuse(test: TestCase, message: str, *, at_s: float = 0.0) -> TestResult:
 
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
     """A lease's own verdict, held against its records: green needs a green record of every rank."""
-    if (
-        test.world is None
-        or result.outcome.is_bad
-        or not result.outcome.has_run
-        or not _wants_ranks(test)
-    ):
+    if test.world is None or result.outcome.is_bad or not result.outcome.has_run or not _wants_ranks(test):
         return result
     allowed = _WELL if test.ranks_may_differ else _PASSED
     green = {record.rank for record in result.ranks if state_of(record) in allowed}
