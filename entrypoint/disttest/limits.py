@@ -109,6 +109,20 @@ DRIVER_STALL_S = 15.0
 """The first question loads the driver, which takes some seconds for each GPU without persistence mode."""
 DRIVER_TOTAL_S = 60.0
 """For all questions about a machine together, and for torch's import before its own."""
+PREFLIGHT_START_S = 90.0
+"""Importing torch, on a cold disk and a busy machine."""
+PREFLIGHT_CHECK_S = 20.0
+"""One check of one device or pair."""
+PREFLIGHT_COLLECTIVE_S = 30.0
+"""One collective; the first one sets up all connections."""
+PREFLIGHT_COLLECTIVE_MARGIN_S = 5.0
+"""Beyond torch's own time-out, whose message says more than silence does."""
+PREFLIGHT_GRACE_S = 2.0
+"""How long the other ranks may take to speak after one has failed."""
+PREFLIGHT_TOTAL_S = 300.0
+"""All checks of a machine."""
+PREFLIGHT_MARGIN_S = 30.0
+"""The preflight keeps its own limit; only if it is stuck does the controller end it, this much later."""
 CUDA_ANSWER_S = 20.0
 """What a driver may take to answer; then the question goes to CUDA in this process, as if we were not here."""
 

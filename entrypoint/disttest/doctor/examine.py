@@ -15,7 +15,7 @@ from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 from disttest.host.leases.lease import Leaser, SlotState
 from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
-from disttest.host.machine_advice import advise, explain
+from disttest.host.machine_advice import MACHINE_ADVICE
 from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Target, run_preflight, targets_of
 from disttest.host.preflight.steps import WORKER
 from disttest.model import Frozen
@@ -111,7 +111,7 @@ def judge_lease(state: SlotState) -> DeviceFinding:
             check="lease",
             grade=Grade.WARNING,
             message=state.obstacle,
-            advice=advise("gpu-quarantined"),
+            advice=MACHINE_ADVICE.of("gpu-quarantined"),
         )
     return DeviceFinding(device=state.label, check="lease", message="free")
 
@@ -127,7 +127,7 @@ def judge_litter(litter: Sequence[ShmEntry]) -> DeviceFinding:
         check="shared_memory_litter",
         grade=Grade.WARNING,
         message=f"{len(litter)} files of ours ({size >> 10} KiB) that no process uses: {names}",
-        advice=advise("shm-litter"),
+        advice=MACHINE_ADVICE.of("shm-litter"),
     )
 
 
@@ -147,7 +147,7 @@ def _finding(check: Check) -> DeviceFinding:
         check=check.check,
         grade=Grade.BROKEN,
         message=check.message,
-        advice=explain(check.message) or advise("preflight-failed"),
+        advice=MACHINE_ADVICE.find(check.message) or MACHINE_ADVICE.of("preflight-failed"),
         duration_s=check.duration_s,
     )
 

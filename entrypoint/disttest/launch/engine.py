@@ -14,7 +14,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from disttest.errors import EngineError
 from disttest.launch.endpoints import Endpoint, connection_arguments, endpoints
-from disttest.launch.engine_advice import advise, explain
+from disttest.launch.engine_advice import ENGINE_ADVICE, explain
 from disttest.launch.gpus import CDI_KIND, EngineGpus
 from disttest.limits import ENGINE_ANSWER_S
 from disttest.model import Frozen
@@ -149,7 +149,7 @@ def _pull_with_retries(client: docker.DockerClient, image: str, say: Callable[[s
 
 def is_passing(error: BaseException) -> bool:
     """Whether another attempt may succeed."""
-    known = advise(str(error))
+    known = ENGINE_ADVICE.find(str(error))
     if known is not None and known.slug in FINAL:
         return False
     return isinstance(error, DockerException | requests.RequestException | OSError)

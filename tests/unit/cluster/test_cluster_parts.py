@@ -19,7 +19,7 @@ from disttest.cluster.client.node_verdict import (
 )
 from disttest.cluster.node.assignment import find_assignment
 from disttest.cluster.protocol.fingerprint import disagreement
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec, decode_job, encode_job
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
 from disttest.cluster.protocol.names import dead_names, new_run_id
 from disttest.cluster.protocol.wire import LineReader, LineWriter, NodeDone, NodeNote, NodeReady, Versions
@@ -79,9 +79,7 @@ def rank(number: int, **facts: object) -> RankRecord:
 
 def test_a_job_survives_json() -> None:
     job = a_job(flags={"timeout": "3"}, worlds=((0,),), ports=(1, 2))
-    assert decode_job(encode_job(job)) == job
-    with pytest.raises(UsageError, match="not a job"):
-        decode_job(b"{}")
+    assert msgspec.json.decode(msgspec.json.encode(job), type=JobSpec) == job
 
 
 class TestLines:

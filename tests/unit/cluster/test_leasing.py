@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import Expected, JobLimits, conduct
+from disttest.cluster.client.conductor import Expected, JobLimits, JobSetting, conduct
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.leasing import LeaseConductor
 from disttest.cluster.node.lease_work import timings_journal
@@ -25,6 +25,7 @@ from disttest.cluster.protocol.wire import (
     Versions,
 )
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
+from disttest.options.run import RunOptions
 from disttest.results.directory import Home
 from disttest.results.durations import read_timings
 from disttest.results.events import Event, TestCollected, TestFinished, TestStarted
@@ -87,7 +88,7 @@ def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunRe
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JOB, recorder, expected, JobLimits(), lambda: 0.0)
+    conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conduct(FakeScheduler(answer, end=end).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))
@@ -174,7 +175,7 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = LeaseConductor(JOB, recorder, expected, JobLimits(), lambda: 0.0)
+    conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conductor.hear(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
     conductor.hear(0, NodeDone(reason=reason))
     conductor.close(JobOutcome(state=state, reason="its minutes are over"))

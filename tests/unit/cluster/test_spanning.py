@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import Expected, JobLimits, conduct
+from disttest.cluster.client.conductor import Expected, JobLimits, JobSetting, conduct
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.spanning import SpanningConductor
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
@@ -134,7 +134,7 @@ def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = Expected(versions=VERSIONS, digest="d")
-    conductor = SpanningConductor(JOB, recorder, expected, JobLimits(), clock, options)
+    conductor = SpanningConductor(JobSetting(JOB, recorder, expected, JobLimits(), options, clock))
     conduct(FakeScheduler(node).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))

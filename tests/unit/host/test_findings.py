@@ -10,7 +10,7 @@ import pytest
 from disttest.host.devices.findings import Grade, driver_too_old, judge_gpu, judge_machine, torch_refusal
 from disttest.host.devices.machine import CpuShare, Fabric, Gpu, GpuProcess, Limits, Machine, MigSlice
 from disttest.host.devices.torch_facts import TorchFacts
-from disttest.host.machine_advice import SLUGS, cuda_version_of, explain
+from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
 
 GIB = 1 << 30
 TORCH = TorchFacts(
@@ -218,11 +218,11 @@ def test_no_gpu_and_no_driver_is_fine():
     ],
 )
 def test_known_messages_have_advice(message, slug):
-    assert explain(message).slug == slug
+    assert MACHINE_ADVICE.find(message).slug == slug
 
 
 def test_an_unknown_message_has_none():
-    assert explain("assert 1 == 2") is None
+    assert MACHINE_ADVICE.find("assert 1 == 2") is None
 
 
 def test_locked_memory_matters_with_rdma_only():
@@ -241,7 +241,7 @@ def test_cuda_version(number, version):
 def test_every_advice_has_its_section():
     page = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
 
-    missing = [slug for slug in SLUGS if f"\n## {slug}\n" not in page]
+    missing = [slug for slug in MACHINE_ADVICE.slugs if f"\n## {slug}\n" not in page]
 
     assert missing == []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.launch.engine_advice import KNOWN, advise, explain
+from disttest.launch.engine_advice import ENGINE_ADVICE, explain
 
 MESSAGES = {
     "nvidia-container-cli: load library failed: libnvidia-ml.so.1": "nvidia-smi-missing",
@@ -28,13 +28,13 @@ MESSAGES = {
 
 @pytest.mark.parametrize(("message", "slug"), MESSAGES.items())
 def test_known_messages(message: str, slug: str) -> None:
-    known = advise(message)
+    known = ENGINE_ADVICE.find(message)
     assert known is not None
     assert known.slug == slug
 
 
 def test_every_advice_is_reached_by_a_message() -> None:
-    assert {known.slug for known in KNOWN} == set(MESSAGES.values())
+    assert set(ENGINE_ADVICE.slugs) == set(MESSAGES.values())
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_advice_is_one_line_below_the_message() -> None:
 
 def test_each_advice_has_its_entry_in_the_docs() -> None:
     page = (Path(__file__).parents[3] / "docs" / "errors.md").read_text()
-    assert [known.slug for known in KNOWN if f"`{known.slug}`" not in page] == []
+    assert [slug for slug in ENGINE_ADVICE.slugs if f"`{slug}`" not in page] == []

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 import disttest
-from disttest.cluster.client.conductor import Conductor, Expected, JobLimits, conduct
+from disttest.cluster.client.conductor import Conductor, Expected, JobLimits, JobSetting, conduct
 from disttest.cluster.client.division import Division, divide, jobs_at_once
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.leasing import LeaseConductor
@@ -247,7 +247,10 @@ def _conduct_all(
     with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
         running = [
             pool.submit(
-                _conduct_one, job, expected[job.job_id], request.limits, options, launcher, recorder, stop
+                _conduct_one,
+                JobSetting(job, recorder, expected[job.job_id], request.limits, options),
+                launcher,
+                stop,
             )
             for job in jobs
         ]
@@ -257,25 +260,15 @@ def _conduct_all(
         each.result()
 
 
-def _conduct_one(
-    job: JobSpec,
-    expected: Expected,
-    limits: JobLimits,
-    options: RunOptions,
-    launcher: Launcher,
-    recorder: JobRecorder,
-    stop: _Stop,
-) -> None:
-    kind: type[SpanningConductor | LeaseConductor] = (
-        SpanningConductor if job.kind is JobKind.WORLD else LeaseConductor
-    )
+def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
+    kind = SpanningConductor if setting.job.kind is JobKind.WORLD else LeaseConductor
     # It counts the time in the queue from here on.
-    conductor: Conductor = kind(job, recorder, expected, limits, time.monotonic, options)
+    conductor: Conductor = kind(setting)
     if why := stop():
         conductor.close(JobOutcome(state=JobState.CANCELLED, reason=why))
         return
     try:
-        run = launcher.start(job)
+        run = launcher.start(setting.job)
     except DisttestError as error:
         conductor.refuse(str(error))
         conductor.close(JobOutcome(state=JobState.REJECTED, reason=str(error)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -75,37 +76,39 @@ class Expected(Frozen):
     digest: str
 
 
+class JobSetting(NamedTuple):
+    """What a conductor is made of."""
+
+    job: JobSpec
+    recorder: JobRecorder
+    expected: Expected
+    limits: JobLimits
+    options: RunOptions
+    clock: Callable[[], float] = time.monotonic
+
+
 class Conductor(ABC):
     """What the two kinds of jobs have in common."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        recorder: JobRecorder,
-        expected: Expected,
-        limits: JobLimits,
-        clock: Callable[[], float] = time.monotonic,
-        options: RunOptions | None = None,
-    ) -> None:
-        self.job = job
-        self.options = options or RunOptions()
+    def __init__(self, setting: JobSetting) -> None:
+        self.job = setting.job
         self.failure: JobOutcome | None = None
         """Why the job is given up; None while it is not."""
         self.refusal = ""
         """Why its nodes must not run it; empty while they may."""
-        self._recorder = recorder
-        self._expected = expected
-        self._limits = limits
-        self._clock = clock
+        self._recorder = setting.recorder
+        self._expected = setting.expected
+        self._limits = setting.limits
+        self._clock = setting.clock
         self._ready: dict[int, NodeReady] = {}
         self._offsets_s: dict[int, float] = {}
         self._heard_s: dict[int, float] = {}
         self._done: set[int] = set()
         self._done_s: float | None = None
-        self._queued_s = clock()
+        self._queued_s = self._clock()
         self._running_s: float | None = None
-        self._said_s = clock()
-        self._scheduler = RunDescription(scheduler="", job_id="", name=job.name, state=JobState.QUEUED)
+        self._said_s = self._clock()
+        self._scheduler = RunDescription(scheduler="", job_id="", name=self.job.name, state=JobState.QUEUED)
         self._output: list[str] = []
         self._ended_by_scheduler = False
 

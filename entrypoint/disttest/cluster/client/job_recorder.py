@@ -8,39 +8,31 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from disttest.model import TestCase, TestResult, WorldShape
+from disttest.model import TestResult
 from disttest.results.directory import Home
-from disttest.results.events import Event, Noted, TestFinished, TestStarted, WorldEnded, WorldStarted
+from disttest.results.event_writer import EventWriter
+from disttest.results.events import Event
 from disttest.results.journal import Journal
 from disttest.runtime.messages.protocol import clean_text
 
 
-class JobRecorder:
+class JobRecorder(EventWriter):
     """Shared by the threads that conduct the jobs."""
 
     def __init__(self, journal: Journal, home: Home, tell: Callable[[str], None]) -> None:
-        self._journal = journal
+        super().__init__(journal)
         self._home = home
         self._tell = tell
-        self._lock = threading.Lock()
-        self.now = journal.now
+        self._lock = threading.RLock()
 
     def event(self, event: Event) -> None:
         """Append an event as it is."""
         with self._lock:
-            self._journal.append(event)
-
-    def world_started(self, world_id: str, shape: WorldShape, slots: tuple[str, ...]) -> None:
-        """A world holds its slots, named ``node/slot``."""
-        self.event(WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=slots, pid=0))
+            super().event(event)
 
     def world_ended(self, world_id: str, reason: str = "") -> None:
-        """A world has let go of them."""
-        self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=clean_text(reason)))
-
-    def test_started(self, test: TestCase, world_id: str, attempt: int = 1) -> None:
-        """An attempt began."""
-        self.event(TestStarted(at_s=self.now(), nodeid=test.nodeid, attempt=attempt, world_id=world_id))
+        """A world has let go of its slots."""
+        super().world_ended(world_id, clean_text(reason))
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
         """A test has its verdict, or another attempt follows; said on the terminal too."""
@@ -48,14 +40,14 @@ class JobRecorder:
         what = "AGAIN" if again else result.outcome.upper()
         tried = f" (attempt {result.attempt})" if again or result.attempt > 1 else ""
         with self._lock:
-            self._journal.append(TestFinished(at_s=self.now(), result=result, again=again))
+            super().test_finished(result, again=again)
             self._tell(f"{what:<8} {result.nodeid}{tried}  {result.duration_s:.2f} s")
             if result.outcome.is_bad:
                 self._tell(f"         {result.message}")
 
     def noted(self, message: str, nodeid: str = "") -> None:
         """Something that a reader should know."""
-        self.event(Noted(at_s=self.now(), message=clean_text(message), nodeid=nodeid))
+        super().noted(clean_text(message), nodeid)
 
     def told(self, message: str) -> None:
         """Progress, for the terminal only."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from disttest.cluster.client.conductor import Conductor, Expected, JobLimits
-from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.conductor import Conductor, JobSetting
 from disttest.cluster.client.node_verdict import check_lease_result, refuse
-from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import JobOutcome
 from disttest.cluster.protocol.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
-from disttest.options.run import RunOptions
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -32,17 +29,9 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 class LeaseConductor(Conductor):
     """One node that works by itself."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        recorder: JobRecorder,
-        expected: Expected,
-        limits: JobLimits,
-        clock: Callable[[], float],
-        options: RunOptions | None = None,
-    ) -> None:
-        super().__init__(job, recorder, expected, limits, clock, options)
-        self._tests: dict[str, TestCase] = {test.nodeid: test for test in job.tests}
+    def __init__(self, setting: JobSetting) -> None:
+        super().__init__(setting)
+        self._tests: dict[str, TestCase] = {test.nodeid: test for test in setting.job.tests}
         self._finished: set[str] = set()
         self._running: set[str] = set()
         self._failed: dict[str, TestResult] = {}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from disttest.cluster.client.conductor import Conductor, Expected, JobLimits
-from disttest.cluster.client.job_recorder import JobRecorder
+from disttest.cluster.client.conductor import Conductor, JobSetting
 from disttest.cluster.client.node_verdict import PartitionRecord, judge_partitions, refuse
-from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import (
     CloseWorld,
@@ -28,7 +26,6 @@ from disttest.cluster.protocol.wire import (
     RunShare,
 )
 from disttest.model import Cause, RankRecord, TestResult
-from disttest.options.run import RunOptions
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.messages.protocol import Message, TestJudged
 
@@ -36,19 +33,11 @@ from disttest.runtime.messages.protocol import Message, TestJudged
 class SpanningConductor(Conductor):
     """A world at a time, a test at a time: each step when every node has taken the one before."""
 
-    def __init__(
-        self,
-        job: JobSpec,
-        recorder: JobRecorder,
-        expected: Expected,
-        limits: JobLimits,
-        clock: Callable[[], float],
-        options: RunOptions | None = None,
-    ) -> None:
-        super().__init__(job, recorder, expected, limits, clock, options)
-        self._retries = Retries(self.options, clock)
-        self._numbers = {test.nodeid: number for number, test in enumerate(job.tests)}
-        self._worlds = [list(tests) for tests in job.worlds]
+    def __init__(self, setting: JobSetting) -> None:
+        super().__init__(setting)
+        self._retries = Retries(setting.options, setting.clock)
+        self._numbers = {test.nodeid: number for number, test in enumerate(setting.job.tests)}
+        self._worlds = [list(tests) for tests in setting.job.worlds]
         self._number = 0
         self._world_s: float | None = None
         """When the current world was opened; None while there is none."""
@@ -170,7 +159,9 @@ class SpanningConductor(Conductor):
         self._told_failure = False
         self._lost = None
         self._evidence = set()
-        self._recorder.test_started(self.job.tests[self._test], self._world_id, self._attempt_of(self._test))
+        self._recorder.test_started(
+            self.job.tests[self._test].nodeid, attempt=self._attempt_of(self._test), world_id=self._world_id
+        )
         return (RunShare(test=self._test),)
 
     def _on_failure(self, test: int) -> Sequence[Message]:

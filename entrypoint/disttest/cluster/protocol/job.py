@@ -1,4 +1,4 @@
-"""What a scheduler is asked to run: a job, as frozen data with a round trip through JSON."""
+"""What a scheduler is asked to run: a job, as frozen data that travels as JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from disttest.errors import UsageError
-from disttest.model import UNREADABLE, Frozen, TestCase
+from disttest.model import Frozen, TestCase
 
 NAME_PREFIX = "disttest-"
 """Begins the name of every job, so that what a killed client left can be found."""
@@ -75,20 +74,3 @@ class JobSpec(Frozen):
     def name(self) -> str:
         """Its name with the scheduler."""
         return f"{NAME_PREFIX}{self.run_id}-{self.job_id}"
-
-
-def encode_job(job: JobSpec) -> bytes:
-    """The job as JSON."""
-    return msgspec.json.encode(job)
-
-
-def decode_job(text: bytes) -> JobSpec:
-    """A job from JSON.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        return msgspec.json.decode(text, type=JobSpec)
-    except UNREADABLE as error:
-        raise UsageError(f"not a job of disttest: {error}") from error

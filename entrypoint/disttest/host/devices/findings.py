@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
+from disttest.host.advice import Advice
 from disttest.host.devices.machine import Gpu, Machine
 from disttest.host.devices.torch_facts import TorchFacts
 from disttest.host.leases.lease import foreign_use
-from disttest.host.machine_advice import Advice, advise, cuda_version_of, explain
+from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of
 from disttest.model import Frozen
 
 _MIB = 1 << 20
@@ -60,10 +61,10 @@ def torch_refusal(machine: Machine, torch: TorchFacts, *, needed: int) -> str:
     if _is_newer(torch.cuda, machine):
         return driver_too_old(machine, torch.cuda, built)
     if torch.error:
-        advice = explain(torch.error) or advise("torch-unusable")
+        advice = MACHINE_ADVICE.find(torch.error) or MACHINE_ADVICE.of("torch-unusable")
         return f"{built}; it cannot use the GPUs of this run: {torch.error.strip()} ({serves}). {advice}"
     if len(torch.devices) < needed:
-        advice = advise("gpu-missing-in-torch")
+        advice = MACHINE_ADVICE.of("gpu-missing-in-torch")
         return (
             f"torch sees {len(torch.devices)} of the {needed} GPUs of this run ({built}, {serves}). {advice}"
         )
@@ -75,7 +76,7 @@ def driver_too_old(machine: Machine, cuda: str, built: str = "") -> str:
     if not _is_newer(cuda, machine):
         return ""
     built = built or f"the installed torch was built for CUDA {cuda}"
-    return f"{built}, {_serves(machine)}: the driver is too old. {advise('driver-too-old')}"
+    return f"{built}, {_serves(machine)}: the driver is too old. {MACHINE_ADVICE.of('driver-too-old')}"
 
 
 def _built(torch: TorchFacts) -> str:
@@ -112,13 +113,13 @@ def judge_gpu(gpu: Gpu, torch: TorchFacts) -> Iterator[DeviceFinding]:
 
 def _broken(device: str, check: str, message: str, slug: str) -> DeviceFinding:
     """A message that the table knows gets its own advice, any other that of the check."""
-    advice = explain(message) or advise(slug)
+    advice = MACHINE_ADVICE.find(message) or MACHINE_ADVICE.of(slug)
     return DeviceFinding(device=device, check=check, grade=Grade.BROKEN, message=message, advice=advice)
 
 
 def _warn(device: str, check: str, message: str, slug: str) -> DeviceFinding:
     return DeviceFinding(
-        device=device, check=check, grade=Grade.WARNING, message=message, advice=advise(slug)
+        device=device, check=check, grade=Grade.WARNING, message=message, advice=MACHINE_ADVICE.of(slug)
     )
 
 

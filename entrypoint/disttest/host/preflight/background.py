@@ -9,6 +9,7 @@ import msgspec
 from disttest.host.bounded import BoundedChild, speak
 from disttest.host.preflight.messages import Level, PreflightResult, Target
 from disttest.host.preflight.steps import WORKER, Bounds, run_preflight
+from disttest.limits import PREFLIGHT_MARGIN_S
 
 _MODULE = "disttest.host.preflight.background"
 
@@ -38,7 +39,7 @@ class Proof:
         self._heard: list[bytes] = []
         argument = msgspec.json.encode(order).decode()
         self._child = BoundedChild(
-            _MODULE, [argument], timeout_s=bounds.total + 30.0, on_line=self._heard.append
+            _MODULE, [argument], timeout_s=bounds.total + PREFLIGHT_MARGIN_S, on_line=self._heard.append
         )
 
     @property

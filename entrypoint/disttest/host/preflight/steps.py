@@ -33,6 +33,14 @@ from disttest.host.preflight.messages import (
     Ready,
     Target,
 )
+from disttest.limits import (
+    PREFLIGHT_CHECK_S,
+    PREFLIGHT_COLLECTIVE_MARGIN_S,
+    PREFLIGHT_COLLECTIVE_S,
+    PREFLIGHT_GRACE_S,
+    PREFLIGHT_START_S,
+    PREFLIGHT_TOTAL_S,
+)
 
 WORKER = "disttest.host.preflight.worker"
 
@@ -43,17 +51,13 @@ _decoder: msgspec.json.Decoder[AnyWord] = msgspec.json.Decoder(AnyWord)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds."""
+    """How long things may take, in seconds; a test gives its own."""
 
-    start: float = 90.0
-    """Importing torch, on a cold disk and a busy machine."""
-    check: float = 20.0
-    """One check of one device or pair."""
-    collective: float = 30.0
-    """One collective; the first one sets up all connections."""
-    grace: float = 2.0
-    """How long the other ranks may take to speak after one has failed."""
-    total: float = 300.0
+    start: float = PREFLIGHT_START_S
+    check: float = PREFLIGHT_CHECK_S
+    collective: float = PREFLIGHT_COLLECTIVE_S
+    grace: float = PREFLIGHT_GRACE_S
+    total: float = PREFLIGHT_TOTAL_S
 
 
 def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tuple[Target, ...]:
@@ -280,8 +284,7 @@ class _Preflight:
             heard.append((job.target, began, what))
 
         worker = self.workers[job.target.name]
-        # A little more than torch's own time-out, whose message says more than silence does.
-        worker.give(job, stall_s=self.bounds.collective + 5.0, on_measured=measured)
+        worker.give(job, stall_s=self.bounds.collective + PREFLIGHT_COLLECTIVE_MARGIN_S, on_measured=measured)
 
     def _judge_collectives(
         self, targets: tuple[Target, ...], heard: Sequence[tuple[Target, Began, Measured]]

@@ -211,7 +211,7 @@ class Controller(Listener):
         )
         assert self._parents is not None
         world = self._crew.start(gang, slots, order, self._parents.starter_for(gang))
-        self._recorder.world_started(world_id, gang.shape, slots, world.child.pid)
+        self._recorder.world_started(world_id, gang.shape, [slot.name for slot in slots], world.child.pid)
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """A test starts."""

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import disttest
-from disttest.model import ALONE, Cause, Hardware, Invocation, Outcome, Slot, TestCase, TestResult, WorldShape
+from disttest.model import ALONE, Cause, Hardware, Invocation, Outcome, TestCase, TestResult, WorldShape
+from disttest.results.event_writer import EventWriter
 from disttest.results.events import (
     CollectionFailed,
-    Noted,
     RunFinished,
     RunStarted,
     TestCollected,
-    TestFinished,
-    TestStarted,
-    WorldEnded,
-    WorldStarted,
 )
 from disttest.results.journal import Journal
 from disttest.results.verdict import not_run
 
 
-class Recorder:
-    """One method for each thing that can happen."""
+class Recorder(EventWriter):
+    """What happens in a run of this machine, and what it comes to."""
 
     def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.now = journal.now
+        super().__init__(journal)
         self.false_greens: list[str] = []
         """Tests that are red here and that torch's own harness would have passed."""
         self.vacuous: list[str] = []
@@ -69,36 +64,25 @@ class Recorder:
             shard=shard,
             invocation=invocation or Invocation(),
         )
-        self.journal.append(self.started)
+        self.event(self.started)
 
     def collected(self, test: TestCase) -> None:
         """A test is owed a result."""
         self._owed[test.nodeid] = None
-        self.journal.append(TestCollected(at_s=self.now(), test=test))
+        self.event(TestCollected(at_s=self.now(), test=test))
 
     def collection_failed(self, nodeid: str, message: str) -> None:
         """A file could not be collected."""
-        self.journal.append(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
+        self.event(CollectionFailed(at_s=self.now(), nodeid=nodeid, message=message))
 
-    def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[Slot], pid: int) -> None:
+    def world_started(self, world_id: str, shape: WorldShape, slots: Sequence[str], pid: int = 0) -> None:
         """A world holds slots."""
         self.worlds += shape != ALONE
-        names = tuple(slot.name for slot in slots)
-        self.journal.append(
-            WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=names, pid=pid)
-        )
-
-    def world_ended(self, world_id: str, reason: str) -> None:
-        """A world has let go of its slots."""
-        self.journal.append(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
-
-    def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
-        """An attempt began."""
-        self.journal.append(TestStarted(at_s=self.now(), nodeid=nodeid, attempt=attempt, world_id=world_id))
+        super().world_started(world_id, shape, slots, pid)
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
         """An attempt was judged; ``again``: there will be another one."""
-        self.journal.append(TestFinished(at_s=self.now(), result=result, again=again))
+        super().test_finished(result, again=again)
         self._note_flaky(result)
         self._owed.pop(result.nodeid, None)
         self._ran = self._ran or result.outcome.has_run
@@ -130,10 +114,6 @@ class Recorder:
         """Whether tests were to run and none has been called, skips aside."""
         return bool(self._not_run) and not self._ran
 
-    def noted(self, message: str, nodeid: str = "") -> None:
-        """Something a reader should know."""
-        self.journal.append(Noted(at_s=self.now(), message=message, nodeid=nodeid))
-
     def run_finished(self, exit_code: int, reason: str = "") -> None:
         """The last word."""
         if self.false_greens:
@@ -145,4 +125,4 @@ class Recorder:
             self.noted(
                 f"{len(self.vacuous)} tests that torch passes vacuously here: {', '.join(self.vacuous)}"
             )
-        self.journal.append(RunFinished(at_s=self.now(), exit_code=exit_code & 0xFF, reason=reason))
+        self.event(RunFinished(at_s=self.now(), exit_code=exit_code & 0xFF, reason=reason))
