@@ -85,7 +85,7 @@ def as_run(diagnosis: Diagnosis) -> RunResult:
             argv=("disttest", "doctor"),
             root="",
             hardware=diagnosis.machine.hardware(),
-            slots=len(diagnosis.machine.slots("cuda")) or diagnosis.machine.cpus,
+            slots=len(diagnosis.machine.gpu_slots()) or diagnosis.machine.cpus,
             disttest=disttest.__version__,
         ),
         *(TestCollected(at_s=at_s, test=_case(finding)) for finding in diagnosis.findings),

@@ -161,7 +161,7 @@ def update_quarantine(diagnosis: Diagnosis, directory: Path) -> tuple[str, ...]:
     notes = QuarantineNotes(directory)
     active = notes.active()
     changed = []
-    for slot in diagnosis.machine.slots("cuda"):
+    for slot in diagnosis.machine.gpu_slots():
         if slot.name in diagnosis.proved and slot.uuid in active:
             lifted = notes.lift(slot.uuid)
             changed.append(f"{slot.name} ({slot.uuid}) passed: {_LIFTED if lifted else _NOT_LIFTED}")

@@ -48,6 +48,8 @@ class Accelerator(Frozen):
     """What worlds use there unless told otherwise."""
     build: str
     """Which build of torch has both."""
+    visible: str
+    """The variable that says which of them a process sees."""
 
 
 BACKENDS = (
@@ -62,11 +64,16 @@ BACKENDS = (
 )
 
 ACCELERATORS = (
-    Accelerator(device="cuda", backend="nccl", build="a CUDA build, from download.pytorch.org/whl/cu130"),
+    Accelerator(
+        device="cuda",
+        backend="nccl",
+        build="a CUDA build, from download.pytorch.org/whl/cu130",
+        visible="CUDA_VISIBLE_DEVICES",
+    ),
 )
 """Those that a machine can be asked for; the first is meant where GPUs are counted and no kind is named.
 
-Another kind is a row here, and slots that :mod:`disttest.host.devices` finds.
+Another kind is a row here, and GPUs that :mod:`disttest.host.devices` finds. A machine has one kind.
 """
 
 ANY_CPU_BACKEND = "gloo"
@@ -78,6 +85,11 @@ GPU = ACCELERATORS[0].device
 def backend_named(name: str) -> Backend:
     """The row of a backend; one without a row is like any other."""
     return next((row for row in BACKENDS if row.name == name), Backend(name=name))
+
+
+def accelerator_of(device: str) -> Accelerator:
+    """The row of a device type; one without a row is like the first."""
+    return next((each for each in ACCELERATORS if each.device == device), ACCELERATORS[0])
 
 
 def default_backend(device: str, *, slices: bool = False) -> str:
@@ -96,6 +108,11 @@ def accelerated(names: Iterable[str]) -> tuple[str, ...]:
 def is_accelerator(device: str) -> bool:
     """Whether ``--device`` asks for an accelerator."""
     return any(each.device == device for each in ACCELERATORS)
+
+
+def showing(shown: str) -> dict[str, str]:
+    """The variables by which a process sees these devices and no others, of whatever kind the machine's are."""
+    return {each.visible: shown for each in ACCELERATORS}
 
 
 def build_of(backend: str) -> str:

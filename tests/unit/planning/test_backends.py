@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from disttest.errors import UsageError
+from disttest.host.devices.machine import CpuShare, Gpu, Limits, Machine
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
+from disttest.planning import backends
 from disttest.planning.backends import (
     ACCELERATORS,
     BACKENDS,
     DEVICES,
+    Accelerator,
     accelerated,
     backend_named,
     build_of,
     default_backend,
     is_accelerator,
 )
-from disttest.runtime.controller import early_skips, expand
+from disttest.runtime.controller import early_skips, expand, run_devices
 from disttest.runtime.controller.target_host import TargetHost
 
 
@@ -92,3 +97,26 @@ def test_a_build_without_it_is_told_which_one_has_it() -> None:
     )
     build = build_of(name)
     assert str(refused.value).endswith(f". {backend_named(name).title} needs {build}" if build else "")
+
+
+def test_another_kind_of_accelerator_is_a_row_and_the_gpus_that_were_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = Accelerator(device="xpu", backend="xccl", build="an XPU build", visible="ZE_AFFINITY_MASK")
+    found = tuple(Gpu(index=index, device=row.device) for index in range(3))
+    machine = Machine(cpu=CpuShare(online=4, affinity=4), limits=Limits(memory=1, memory_total=1), gpus=found)
+    monkeypatch.setattr(backends, "ACCELERATORS", (*ACCELERATORS, row))
+    monkeypatch.setattr(run_devices, "detect_machine", lambda **_: machine)
+    monkeypatch.setattr(run_devices, "has_accelerator", lambda: True)
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "0,2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+
+    devices = run_devices.Devices(RunOptions(lease_dir=tmp_path))
+    devices.take("this test", say=pytest.fail)
+    devices.release()
+
+    assert (2, "xpu") == (devices.size, devices.target_host().device)
+    assert ["gpu:0", "gpu:2"] == [slot.name for slot in devices.slots]
+    assert ("0,2", "7") == (os.environ["ZE_AFFINITY_MASK"], os.environ["CUDA_VISIBLE_DEVICES"])
+    assert "xccl" == default_backend(devices.device)
+    assert "0,2" == backends.showing("0,2")["ZE_AFFINITY_MASK"]

@@ -82,9 +82,9 @@ def detect_machine(
 
 def _gpus_of_torch(facts: TorchFacts) -> tuple[Gpu, ...]:
     """GPUs of another vendor (ROCm), which only torch can be asked about: their names, and no more."""
-    if facts.device_type != "cuda":
-        return ()
-    return tuple(Gpu(index=index, name=name) for index, name in enumerate(facts.devices))
+    return tuple(
+        Gpu(index=index, name=name, device=facts.device_type) for index, name in enumerate(facts.devices)
+    )
 
 
 def device_nodes(root: Path = Path("/")) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ class Gpu(Frozen):
     """NVML's index: by PCI bus, which is CUDA's order under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""
     uuid: str = ""
     name: str = ""
+    device: str = "cuda"
+    """torch's device type."""
     bus_id: str = ""
     minor: int | None = None
     """N of ``/dev/nvidiaN``."""
@@ -171,16 +173,17 @@ class Machine(Frozen):
         return tuple(gpu for gpu in self.gpus if not gpu.fault)
 
     def slots(self, device: str, limit: int | None = None) -> tuple[Slot, ...]:
-        """The slots of a kind (``cpu`` or ``cuda``), the first ``limit`` of them."""
-        found = self._gpu_slots() if device == "cuda" else self._cpu_slots(limit)
-        return found if limit is None else found[:limit]
+        """The slots of a kind, as torch names it (``cpu``, ``cuda``), the first ``limit`` of them."""
+        if device == "cpu":
+            return self._cpu_slots(self.cpus if limit is None else limit)
+        return tuple(slot for slot in self.gpu_slots() if slot.device == device)[:limit]
 
-    def _cpu_slots(self, limit: int | None) -> tuple[Slot, ...]:
+    def _cpu_slots(self, count: int) -> tuple[Slot, ...]:
         # A share of the CPU is a figure of speech: who asks for more slots than processors gets them.
-        count = self.cpus if limit is None else limit
         return tuple(Slot(name=f"cpu:{index}", index=index) for index in range(count))
 
-    def _gpu_slots(self) -> tuple[Slot, ...]:
+    def gpu_slots(self) -> tuple[Slot, ...]:
+        """Those of all usable GPUs, whatever their kind."""
         groups = group_gpus(self.gpus)
         return tuple(slot for gpu in self.usable_gpus for slot in slots_of(gpu, groups[gpu.index]))
 
@@ -216,10 +219,16 @@ class Machine(Frozen):
 def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
     """The slots that a GPU offers: itself, or in MIG mode its slices."""
     if not gpu.mig_enabled:
-        return (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid, group=group),)
+        return (
+            Slot(name=f"gpu:{gpu.index}", device=gpu.device, index=gpu.index, uuid=gpu.uuid, group=group),
+        )
     return tuple(
         Slot(
-            name=f"gpu:{gpu.index}.{part.number}", device="cuda", index=gpu.index, uuid=part.uuid, group=group
+            name=f"gpu:{gpu.index}.{part.number}",
+            device=gpu.device,
+            index=gpu.index,
+            uuid=part.uuid,
+            group=group,
         )
         for part in gpu.slices
     )
@@ -227,7 +236,7 @@ def slots_of(gpu: Gpu, group: str = "") -> tuple[Slot, ...]:
 
 def is_slice(slot: Slot) -> bool:
     """Whether a slot is a MIG slice, which has no peers and which NCCL refuses."""
-    return slot.device == "cuda" and "." in slot.name
+    return slot.device != "cpu" and "." in slot.name
 
 
 def used_by_others(gpu: Gpu, pid: int) -> Gpu:

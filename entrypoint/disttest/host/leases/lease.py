@@ -270,9 +270,9 @@ class Leaser:
 
 def _slots_with_gpus(machine: Machine) -> list[tuple[Slot, Gpu]]:
     gpus = {gpu.index: gpu for gpu in machine.gpus}
-    healthy = [(slot, part_for(slot, gpus[slot.index])) for slot in machine.slots("cuda")]
+    healthy = [(slot, part_for(slot, gpus[slot.index])) for slot in machine.gpu_slots()]
     broken = [
-        (Slot(name=f"gpu:{gpu.index}", device="cuda", index=gpu.index, uuid=gpu.uuid), gpu)
+        (Slot(name=f"gpu:{gpu.index}", device=gpu.device, index=gpu.index, uuid=gpu.uuid), gpu)
         for gpu in machine.gpus
         if gpu.fault
     ]

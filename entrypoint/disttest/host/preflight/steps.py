@@ -69,7 +69,7 @@ def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tup
         cpus: how many ranks to prove where there is no GPU.
     """
     gpus = {gpu.index: gpu for gpu in machine.gpus}
-    slots = machine.slots("cuda")
+    slots = machine.gpu_slots()
     if not slots:
         return tuple(Target(name=f"cpu:{index}", label=f"CPU rank {index}") for index in range(cpus))
     return tuple(

@@ -27,7 +27,13 @@ from disttest.model import Slot, WorldShape
 from disttest.options.environment import environment, read_probe
 from disttest.options.run import RunOptions
 from disttest.options.values import AUTO, emulated_gpus
-from disttest.planning.backends import ANY_CPU_BACKEND, GPU, accelerated, is_accelerator
+from disttest.planning.backends import (
+    ACCELERATORS,
+    ANY_CPU_BACKEND,
+    accelerated,
+    accelerator_of,
+    is_accelerator,
+)
 from disttest.runtime.controller.target_host import TargetHost
 
 _WHO_LIMIT = 100
@@ -51,12 +57,12 @@ class Devices:
         self.lease: Lease | None = None
         self.machine = self.look()
         on_cpu = options.device == "cpu" or options.gpus.none or self._torch_is_for_the_cpu()
-        found = () if on_cpu else self.machine.slots(GPU)
+        found = () if on_cpu else self._gpu_slots()
         self._left_out = self._in_quarantine(found)
         usable = [slot for slot in found if slot.uuid not in self._left_out]
         if not on_cpu:
             self._check(usable)
-        self.device = GPU if usable else "cpu"
+        self.device = usable[0].device if usable else "cpu"
         self.count = options.gpus.count or min(options.slots or len(usable), len(usable))
         self.on_slices = any(is_slice(slot) for slot in usable)
         self.slots: tuple[Slot, ...] = () if usable else self.machine.slots("cpu", options.slots or None)
@@ -70,17 +76,22 @@ class Devices:
     def look(self) -> Machine:
         """The machine as it is now, with the GPUs that this run may use: what CUDA shows it, and what was named."""
         machine = detect_machine(library=self.probe.library)
-        visible = environment().get("CUDA_VISIBLE_DEVICES")
+        variable = variable_of(machine)
+        visible = environment().get(variable)
         if visible is not None and self.lease is None:
             machine = machine.restricted_to(visible)
         names = self.options.gpus.names
         unknown = [name for name in names if not machine.restricted_to(name).gpus]
         if unknown:
-            shown = f" that CUDA_VISIBLE_DEVICES={visible} shows" if visible is not None else ""
+            shown = f" that {variable}={visible} shows" if visible is not None else ""
             raise NotEnoughDevices(
                 f"--gpus: this machine has no GPU {unknown[0]}{shown}; see disttest doctor"
             )
         return machine.restricted_to(",".join(names)) if names else machine
+
+    def _gpu_slots(self) -> tuple[Slot, ...]:
+        asked = self.options.device
+        return self.machine.slots(asked) if is_accelerator(asked) else self.machine.gpu_slots()
 
     def _torch_is_for_the_cpu(self) -> bool:
         """Whether nobody asked for GPUs, and torch could not use one."""
@@ -179,7 +190,7 @@ class Devices:
         )
         self.lease = leaser.take(request)
         self.slots = self.lease.slots
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_to(self.slots)  # noqa: TID251 - its own
+        os.environ[variable_of(self.machine)] = visible_to(self.slots)  # noqa: TID251 - its own
 
     def ask_torch(self) -> None:
         """Ask torch about the GPUs that the run holds, never in this process; it has imported torch by now.
@@ -279,8 +290,13 @@ def _check_options(options: RunOptions) -> None:
         raise UsageError(f"--gpus none and --device {options.device} contradict each other")
 
 
+def variable_of(machine: Machine) -> str:
+    """The variable that says which GPUs of this machine a process sees."""
+    return next((accelerator_of(gpu.device) for gpu in machine.gpus), ACCELERATORS[0]).visible
+
+
 def visible_to(slots: tuple[Slot, ...]) -> str:
-    """The value of ``CUDA_VISIBLE_DEVICES`` that shows these slots."""
+    """The value of that variable which shows these slots."""
     return ",".join(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu")
 
 

@@ -20,7 +20,7 @@ from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave
 from disttest.model import Frozen, Kind, WorldShape
 from disttest.options.run import WorldSettings
-from disttest.planning.backends import backend_named
+from disttest.planning.backends import backend_named, showing
 from disttest.results.directory import Home
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
@@ -123,7 +123,7 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
-        variables = {"CUDA_VISIBLE_DEVICES": ",".join(self.shown), "OMP_NUM_THREADS": str(self.threads)}
+        variables = {**showing(",".join(self.shown)), "OMP_NUM_THREADS": str(self.threads)}
         # Ranks that are all on this machine need no real network; those that are not need the one that connects
         # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
         interface = self.partition.interface if self.partition else "lo"
