@@ -33,7 +33,7 @@ class SupportsWrite(Protocol):
     """A text file."""
 
     def write(self, text: str, /) -> object:
-        """Write."""
+        """Take the text; what is returned is ignored."""
 
 
 def escape_data(text: str) -> str:

@@ -50,11 +50,11 @@ class Outlet(io.RawIOBase):
         """When something was taken, or nothing was waiting."""
 
     def writable(self) -> bool:
-        """It is."""
+        """As ``io.RawIOBase`` asks; also after the reader has gone, when what is written is dropped."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Of the terminal, file or pipe; its flags are shared with others, and stay as they are."""
         return self._fd
 
     def isatty(self) -> bool:

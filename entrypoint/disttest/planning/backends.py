@@ -35,7 +35,7 @@ class Backend(Frozen):
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """How messages write it."""
         return self.label or self.name
 
 

@@ -43,7 +43,7 @@ class State(StrEnum):
 
 
 class Ruling(StrEnum):
-    """What decides."""
+    """What decides the outcome of a test whose ranks differ; the value stands in ``docs/verdicts.md``."""
 
     CULPRIT = "culprit"
     HANG = "hang"

@@ -103,7 +103,7 @@ class DynamoDistributedSingleProcTestCase(torch._dynamo.test_case.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """Destroy it."""
+        """Destroy the group of this class."""
         dist.destroy_process_group()
         super().tearDownClass()
 

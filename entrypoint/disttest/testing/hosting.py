@@ -42,7 +42,7 @@ class RankHandle(Protocol):
         """None while it lives; minus the signal's number where one ended it."""
 
     def terminate(self) -> None:
-        """End it."""
+        """Send SIGTERM, as ``multiprocessing`` does."""
 
 
 class RankHost(Protocol):

@@ -206,7 +206,7 @@ class Conductor(ABC):
         """Give every test that has none a verdict."""
 
     def check_progress(self, now_s: float) -> None:  # noqa: B027  # a lease has no more
-        """More limits."""
+        """Fail the job if it keeps a limit of its own kind no longer; called with each tick, while nodes work."""
 
     # --- what both share
 

@@ -56,11 +56,11 @@ class SpanningConductor(Conductor):
         self._pausing = False
 
     def on_all_ready(self) -> Sequence[Message]:
-        """Begin."""
+        """Have the nodes open the first world."""
         return self._open_next()
 
     def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
-        """One step."""
+        """What one node has done, and the next step once all have done the same."""
         match message:
             case Listening(address=address, port=port):
                 return self._join(address, port)

@@ -124,7 +124,7 @@ class JobRun(Protocol):
 
 
 class Launcher(Protocol):
-    """A scheduler."""
+    """What disttest needs of a scheduler; ``tests/cluster/test_launchers.py`` holds each one to it."""
 
     name: str
 

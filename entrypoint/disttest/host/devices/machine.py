@@ -51,7 +51,7 @@ class Peer(Frozen):
 
 
 class Gpu(Frozen):
-    """One GPU."""
+    """A GPU as its driver tells of it; what the driver does not say keeps its default."""
 
     index: int
     """NVML's index: by PCI bus, which is CUDA's order under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``."""

@@ -22,7 +22,7 @@ class Asking(ProbeMessage, tag="asking"):
 
 
 class Driver(ProbeMessage, tag="driver"):
-    """NVML answers."""
+    """NVML answers; sent before any GPU is asked."""
 
     gpus: int
     driver: str = ""

@@ -87,7 +87,7 @@ class Lease:
         self._held.pop(slot).close()
 
     def release(self) -> None:
-        """Free all."""
+        """Give back all that is still held; harmless when repeated."""
         for slot in self.slots:
             self.give_back(slot)
 

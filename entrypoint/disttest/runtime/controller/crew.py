@@ -57,7 +57,7 @@ class WorldByFork:
         self._make_world = make_world
 
     def __call__(self, order: WorldOrder, channel: Channel, error_log: Path, close: Sequence[int]) -> Child:
-        """Fork."""
+        """Fork this process; the child closes what is not its own and supervises the world."""
 
         def main() -> None:
             for fd in close:

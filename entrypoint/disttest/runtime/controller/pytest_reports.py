@@ -42,7 +42,7 @@ class WorldFailure(TerminalRepr):
         self.reprcrash = ReprFileLocation(test.file, test.line, result.message)
 
     def toterminal(self, tw: TerminalWriter) -> None:
-        """Write it."""
+        """Write the message and what pytest said of the failure; pytest calls this for its list of failures."""
         tw.line(self.result.message, red=True, bold=True)
         if isinstance(self.original, TerminalRepr):
             tw.line()

@@ -50,7 +50,7 @@ class HasFileno(Protocol):
     """Something that can be waited for."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Readable when something has happened."""
 
 
 @dataclass(kw_only=True)
