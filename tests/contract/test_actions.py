@@ -19,6 +19,7 @@ from action_files import ROOT, expected
 from disttest.cli.launch import launch
 from disttest.cli.main import command
 from disttest.options.action_inputs import INPUTS, Input, InputKind
+from disttest.options.flags import PytestOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names
 from disttest.reports.outputs import OUTPUTS
@@ -53,7 +54,8 @@ def jobs(path: Path) -> dict[str, Any]:
 
 
 def flags_of(one: click.Command) -> set[str]:
-    return {flag for parameter in one.params for flag in parameter.opts if flag.startswith("--")}
+    own = [parameter for parameter in one.params if not isinstance(parameter, PytestOption)]
+    return {flag for parameter in own for flag in parameter.opts if flag.startswith("--")}
 
 
 @pytest.mark.parametrize("path", sorted(expected()), ids=name_of)

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import disttest
 from disttest import github
 from disttest.cli.cluster import cluster_clean, node_agent, run_cluster, take_cluster
+from disttest.cli.completion import completion
+from disttest.cli.config import config
 from disttest.cli.doctor import doctor
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
@@ -67,8 +70,18 @@ def command() -> None:
     """
 
 
+def _complete_targets(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Suites; files where no suite begins so, which is what bash makes of a file in the first place."""
+    return [
+        CompletionItem(begun, type="file"),
+        *(CompletionItem(name) for name in suite_names() if name.startswith(begun)),
+    ]
+
+
 @command.command(cls=Command, context_settings={"ignore_unknown_options": False})
-@click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+@click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…", shell_complete=_complete_targets)
 @flags_of("run")
 @click.pass_obj
 def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **flags: Any) -> None:
@@ -170,7 +183,7 @@ def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
 
 
 @command.command(name="list", cls=Command)
-@click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
+@click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=_complete_targets)
 @flags_of("list")
 @click.pass_obj
 def list_(
@@ -250,7 +263,9 @@ def _unread(number: int) -> int:
     return ExitCode.INTERNAL
 
 
-_SHOWING = frozenset({"list", "explain", "trend", "plan", "doctor", "-h", "--help", "--version"})
+_SHOWING = frozenset(
+    {"list", "explain", "trend", "plan", "doctor", "config", "completion", "-h", "--help", "--version"}
+)
 """Commands of which nothing but their output (or that first of all) is wanted."""
 _CHANNELS = frozenset({"node-agent"})
 """Commands whose standard output is a channel to another process."""
@@ -268,6 +283,8 @@ command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
+command.add_command(config)
+command.add_command(completion)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

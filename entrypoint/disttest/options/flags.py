@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,24 +13,48 @@ from disttest.errors import UsageError
 from disttest.masking import SHORTEST
 from disttest.options.environment import environment
 from disttest.options.option import Option
-from disttest.options.registry import RUN_OPTIONS, options_of
+from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS, PytestWord
+from disttest.options.registry import RUN_OPTIONS, groups_of, options_of
 from disttest.options.values import Type, spell_out
 
 _GIVEN = "disttest.given"
+_OTHERS = "Options"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Command(click.Command):
-    """A command whose switches may stand alone or have a value: ``--switch``, ``--switch true``, ``--switch=false``."""
+    """A command whose switches may stand alone or have a value: ``--switch``, ``--switch true``, ``--switch=false``.
+
+    Its help has the options in the groups of the registry, common ones first.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give each switch its value."""
         switches = {flag for each in self.params if isinstance(each, _Switch) for flag in each.opts}
         return super().parse_args(ctx, spell_out(args, switches))
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        titles = {option.field: title for title, options in groups_of(self.name or "") for option in options}
+        rows = defaultdict(list)
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                own = PYTEST_GROUP if isinstance(param, PytestOption) else _OTHERS
+                rows[titles.get(param.name or "", own)].append(record)
+        first = list(titles.values())[:1]
+        for title in dict.fromkeys([*first, PYTEST_GROUP, *titles.values(), _OTHERS]):
+            if rows[title]:
+                with formatter.section(title):
+                    formatter.write_dl(rows[title])
+
 
 class _Switch(click.Option):
     """A flag that may stand alone."""
+
+
+class PytestOption(click.Option):
+    """A flag of pytest's, handed on to it before what stands behind ``--``."""
 
 
 def flags(command: str, **types: Type) -> Decorator:
@@ -40,6 +65,9 @@ def flags(command: str, **types: Type) -> Decorator:
     """
 
     def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        for word in reversed(PYTEST_WORDS):
+            if command in word.commands:
+                function = _pytest_flag(word)(function)
         for option in reversed(options_of(command)):
             function = _flag(option, types.get(option.field, option.type))(function)
         return function
@@ -63,6 +91,22 @@ def _flag(option: Option, type_: Type) -> Decorator:
         multiple=option.many,
         hidden=option.hidden,
         callback=_callback(option, type_),
+    )
+
+
+def _pytest_flag(word: PytestWord) -> Decorator:
+    def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
+        if given:
+            context.obj[:0] = [word.flags[0], given] if word.form else [word.flags[0]] * given
+
+    valued = {"metavar": word.form} if word.form else {"count": True}
+    return click.option(
+        *word.flags,
+        cls=PytestOption,
+        help=word.help,
+        callback=hand_on,
+        expose_value=False,
+        **valued,
     )
 
 

@@ -64,7 +64,7 @@ class Option(Frozen):
     @property
     def description(self) -> str:
         """The help with the default: for a flag, whose values stand beside it."""
-        shown = self.otherwise or self._shown_default()
+        shown = self.otherwise or self.shown_default
         return f"{self.help.removesuffix('.')} (default: {shown})." if shown else self.help
 
     @property
@@ -78,7 +78,9 @@ class Option(Frozen):
             return f"{', '.join(others)} or {last}: {lower}" if others else f"{last}: {lower}"
         return self.description
 
-    def _shown_default(self) -> str:
+    @property
+    def shown_default(self) -> str:
+        """The default as text; empty for one that says nothing."""
         is_said = self.default is not None and self.default is not False and self.default not in ("", ())
         return self.type.show(self.default) if is_said else ""
 

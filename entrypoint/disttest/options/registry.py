@@ -31,6 +31,7 @@ __all__ = [
     "PLUGIN_SWITCHES",
     "RUN_OPTIONS",
     "default_of",
+    "groups_of",
     "options_of",
 ]
 
@@ -53,6 +54,29 @@ PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTION
 def options_of(command: str) -> tuple[Option, ...]:
     """The options of a command, in order."""
     return tuple(option for option in OPTIONS if command in option.commands)
+
+
+_COMMON = (
+    *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "isolation", "retries"),
+    *("host", "contain", "progress"),
+)
+"""What most users of ``disttest run`` ever give."""
+
+
+def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
+    """The options of a command by the titles of its help; a command with few of them has one group."""
+    options = options_of(command)
+    if command != "run":
+        return (("Options", options),)
+    common = tuple(option for name in _COMMON for option in options if option.name == name)
+    named = (
+        ("Common options", common),
+        ("Further options of a run", tuple(option for option in RUN_OPTIONS if option not in common)),
+        ("Plans, timings and floors", SELECTION_OPTIONS),
+        ("Clusters", CLUSTER_OPTIONS),
+    )
+    rest = tuple(option for option in options if not any(option in group for _, group in named))
+    return (*named, ("Others", rest))
 
 
 def default_of(name: str) -> Any:

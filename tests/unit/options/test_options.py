@@ -1,20 +1,24 @@
 """Options: parsed once, refused with a message that names the option and the value."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from disttest import plugin
-from disttest.cli.main import command
+from disttest.cli.main import command, main
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Isolation
-from disttest.options.flags import Command, flags
+from disttest.options.flags import Command, PytestOption, flags
+from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
     LAUNCH_OPTIONS,
     OPTIONS,
     RUN_OPTIONS,
+    groups_of,
     options_of,
 )
 from disttest.options.run import RunOptions, given_options, resolve_options
@@ -131,10 +135,39 @@ def test_what_was_given_is_known_even_where_it_is_the_default():
 # --- the registry
 
 
+def test_the_help_of_a_run_has_every_option_once_and_the_common_ones_first():
+    shown = CliRunner().invoke(command, ["run", "--help"], obj=[], prog_name="disttest").output
+    flags = re.findall(r"^  (-[\w-]+)", shown, re.MULTILINE)
+
+    assert sorted(
+        {option.flag for option in options_of("run")} | {word.flags[0] for word in PYTEST_WORDS} | {"-h"}
+    ) == (sorted(flags))
+    titles = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
+    assert ["Common options", PYTEST_GROUP] == titles[:2]
+    assert 12 == len(dict(groups_of("run"))["Common options"])
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "behind"),
+    [
+        (["-k", "a or b", "-x", "--", "-q"], ["-k", "a or b", "-x"], ["-q"]),
+        (["-vv", "--lf", "--maxfail", "2"], ["-v", "-v", "--lf", "--maxfail", "2"], []),
+    ],
+)
+def test_common_options_of_pytest_need_no_dashes_before_them(words, before, behind, monkeypatch):
+    seen = []
+    monkeypatch.setattr(command.commands["run"], "invoke", lambda context: seen.extend(context.obj))
+    with pytest.raises(SystemExit):
+        main(["run", "tests", *words])
+
+    assert [*sorted(before), *behind] == [*sorted(seen[: len(before)]), *seen[len(before) :]]
+
+
 @pytest.mark.parametrize("name", sorted({name for option in OPTIONS for name in option.commands}))
 def test_a_command_has_the_options_of_the_registry_and_no_others(name):
     options = options_of(name)
-    flags = [flag for each in command.commands[name].params for flag in each.opts if flag.startswith("--")]
+    own = [each for each in command.commands[name].params if not isinstance(each, PytestOption)]
+    flags = [flag for each in own for flag in each.opts if flag.startswith("--")]
 
     assert len(options) == len({option.name for option in options})
     assert sorted(option.flag for option in options) == sorted(flag for flag in flags if flag != "--help")

@@ -1,0 +1,20 @@
+"""``disttest completion``: what a shell needs to complete the words of our commands."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+VARIABLE = "_DISTTEST_COMPLETE"
+"""Set by the shell's side, which asks the command itself what may follow."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion for a shell, as in: eval "$(disttest completion bash)"."""
+    made_by = get_completion_class(shell)
+    assert made_by is not None
+    click.echo(made_by(context.find_root().command, {}, "disttest", VARIABLE).source())

@@ -1,0 +1,61 @@
+"""``disttest config``: the settings that a run would have here, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from disttest.options.environment import environment
+from disttest.options.option import Option
+from disttest.options.project_file import ProjectSettings, read_project_settings
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import given_options, resolve_options
+
+
+class Setting(NamedTuple):
+    """An option of a run, as it stands here."""
+
+    name: str
+    value: str
+    source: str
+    """The variable or the file that says so; empty for a default."""
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]")
+def config(targets: tuple[str, ...]) -> None:
+    """Show the settings of a run of these paths, and where each comes from: a flag wins over a variable, and that over a file."""
+    project = read_project_settings(targets)
+    settings = [*read_settings(project)]
+    width, room = (max(map(len, column)) for column in list(zip(*settings, strict=True))[:2])
+    for name, value, source in settings:
+        click.echo(f"{name:<{width}}  {value:<{room}}  {source or 'default'}".rstrip())
+    click.echo(f"\nproject file: {project.path or 'none with [tool.disttest] at or above these paths'}")
+
+
+def read_settings(project: ProjectSettings) -> Iterator[Setting]:
+    """Every option of a run, in order.
+
+    Raises:
+        UsageError: a variable has a value that makes no sense.
+    """
+    flags = project.fill({})
+    resolve_options(flags)
+    given, variables = given_options(flags), environment()
+    for option in RUN_OPTIONS:
+        source = option.variable if variables.get(option.variable) else ""
+        if not source and option.name in project.texts:
+            source = str(project.path)
+        hidden = "(hidden)" if option.secret and source else ""
+        yield Setting(option.name, hidden or given.get(option.name) or _unless_given(option), source)
+
+
+def _unless_given(option: Option) -> str:
+    return (
+        option.by_command
+        or option.otherwise
+        or option.shown_default
+        or ("false" if option.is_switch else "not set")
+    )

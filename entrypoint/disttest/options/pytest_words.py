@@ -1,0 +1,39 @@
+"""Options of pytest that our commands take as they are, without ``--`` before them."""
+
+from __future__ import annotations
+
+from disttest.model import Frozen
+
+PYTEST_GROUP = "Options of pytest (all others behind --)"
+
+
+class PytestWord(Frozen):
+    """One of them."""
+
+    flags: tuple[str, ...]
+    help: str
+    commands: tuple[str, ...] = ("run",)
+    form: str = ""
+    """What stands behind it; empty where nothing does."""
+
+
+_COLLECTING = ("run", "list", "plan")
+
+PYTEST_WORDS = (
+    PytestWord(
+        flags=("-k",), form="EXPR", help="Only tests whose names match this expression.", commands=_COLLECTING
+    ),
+    PytestWord(
+        flags=("-m",),
+        form="MARKS",
+        help="Only tests whose marks match this expression.",
+        commands=_COLLECTING,
+    ),
+    PytestWord(flags=("-x",), help="Stop at the first failure."),
+    PytestWord(flags=("--maxfail",), form="N", help="Stop after so many failures."),
+    PytestWord(flags=("--lf", "--last-failed"), help="Only the tests that failed last time."),
+    PytestWord(flags=("-s",), help="Show what tests without a world print, as they print it."),
+    PytestWord(flags=("-v",), help="Show pytest's own output, with more of it for each further v."),
+    PytestWord(flags=("--pdb",), help="Debug a test without a world where it fails."),
+)
+"""All others stand behind ``--``, where pytest's command line begins."""
