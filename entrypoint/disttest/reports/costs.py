@@ -18,8 +18,13 @@ class CostLine(NamedTuple):
 
 
 def cost_lines(run: RunResult) -> list[CostLine]:
-    """Return what there is to say; nothing of a run in which no world ran."""
-    if not run.worlds or run.duration_s <= 0:
+    """Return what there is to say; nothing of a run in which no world ran, or on whose slots nobody waits.
+
+    That is so of one machine's CPU: a developer's laptop costs nothing by the minute.
+    """
+    pooled = run.shards or run.plan_id or run.invocation.options.get("launcher")
+    on_gpus = any(world.on_gpus for world in run.worlds)
+    if not run.worlds or run.duration_s <= 0 or not (pooled or on_gpus):
         return []
     costs = costs_of(run)
     lines = [_spent(cost) for cost in costs]
@@ -51,9 +56,10 @@ def _one_more_or_fewer(cost: Cost, run: RunResult, makespan_s: float, others_s: 
     yield CostLine(more, _instead(max(cost.with_one_more_s, others_s), makespan_s))
     if cost.with_one_fewer_s is not None:
         yield CostLine(fewer, _instead(max(cost.with_one_fewer_s, others_s), makespan_s))
-    else:
-        alone = bool(run.shards) or cost.slots <= 1
-        yield CostLine(fewer, "none would be left" if alone else "too few for the widest world")
+    elif run.shards or cost.slots <= 1:
+        yield CostLine(fewer, "none would be left")
+    elif cost.unit == "GPU":  # ranks can share a CPU
+        yield CostLine(fewer, "too few for the widest world")
 
 
 def _minutes(minutes: float) -> str:

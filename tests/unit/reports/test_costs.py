@@ -55,7 +55,7 @@ def test_of_a_schedulers_slots_nothing_is_said_but_what_was_held():
 
 
 def test_one_more_and_one_fewer():
-    lines = dict(cost_lines(run_of(gpus=0, worlds=12, slots=3)))
+    lines = dict(cost_lines(msgspec.structs.replace(run_of(gpus=0, worlds=12, slots=3), plan_id="of a pool")))
 
     assert "(1 min 0" in lines["one CPU slot more"]
     assert lines["one CPU slot more"].endswith(" shorter)")
@@ -72,6 +72,13 @@ def test_what_can_not_be_fewer():
 
 def test_a_slot_that_would_not_help_is_said_not_to():
     assert dict(cost_lines(run_of(gpus=4, worlds=2, size=4)))["one GPU more"] == "no change"
+
+
+def test_the_cpu_of_one_machine_costs_nobody_anything():
+    run = run_of(gpus=0, worlds=2, slots=2, size=2)
+
+    assert [] == cost_lines(run)
+    assert "one CPU slot fewer" not in dict(cost_lines(msgspec.structs.replace(run, plan_id="of a pool")))
 
 
 def test_a_run_without_worlds_has_nothing_to_tell():
