@@ -213,4 +213,4 @@ def test_a_killed_proof_takes_its_workers_along(monkeypatch, tmp_path):
     proof.kill()
 
     assert set(proof.advance().broken) == {"cpu:0"}
-    assert worker.wait(timeout=5) is None or not worker.is_running()
+    assert worker.wait(timeout=60) is None or not worker.is_running()

@@ -147,6 +147,22 @@ def test_a_pid_in_its_name_says_it(watch, name, start):
     assert made_by(watch, ours) == [shm]
 
 
+def test_even_while_somebody_else_has_it_open(watch, name, start):
+    """Who is named has made it; it stays as long as it is in use."""
+    ours, other = start(), start()
+    shm = f"torch_{ours.pid}_{name}"
+    ours.do(MAKE.format(shm))
+    other.do(f"f = open('/dev/shm/{shm}', 'r+b')")
+
+    watch.has_news()
+    made = watch.made_by(lambda: [ours.pid])
+
+    assert names(made) == [shm]
+    ours.end()
+    assert list(remove_made([Made(entry=each, nodeid="t") for each in made])) == []
+    assert (SHM / shm).exists()
+
+
 def test_another_process_name_does_not(watch, name, start):
     ours, other = start(), start()
     other.do(MAKE.format(f"torch_{other.pid}_{name}"))

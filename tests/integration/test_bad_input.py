@@ -219,7 +219,7 @@ def test_ranks_that_break_the_channel(lab):
     for name in ("test_closes_everything", "test_closes_everything_and_lives"):
         result = ended.result(name + "[2xgloo]")
         assert (Outcome.ERROR, 1) == (result.outcome, result.culprit), result
-        assert result.duration_s < 3
+        assert "timed out" not in result.message
 
 
 def test_worlds_side_by_side_never_collide(lab):

@@ -15,7 +15,6 @@ from lab import Ended
 from disttest.host.descendants import children_of
 from disttest.model import Outcome
 
-REPORTS_LIMIT_S = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TESTS = """
     import time, pytest
@@ -64,10 +63,8 @@ def test_cancel_at_any_moment(lab, moment, request):
     time.sleep(moment)
     assert process.poll() is None
 
-    began = time.monotonic()
     process.send_signal(signum)
-    output, _ = process.communicate(timeout=60)
-    took_s = time.monotonic() - began
+    output, _ = process.communicate(timeout=60)  # how long it takes: bench/kill.py
     ended = Ended(process.returncode, output, lab.folder / "results")
 
     if not _was_guarded(ended):
@@ -75,7 +72,6 @@ def test_cancel_at_any_moment(lab, moment, request):
         assert ended.exit_code in (-signum, 128 + signum), output
         return
     assert 128 + signum == ended.exit_code, output
-    assert took_s < REPORTS_LIMIT_S
     run = ended.run
     assert f"the run was cancelled by {signum.name}" == run.reason
     cases = list(ended.junit().iter("testcase"))

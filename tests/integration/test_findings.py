@@ -78,12 +78,6 @@ def test_the_finding_is_the_message(ended, name):
     assert (Outcome.FAILED, culprit) == (result.outcome, result.culprit)
 
 
-@pytest.mark.parametrize("name", FINDINGS)
-def test_evidence_does_not_stretch_the_deadline(ended, name):
-    # Under 0.1 s where the machine is quiet (bench/faults.py); this bound is for one that is not.
-    assert ended.result(f"test_{name}").duration_s < 2 + 1.5
-
-
 def test_a_rank_that_its_backend_aborts_repeats_the_last_words_of_it(ended):
     result = ended.result("test_shapes_differ_and_gloo_aborts")
 

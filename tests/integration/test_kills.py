@@ -71,13 +71,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("seed", range(first, first + trials) if trials else (3, 8))
 
 
-def processes_of(token: str) -> list[psutil.Process]:
-    """Those that live of everything that a run has started, wherever they are in the tree."""
-    found = []
+def processes_of(token: str) -> dict[psutil.Process, str]:
+    """Those that live of everything that a run has started, wherever they are in the tree, with their names."""
+    found = {}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(psutil.Error, OSError):  # it may end at any moment
             if token.encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
-                found.append(process)
+                found[process] = process.name()
     return found
 
 
@@ -96,7 +96,7 @@ def levels_of(command: subprocess.Popen[str], token: str) -> dict[str, list[int]
     levels: dict[str, list[int]] = {"command": [command.pid]}
     for above, level in itertools.pairwise(("command", "controller", "world", "rank")):
         levels[level] = [pid for parent in levels[above] for pid in pytests_below(parent)]
-    levels["daemon"] = [process.pid for process in processes_of(token) if process.name() == "sleep"]
+    levels["daemon"] = [process.pid for process, name in processes_of(token).items() if name == "sleep"]
     return {level: pids for level, pids in levels.items() if pids}
 
 
@@ -112,7 +112,7 @@ def kill_some(levels: Mapping[str, Sequence[int]], chance: random.Random) -> dic
 
 def wait_for_worlds(command: subprocess.Popen[str], token: str) -> None:
     deadline_s = time.monotonic() + 120
-    while not any(process.name() == "sleep" for process in processes_of(token)):
+    while "sleep" not in processes_of(token).values():
         assert command.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.05)
 
@@ -159,7 +159,7 @@ def test_nothing_is_left_whoever_is_killed(lab, seed):
         print(f"{sum(map(len, killed))} killed: {killed}")
         last = killed[-1].keys()
         output = end_of(command, token, killed=bool(last & {"command", "controller"}))
-        left = [f"{process.pid} {process.name()}" for process in processes_of(token)]
+        left = [f"{process.pid} {name}" for process, name in processes_of(token).items()]
         assert left == [], f"killed: {killed}; left: {left}\n{output}"
         there = [name for name in known if Path("/dev/shm", name).exists()]
         assert "command" in last or there == [], f"killed: {killed}; left: {there}\n{output}"

@@ -345,7 +345,7 @@ def test_kill_of_the_command_leaves_nothing_unmasked(lab: Lab) -> None:
     below = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate(timeout=30)
-    _, alive = psutil.wait_procs(below, timeout=20)
+    _, alive = psutil.wait_procs(below, timeout=60)
 
     assert [] == alive
     assert (lab.folder / "results" / "events.jsonl").exists()

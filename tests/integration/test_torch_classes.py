@@ -143,7 +143,8 @@ def test_a_death_ends_the_other_ranks_at_once(strict) -> None:
     result = strict.result("Hangs::test_peer_dies")
     assert result.culprit == 1
     assert result.ranks[0].end is RankEnd.KILLED
-    assert result.duration_s < 6
+    assert not result.ranks[0].hung
+    assert "timed out" not in result.message
 
 
 @pytest.mark.covers("HN-100", "HN-173")

@@ -1,5 +1,7 @@
 """What the product makes of ranks that fail, crash, leave, skip, hang: one run, many verdicts."""
 
+import signal
+
 import pytest
 from lab import FAULTY_SUITES, Ended
 
@@ -79,7 +81,7 @@ def test_the_waiting_peer_is_a_victim_with_its_stack(ended):
     assert "test_verdicts.py" in result.ranks[0].stacks
     assert "in test_fails_while_peer_waits" in result.ranks[0].stacks
     assert "in test_fails_while_peer_waits" in ended.log("test_fails_while_peer_waits", 0)
-    assert result.duration_s < 1.5
+    assert "timed out" not in result.message
 
 
 @pytest.mark.parametrize("name", ["test_setup_error", "test_teardown_error"])
@@ -118,7 +120,7 @@ def test_sigterm_is_followed_by_sigkill(ended):
     result = ended.result("test_ignores_sigterm_and_hangs")
 
     assert Outcome.FAILED is result.outcome
-    assert result.duration_s < 4
+    assert [signal.SIGKILL] * 2 == [rank.signal for rank in result.ranks]
 
 
 def test_skips(ended):

@@ -2,7 +2,8 @@
 
 inotify tells that a file has been made and how often it was opened since, but not by whom. Whoever made it has it open or
 mapped still when we look a moment later, as the only one who has ever opened it. A file that was opened by others meanwhile,
-or that its maker has let go of already, is nobody's, as far as can be shown.
+or that its maker has let go of already, is nobody's, as far as can be shown, and is not looked at again: when the others have
+closed it, it would look as if it were ours. The maker's pid in its name, as libraries write it, is enough by itself.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ class ShmWatch:
             entry
             for entry in candidates
             if entry.inode in inodes
-            and (pid_in_name(entry.name) in pids or self._is_makers(entry.name, held.get(entry.inode, ())))
-            and entry.inode not in shared
+            and (
+                pid_in_name(entry.name) in pids
+                or (entry.inode not in shared and self._is_makers(entry.name, held.get(entry.inode, ())))
+            )
         ]
         for name in names:  # but not what has come meanwhile: it is looked at next
             self._opens.pop(name, None)

@@ -64,6 +64,8 @@ class TestDone(Message):
     leaks: tuple[str, ...] = ()
     retire: bool = False
     """What leaked cannot be cleaned: no further test may run in this process."""
+    store_keys: tuple[str, ...] = ()
+    """Keys that the test has left in the store of the world, which deletes them once all ranks are done."""
     exit_code: int | None = None
     """The rank leaves with this code, now; None: it stays for the next order."""
 

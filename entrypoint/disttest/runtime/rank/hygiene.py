@@ -31,6 +31,8 @@ class Cleanup(NamedTuple):
     """Something could not be put back: this process must not run another test."""
     facts: Facts | None = None
     """What holds now; None where something had to be put back."""
+    store_keys: tuple[str, ...] = ()
+    """What the world is to delete in its store."""
 
 
 class _Unreadable(NamedTuple):
@@ -62,6 +64,7 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
     leaks = [spent] if spent else []
     retire = bool(spent)
     facts: Facts = {}
+    store_keys: list[str] = []
     for facet in loaded_facets():
         now_of_it = facts[facet.kind] = _read(facet)
         if facet.kind not in before:  # its library was loaded meanwhile: there is nothing to go back to
@@ -72,11 +75,14 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
             if any(is_same(values.get(name, MISSING), now) for values in fine):
                 continue
             leaks.append(describe_change(facet, name, now, then))
-            retire |= not _restore(facet, name, then)
+            if facet.by_world and then is MISSING:
+                store_keys.append(name)
+            else:
+                retire |= not _restore(facet, name, then)
     reset_compiler()
     if len(leaks) > _MOST_NAMED:
         leaks[_MOST_NAMED:] = [f"{len(leaks) - _MOST_NAMED} more things, which are not listed"]
-    return Cleanup(tuple(leaks), retire, None if leaks else facts)
+    return Cleanup(tuple(leaks), retire, None if leaks else facts, tuple(store_keys))
 
 
 def reseed(seed: int) -> None:

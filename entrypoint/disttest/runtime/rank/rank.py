@@ -344,7 +344,14 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     flush_output()
     save_coverage()
     leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
-    state.channel.send(TestDone(leaks=tuple(map(clean_text, leaks)), retire=cleanup.retire))
+    state.channel.send(
+        TestDone(
+            leaks=tuple(map(clean_text, leaks)),
+            # The store is on one node, whose world does not know when the ranks of the others are done.
+            retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
+            store_keys=cleanup.store_keys,
+        )
+    )
 
 
 def _care_for_gpu(config: pytest.Config) -> GpuCare | None:

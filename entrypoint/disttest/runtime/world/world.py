@@ -62,7 +62,7 @@ class WorldSupervisor:
         self._stuck: set[int] = set()
         self._began: list[tuple[str, float]] = []
         """Each test with its start on the monotonic clock."""
-        self._keep: list[object] = []
+        self._store: Any = None
         self._segments = Segments(order.home.now)
 
     def run(self) -> None:
@@ -161,10 +161,9 @@ class WorldSupervisor:
         import torch.distributed as dist
 
         host, port = listener.getsockname()[:2]
-        store = dist.TCPStore(  # type: ignore[attr-defined]
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
-        self._keep.append(store)
 
     # --- running
 
@@ -188,6 +187,13 @@ class WorldSupervisor:
             self._ranks.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):
                 return
+            self._delete_keys(attempt)
+
+    def _delete_keys(self, attempt: Attempt) -> None:
+        """Delete what a test has left in the store: no rank is at it any more, and none at the next one."""
+        done = [progress.done for progress in attempt.ranks if progress.done]
+        for key in {key for each in done for key in each.store_keys}:
+            self._store.delete_key(key)
 
     def _may_run(self, index: int) -> bool:
         """Whether the next test is to run; waits for the other nodes where there are any."""

@@ -27,6 +27,8 @@ class Facet(NamedTuple):
     """What it is, value now, value then -> the words of the note; by default both values as Python shows them."""
     made_for_tests: bool = False
     """disttest itself makes it after the process has started, so that the state at the start is none to return to."""
+    by_world: bool = False
+    """What is new is removed by the world, once all ranks are done: one that is behind may wait for it."""
 
 
 class Setting(NamedTuple):

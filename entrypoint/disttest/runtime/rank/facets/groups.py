@@ -14,6 +14,8 @@ from disttest.runtime.rank.facets.interpreter import never
 _dist: Any = dist
 _HARMLESS = re.compile(r"//|^(store_based_barrier_key|default_pg|nccl|worker_count|rpc|disttest/)|^\d+$")
 """Keys under which torch's own groups find each other, and those of the bundled suites, which are never used twice."""
+_PREFIX = re.compile(r"disttest/\d+/(\d+//)?|/worker/attempt_\d+/")
+"""What stands before the keys of a world's default group, and before those of a group made by ``env://``."""
 
 
 def read_groups() -> Values:
@@ -42,19 +44,24 @@ def _restore(name: str, then: Any) -> bool:
 
 
 def _store_keys() -> Values:
-    """Keys of tests in the store of the default group, which would reach the next test."""
+    """Keys of tests in the store of the world, which would reach the next test."""
     if not dist.is_available() or not dist.is_initialized() or threading.active_count() > 1:
         return {}  # a thread that waits for a key holds the store's lock
     from torch.distributed import distributed_c10d as c10d
 
     store = c10d._get_default_store()
+    while isinstance(store, _dist.PrefixStore):
+        store = store.underlying_store
     keys = store.list_keys() if hasattr(store, "list_keys") else ()
-    return {key: True for key in keys if not _HARMLESS.search(key)}
+    return {key: True for key in keys if not _HARMLESS.search(_PREFIX.sub("", key, count=1))}
+
+
+def _describe_key(what: str, now: Any, then: Any) -> str:
+    return presence(_PREFIX.sub("", what), now, then)
 
 
 FACETS = (
-    # Not deleted: another rank may still be at the test, or at the next one, and wait for it.
-    Facet("store key", _store_keys, never, presence, made_for_tests=True),
+    Facet("store key", _store_keys, never, _describe_key, made_for_tests=True, by_world=True),
     Facet("process group", read_groups, _restore, presence, made_for_tests=True),
     settings(
         "torch.distributed",
