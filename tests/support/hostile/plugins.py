@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from lab import Lab
@@ -27,8 +28,16 @@ TESTS = """
 """
 
 
+_installs = threading.Lock()
+
+
 def plugins() -> str:
     """A folder that has them, made once: in the environment of the tests they would show in every other test."""
+    with _installs:
+        return _install()
+
+
+def _install() -> str:
     name = hashlib.sha256(" ".join(PINS).encode()).hexdigest()[:16]
     folder = Path.home() / ".cache" / "disttest" / f"plugins-{name}"
     if not folder.exists():

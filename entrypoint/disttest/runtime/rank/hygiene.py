@@ -46,6 +46,18 @@ def read_facts() -> Facts:
     return {facet.kind: _read(facet) for facet in loaded_facets()}
 
 
+def facts_before(last: Facts | None, *, shared_fixtures: bool) -> Facts:
+    """The facts before a test.
+
+    Args:
+        last: as the last test has left them, which need no second look.
+        shared_fixtures: those of another rank, slower than this one, may have set keys in the store since.
+    """
+    if last is None:
+        return read_facts()
+    return with_own_groups(last) if shared_fixtures else last
+
+
 def with_own_groups(before: Facts) -> Facts:
     """The facts with the process groups as they are now: the default group has just been made for the test."""
     return {**before, **{facet.kind: _read(facet) for facet in loaded_facets() if facet.made_for_tests}}

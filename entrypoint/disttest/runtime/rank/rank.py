@@ -327,10 +327,9 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     register_stacks(state.spec.stacks)
     flight.note_start()
     state.order = order
-    # What the last test has left needs no second look, but for what other ranks may have changed since.
-    state.facts_before = hygiene.with_own_groups(state.facts) if state.facts else hygiene.read_facts()
-    state.facts_at_call = state.facts_before
     state.shared_before = shared_fixtures(session)
+    state.facts_before = hygiene.facts_before(state.facts, shared_fixtures=bool(state.shared_before))
+    state.facts_at_call = state.facts_before
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed)
     if state.gpu is not None:
         state.gpu.begin()

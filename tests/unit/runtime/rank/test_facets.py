@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 
-from disttest.runtime.rank import facets
+from disttest.runtime.rank import facets, hygiene
 from disttest.runtime.rank.facets import table
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
 
@@ -57,3 +57,44 @@ def test_values_that_cannot_be_compared_are_not_the_same():
     assert is_same(odd, odd)
     assert not is_same(odd, Odd())
     assert not is_same(1, True)
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """The only state there is: keys in the store of the world."""
+    there = {}
+    facet = Facet("store key", lambda: dict(there), lambda *_: False, made_for_tests=True, by_world=True)
+    monkeypatch.setattr(hygiene, "loaded_facets", lambda: (facet,))
+    return there
+
+
+def test_what_ranks_share_is_left_to_the_world(keys):
+    before = hygiene.read_facts()
+    keys["left"] = True
+
+    cleanup = hygiene.clean_up(before, before, pristine=before, shared_fixtures=False)
+
+    assert ("left",) == cleanup.store_keys
+    assert 1 == len(cleanup.leaks)
+    assert not cleanup.retire
+
+
+def test_what_ranks_share_and_a_test_has_deleted_cannot_be_put_back(keys):
+    keys["mine"] = True
+    before = hygiene.read_facts()
+    keys.clear()
+
+    cleanup = hygiene.clean_up(before, before, pristine={}, shared_fixtures=False)
+
+    assert cleanup.retire
+    assert () == cleanup.store_keys
+
+
+def test_a_key_that_the_fixtures_of_a_slower_rank_set_stays(keys):
+    """It comes after this rank's last test, and before its next one."""
+    last = hygiene.read_facts()
+    keys["of a fixture"] = True
+
+    before = hygiene.facts_before(last, shared_fixtures=True)
+
+    assert () == hygiene.clean_up(before, before, pristine={}, shared_fixtures=True).leaks
