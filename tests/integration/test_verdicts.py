@@ -1,7 +1,5 @@
 """What the product makes of ranks that fail, crash, leave, skip, hang: one run, many verdicts."""
 
-import signal
-
 import pytest
 from lab import FAULTY_SUITES, Ended
 
@@ -120,7 +118,7 @@ def test_sigterm_is_followed_by_sigkill(ended):
     result = ended.result("test_ignores_sigterm_and_hangs")
 
     assert Outcome.FAILED is result.outcome
-    assert [signal.SIGKILL] * 2 == [rank.signal for rank in result.ranks]
+    assert [RankEnd.KILLED] * 2 == [rank.end for rank in result.ranks]
 
 
 def test_skips(ended):
