@@ -107,6 +107,10 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _seconds_or_none(text: str) -> float:
+    return 0.0 if _number(text) == 0 else _seconds(text)
+
+
 def _count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not 1 <= int(text) <= MOST_SLOTS:
         raise UsageError(f"{text!r} is not a whole number from 1 to {MOST_SLOTS}")
@@ -200,6 +204,8 @@ COUNT = Type(form="N", parse=_count)
 WHOLE = Type(form="N", parse=_whole)
 """A whole number from 0."""
 SECONDS = Type(form="SECONDS", parse=_seconds, show="{:g}".format)
+SECONDS_OR_NONE = Type(form="SECONDS", parse=_seconds_or_none, show="{:g}".format)
+"""A limit; 0: none."""
 RATIO = Type(form="0…1", parse=_ratio, show="{:g}".format)
 BYTES = Type(form="SIZE", parse=parse_bytes, show=_show_bytes)
 SWITCH = Type(form="true|false", parse=_switch, choices=("true", "false"))

@@ -89,8 +89,8 @@ def test_a_flag_wins_over_the_variable_and_empty_means_not_set():
         *[("gpus", text) for text in ("0", "-1", "x", "GPU", "device=", "1.5", "GPU-1,")],
         ("allow_busy_gpus", "yes"),
         *[("world_sizes", text) for text in ("0", "-1", "x", "10000", "1,,2", "2.0", "١")],
-        *[("timeout", text) for text in ("0", "-1", "x", "nan", "inf")],
-        *[("deadline", text) for text in ("0", "-5", "soon")],
+        *[("timeout", text) for text in ("-1", "x", "nan", "inf")],
+        *[("deadline", text) for text in ("-5", "soon")],
         *[("slots", text) for text in ("0", "-1", "many")],
         *[("log_limit", text) for text in ("0", "-1", "8q", "k")],
         ("device", "tpu"),
@@ -122,6 +122,12 @@ def test_masks_of_flag_and_variable_add_up_and_stay_out_of_the_record():
 
     assert ("by flag", "by variable") == resolve_options(flags, environ=environ).mask
     assert {"seed": "1", "flaky": "fail"} == given_options(flags, environ=environ)
+
+
+def test_a_limit_of_0_is_none():
+    options = resolve_options({"timeout": "0", "deadline": "0"}, environ={})
+
+    assert (0.0, 0.0) == (options.timeout, options.deadline)
 
 
 def test_what_was_given_is_known_even_where_it_is_the_default():
@@ -254,7 +260,10 @@ def pytester_parser():
 def test_descriptions():
     by_name = {option.name: option for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS, *LAUNCH_OPTIONS)}
 
-    assert "Time limit of a test without a timeout mark (default: 300)." == by_name["timeout"].description
+    assert (
+        "Time limit of a test without a timeout mark; 0: none (default: 300)."
+        == by_name["timeout"].description
+    )
     assert by_name["log-limit"].description.endswith("(default: 8m).")
     assert "true or false: mount the image read-only." == by_name["read-only"].input_description
     assert by_name["env"].input_description.startswith("One NAME[=VALUE] a line: one more variable")

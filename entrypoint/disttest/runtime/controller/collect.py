@@ -100,7 +100,8 @@ def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
         own = None if asked else limit_of(item.config)
         if own is not None:
             return own
-        return options.timeout if asked or by_host is None or not by_host.limit_s else by_host.limit_s
+        limit_s = options.timeout or NO_LIMIT_S
+        return limit_s if asked or by_host is None or not by_host.limit_s else by_host.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
     if value == 0 and not isinstance(value, bool):
         return NO_LIMIT_S
