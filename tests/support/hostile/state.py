@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from lab import Ended, Lab
@@ -107,29 +108,18 @@ def run_beside_others(
     Returns:
         Files of the process that are gone, and files of the runs' tests that are there still.
     """
-    mark, stop = uuid.uuid4().hex[:10], lab.folder / "stop"
+    mark = uuid.uuid4().hex[:10]
     folders = [lab.folder / f"run-{number}" for number in range(runs)]
-    (lab.folder / "foreign.py").write_text(FOREIGN.replace("\n    ", "\n"))
-    argv = [sys.executable, "foreign.py", mark, str(seed), str(os.getpid()), str(stop)]
-    with subprocess.Popen(argv, cwd=lab.folder, stdout=subprocess.PIPE, text=True) as foreign:
-        try:
-            assert foreign.stdout and foreign.stdout.readline() == "ready\n"
-            labs = []
-            for folder in folders:
-                folder.mkdir()
-                source = TESTS.format(
-                    own=f"/dev/shm/own-{mark}-{folder.name}", looks=10, rounds=rounds, ledger=LEDGER
-                )
-                labs.append(Lab(folder).write(test_x=source))
-            started = [each.start("test_x.py", "--slots", "4") for each in labs]
-            ended = []
-            for each, process in zip(labs, started, strict=True):
-                output, _ = process.communicate(timeout=240)
-                ended.append(Ended(process.returncode, output, each.folder / "results"))
-        finally:
-            stop.touch()
-    made = (lab.folder / "made").read_text().split()
-    try:
+    with _files_of_others(lab, mark, seed) as made_by_others:
+        labs = []
+        for folder in folders:
+            folder.mkdir()
+            source = TESTS.format(
+                own=f"/dev/shm/own-{mark}-{folder.name}", looks=10, rounds=rounds, ledger=LEDGER
+            )
+            labs.append(Lab(folder).write(test_x=source))
+        ended = _run_together(labs, limit_s=240 * rounds)
+        made = made_by_others()
         assert made, "the process made no file"
         for each in ended:
             bad = sorted(test.test.name for test in each.run.bad)
@@ -139,9 +129,43 @@ def run_beside_others(
         left = [name for each in ended for name in left_names(each) if (SHM / name).exists()]
         assert sum(len(left_names(each)) for each in ended) == 5 * runs * rounds
         return gone, left
+
+
+@contextlib.contextmanager
+def _files_of_others(lab: Lab, mark: str, seed: int) -> Iterator[Callable[[], list[str]]]:
+    """A process that makes files at random, which go in the end; what is given ends it and tells their names."""
+    stop, made = lab.folder / "stop", lab.folder / "made"
+    made.touch()
+    (lab.folder / "foreign.py").write_text(FOREIGN.replace("\n    ", "\n"))
+    argv = [sys.executable, "foreign.py", mark, str(seed), str(os.getpid()), str(stop)]
+    with subprocess.Popen(argv, cwd=lab.folder, stdout=subprocess.PIPE, text=True) as process:
+
+        def end() -> list[str]:
+            stop.touch()
+            process.wait()
+            return made.read_text().split()
+
+        try:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+            yield end
+        finally:
+            for name in end():
+                (SHM / name).unlink(missing_ok=True)
+
+
+def _run_together(labs: Sequence[Lab], limit_s: float) -> list[Ended]:
+    """The runs of some laboratories side by side; those that do not end in time are cancelled."""
+    started = [each.start("test_x.py", "--slots", "4") for each in labs]
+    try:
+        outputs = [process.communicate(timeout=limit_s)[0] for process in started]
     finally:
-        for name in made:
-            (SHM / name).unlink(missing_ok=True)
+        for process in started:
+            process.terminate()  # nothing, where it has ended
+            process.wait()
+    return [
+        Ended(process.returncode, output, each.folder / "results")
+        for each, process, output in zip(labs, started, outputs, strict=True)
+    ]
 
 
 def _accuses_nobody(ended: Ended, mark: str) -> None:
