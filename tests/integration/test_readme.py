@@ -125,3 +125,4 @@ def test_the_wheel_installs_from_an_index_by_the_name_of_the_readme(tmp_path: Pa
     package = Path(found.splitlines()[-1])
     assert package.is_relative_to(tmp_path / "environment"), "not the working copy of the tests"
     assert {"py.typed", "suites"} <= {path.name for path in package.iterdir()}
+    assert "passed: 2 passed" in somebody.types("disttest init && disttest run tests/test_ranks.py")

@@ -28,6 +28,7 @@ from disttest.cli.config import config
 from disttest.cli.doctor import doctor
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
+from disttest.cli.init import init
 from disttest.cli.launch import launch
 from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
@@ -284,6 +285,7 @@ command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
 command.add_command(config)
+command.add_command(init)
 command.add_command(completion)
 
 

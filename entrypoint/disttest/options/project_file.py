@@ -53,27 +53,33 @@ def read_project_settings(targets: Sequence[str] = (), folder: Path | None = Non
     paths = [start / target.partition("::")[0] for target in targets]
     common = os.path.commonpath([path.resolve() for path in paths if path.exists()] or [start.resolve()])
     for parent in (Path(common), *Path(common).parents):
-        table = _table(parent / "pyproject.toml")
+        table = read_table(parent / "pyproject.toml")
         if table is not None:
             return _read(parent / "pyproject.toml", table)
     return ProjectSettings()
 
 
-def _table(path: Path) -> dict[str, Any] | None:
-    """The table of a file; None where it has none, or cannot be read."""
+def read_table(path: Path, *names: str) -> dict[str, Any] | None:
+    """A table below ``[tool]`` of a file (``disttest`` unless named); None where it has none, or cannot be read.
+
+    Raises:
+        UsageError: the file is no TOML.
+    """
+    names = names or ("disttest",)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    if "disttest" not in text:  # other people's files need not be TOML
+    if names[0] not in text:  # other people's files need not be TOML
         return None
     try:
-        tools = tomllib.loads(text).get("tool", {})
+        table: Any = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
-    table = tools.get("disttest") if isinstance(tools, dict) else None
+    for name in names:
+        table = table.get(name) if isinstance(table, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UsageError(f"{path}: tool.disttest is not a table")
+        raise UsageError(f"{path}: tool.{'.'.join(names)} is not a table")
     return table
 
 

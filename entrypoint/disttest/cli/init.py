@@ -1,0 +1,99 @@
+"""``disttest init``: a first test, settings and a workflow for a project; nothing that is there is changed."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import click
+
+from disttest.errors import UsageError
+from disttest.model import Frozen
+from disttest.options.project_file import read_table
+
+PROJECT = Path("pyproject.toml")
+WORKFLOW = Path(".github/workflows/distributed-tests.yml")
+
+
+class NewFile(Frozen):
+    """A file that a project may want."""
+
+    path: Path
+    """Relative to the project."""
+    text: str
+    meaning: str
+    """What it is for, and what to do with it."""
+    appended: bool = False
+    """It may be there: the text is put behind what it says."""
+
+
+@click.command()
+@click.argument("folder", default=".", type=click.Path(path_type=Path, exists=True, file_okay=False))
+def init(folder: Path) -> None:
+    """Write a first test, settings and a workflow into the project in FOLDER; files that are there stay as they are."""
+    for file in plan_files(folder):
+        if _write(folder, file):
+            click.echo(f"wrote {folder / file.path}: {file.meaning}")
+        else:
+            click.echo(f"kept {folder / file.path}: it is there already")
+
+
+def plan_files(folder: Path) -> tuple[NewFile, ...]:
+    """What a project may want.
+
+    Raises:
+        UsageError: its pyproject.toml is no TOML.
+    """
+    tests = _tests_folder(folder)
+    test = tests / "test_ranks.py"
+    return (
+        NewFile(
+            path=test,
+            text=_template("test_ranks.py.txt", path=test.as_posix()),
+            meaning=f"a test with 2 and with 4 ranks; try it: disttest run {test.as_posix()}",
+        ),
+        NewFile(
+            path=PROJECT,
+            text=_template("settings.toml"),
+            meaning="a time limit for each test; all settings: disttest config",
+            appended=read_table(folder / PROJECT) is None,
+        ),
+        NewFile(
+            path=WORKFLOW,
+            text=_template("workflow.yml", tests=tests.as_posix()),
+            meaning="runs the tests on GitHub; put your account in the place of `org`, and commit it",
+        ),
+    )
+
+
+def _tests_folder(folder: Path) -> Path:
+    """Where pytest looks for tests, below the project; ``tests`` unless it says otherwise."""
+    named: Any = read_table(folder / PROJECT, "pytest", "ini_options") or {}
+    paths = named.get("testpaths", [])
+    first = paths.split()[:1] if isinstance(paths, str) else paths[:1]
+    path = Path(*first or ["tests"])
+    return path if (folder / path).resolve().is_relative_to(folder.resolve()) else Path("tests")
+
+
+def _template(name: str, **values: str) -> str:
+    text = (resources.files("disttest.cli") / "templates" / name).read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
+def _write(folder: Path, file: NewFile) -> bool:
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as new:
+            new.write(file.text)
+    except FileExistsError:
+        if not file.appended:
+            return False
+        with path.open("a", encoding="utf-8") as known:
+            known.write(f"\n{file.text}")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    return True
