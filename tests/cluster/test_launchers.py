@@ -15,7 +15,15 @@ from fake_scheduler import FakeScheduler
 from slurm_cluster import SlurmCluster
 
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import Changed, JobEnded, JobRun, JobState, Launcher, Output
+from disttest.cluster.protocol.launcher import (
+    Changed,
+    JobEnded,
+    JobRun,
+    JobState,
+    Launcher,
+    LauncherOptions,
+    Output,
+)
 from disttest.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
@@ -33,7 +41,6 @@ from disttest.cluster.protocol.wire import (
 )
 from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.cluster.schedulers.slurm import SlurmLauncher
-from disttest.cluster.schedulers.slurm_submission import SlurmOptions
 from disttest.runtime.messages.protocol import Message
 
 STUB = str(Path(__file__).parents[1] / "support" / "workers" / "node_stub.py")
@@ -82,7 +89,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
             return FakeScheduler(fake_answer(mode))
         if request.param == "local":
             return LocalLauncher(os.environ, nodes=2, command=command)
-        return SlurmLauncher(environ, SlurmOptions(**options), command=command)
+        return SlurmLauncher(environ, LauncherOptions(**options), command=command)
 
     return made
 

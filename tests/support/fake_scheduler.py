@@ -115,6 +115,10 @@ class FakeScheduler:
         self.started.append(job)
         return FakeRun(job, self._answer, self._end)
 
+    def every_name(self) -> Sequence[str]:
+        """None."""
+        return ()
+
     def leftovers(self) -> Sequence[str]:
         """What a test has left."""
         return tuple(self.left)

@@ -16,7 +16,7 @@ from disttest.options.environment import environment
 from disttest.options.flags import Command, flags, was_given
 from disttest.options.registry import CLUSTER_OPTIONS, LAUNCHERS
 from disttest.options.run import RunOptions
-from disttest.planning.pools import SCHEDULERS, Pool, Size
+from disttest.planning.pools import Pool, Size
 from disttest.planning.shard_plan import Grant
 
 if TYPE_CHECKING:
@@ -105,35 +105,31 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
     Raises:
         UsageError: ``--scheduler-args`` cannot be read.
     """
-    command = shlex.split(given["node_command"])
-    if name == "local":
-        from disttest.cluster.schedulers.local import LocalLauncher
-
-        return LocalLauncher(environment(), nodes=max(2, given["nodes"]), command=command)
-    from disttest.cluster.schedulers.slurm import SlurmLauncher
-    from disttest.cluster.schedulers.slurm_submission import SlurmOptions
+    from disttest.cluster.protocol.launcher import LauncherOptions
+    from disttest.cluster.schedulers import scheduler_named
 
     try:
         extra = tuple(shlex.split(given["scheduler_args"]))
     except ValueError as error:
         raise UsageError(f"--scheduler-args: {error}") from None
-    options = SlurmOptions(
+    options = LauncherOptions(
+        nodes=given["nodes"],
+        command=tuple(shlex.split(given["node_command"])),
         partition=given["partition"],
         account=given["account"],
         extra=extra,
         container=(given["container"] or "pyxis") if given["image"] else "",
         mounts=tuple(given["mount"]),
     )
-    return SlurmLauncher(environment(), options, command=command)
+    return scheduler_named(name).make_launcher(environment(), options)
 
 
 def scheduler_launcher(scheduler: str, partition: str) -> Launcher:
     """The door to a partition of a scheduler, to ask what it has."""
-    assert scheduler in SCHEDULERS
-    from disttest.cluster.schedulers.slurm import SlurmLauncher
-    from disttest.cluster.schedulers.slurm_submission import SlurmOptions
+    from disttest.cluster.protocol.launcher import LauncherOptions
+    from disttest.cluster.schedulers import scheduler_named
 
-    return SlurmLauncher(environment(), SlurmOptions(partition=partition))
+    return scheduler_named(scheduler).make_launcher(environment(), LauncherOptions(partition=partition))
 
 
 def size_of(capacity: Capacity, device: str) -> Size:
@@ -229,11 +225,8 @@ def node_agent() -> None:
 def cluster_clean(*, launcher: str, **given: bool) -> None:
     """End the jobs that a killed run of this machine has left with a scheduler."""
     from disttest.cluster.client.cluster_session import remove_leftovers
-    from disttest.cluster.schedulers.slurm import SlurmLauncher
 
-    if launcher != "slurm":
-        return
-    scheduler, every = SlurmLauncher(environment()), given["all"]
+    scheduler, every = scheduler_launcher(launcher, ""), given["all"]
     try:
         names = scheduler.every_name() if every else ()
     except DisttestError as error:

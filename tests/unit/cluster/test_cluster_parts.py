@@ -20,14 +20,14 @@ from disttest.cluster.client.node_verdict import (
 from disttest.cluster.node.assignment import find_assignment
 from disttest.cluster.protocol.fingerprint import disagreement
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
+from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
 from disttest.cluster.protocol.names import dead_names, new_run_id
 from disttest.cluster.protocol.wire import LineReader, LineWriter, NodeDone, NodeNote, NodeReady, Versions
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.cluster.schedulers.pipes import room_for
 from disttest.cluster.schedulers.slurm_queue import SlurmQueue
-from disttest.cluster.schedulers.slurm_submission import SlurmOptions, srun_arguments
+from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.cluster.schedulers.slurm_words import (
     end_of,
     parse_capacity,
@@ -374,7 +374,7 @@ class TestRoom:
 
 class TestSubmission:
     def test_arguments(self) -> None:
-        argv = srun_arguments(a_job(), SlurmOptions(partition="gpu", account="ci"), ["PATH"], ("agent",))
+        argv = srun_arguments(a_job(), LauncherOptions(partition="gpu", account="ci"), ["PATH"], ("agent",))
         assert argv[0] == "srun"
         assert {
             "--nodes=2",
@@ -392,7 +392,7 @@ class TestSubmission:
     def test_pyxis_is_srun_with_an_image_and_its_mounts(self) -> None:
         job = a_job(image="nvcr.io#ours:1", directory="/repo")
         argv = srun_arguments(
-            job, SlurmOptions(container="pyxis", mounts=("/data", "/a:/b:ro")), self.VARIABLES
+            job, LauncherOptions(container="pyxis", mounts=("/data", "/a:/b:ro")), self.VARIABLES
         )
         assert argv[-6:] == [
             "--container-image=nvcr.io#ours:1",
@@ -408,7 +408,7 @@ class TestSubmission:
 
     def test_docker_is_the_command_of_each_task(self) -> None:
         job = a_job(image="ours:1", directory="/repo")
-        argv = srun_arguments(job, SlurmOptions(container="docker", mounts=("/data",)), self.VARIABLES)
+        argv = srun_arguments(job, LauncherOptions(container="docker", mounts=("/data",)), self.VARIABLES)
         command = argv[argv.index("docker") :]
         assert argv[0] == "srun"
         assert "--export=HOME,NCCL_DEBUG,PATH" in argv
@@ -423,7 +423,7 @@ class TestSubmission:
 
     def test_docker_without_gpus_and_with_a_command_of_its_own(self) -> None:
         job = a_job(image="ours:1", shape=JobShape(nodes=1, ranks_per_node=2))
-        argv = srun_arguments(job, SlurmOptions(container="docker"), (), ("python3", "-m", "x"))
+        argv = srun_arguments(job, LauncherOptions(container="docker"), (), ("python3", "-m", "x"))
         assert "--gpus=all" not in argv
         assert argv[-4:] == ["--entrypoint=python3", "ours:1", "-m", "x"]
 

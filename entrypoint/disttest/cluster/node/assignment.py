@@ -8,40 +8,11 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from disttest.cluster.protocol.launcher import NodeVariables
+from disttest.cluster.schedulers import scheduler_named
 from disttest.errors import UsageError
 from disttest.model import Frozen
-
-
-class _Row(Frozen):
-    """Where one scheduler says what; variables by the first that is set."""
-
-    scheduler: str
-    node: tuple[str, ...]
-    nodes: tuple[str, ...]
-    host: tuple[str, ...]
-    address: tuple[str, ...] = ()
-    """This node's own address, as the other nodes see it."""
-    peer: tuple[str, ...] = ()
-    """An address on the network that connects the nodes; this node's own is the one that faces it."""
-
-
-# The local scheduler first: its agents may run inside an allocation of another one.
-_TABLE = (
-    _Row(
-        scheduler="local",
-        node=("DISTTEST_NODE",),
-        nodes=("DISTTEST_NODES",),
-        host=("DISTTEST_NODE_NAME",),
-        address=("DISTTEST_NODE_ADDRESS",),
-    ),
-    _Row(
-        scheduler="slurm",
-        node=("SLURM_NODEID",),
-        nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-        host=("SLURMD_NODENAME",),
-        peer=("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
-    ),
-)
+from disttest.options.registry import LAUNCHERS
 
 _NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
 _SIOCGIFADDR = 0x8915
@@ -68,16 +39,18 @@ def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
     Raises:
         UsageError: no scheduler has left its variables here, or they make no sense.
     """
-    for row in _TABLE:
+    # The local scheduler first: its agents may run inside an allocation of another one.
+    table = [scheduler_named(name).NODE_VARIABLES for name in LAUNCHERS]
+    for row in table:
         if _first(environ, row.node) is not None:
             return _read(row, environ)
-    names = ", ".join(row.node[0] for row in _TABLE)
+    names = ", ".join(row.node[0] for row in table)
     raise UsageError(
         f"no scheduler has started this agent: none of {names} is set. It is started by disttest run."
     )
 
 
-def _read(row: _Row, environ: Mapping[str, str]) -> NodeAssignment:
+def _read(row: NodeVariables, environ: Mapping[str, str]) -> NodeAssignment:
     node, nodes = _number(environ, row.node), _number(environ, row.nodes)
     if not 0 <= node < nodes:
         raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")

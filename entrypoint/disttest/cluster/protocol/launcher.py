@@ -123,6 +123,36 @@ class JobRun(Protocol):
         """What is known of it, without asking the scheduler."""
 
 
+class LauncherOptions(Frozen):
+    """What a user may ask of a scheduler; each takes what it knows."""
+
+    nodes: int = 1
+    """How many are wanted, where the scheduler has as many as anybody likes."""
+    command: tuple[str, ...] = ()
+    """What starts an agent on a node; empty: the usual."""
+    partition: str = ""
+    account: str = ""
+    extra: tuple[str, ...] = ()
+    """More arguments in the scheduler's words, such as ``--qos=ci`` or ``--mem=64G``."""
+    container: str = ""
+    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
+    mounts: tuple[str, ...] = ()
+    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
+
+
+class NodeVariables(Frozen):
+    """Where a scheduler tells an agent its place; of several variables the first that is set counts."""
+
+    scheduler: str
+    node: tuple[str, ...]
+    nodes: tuple[str, ...]
+    host: tuple[str, ...]
+    address: tuple[str, ...] = ()
+    """This node's own address, as the other nodes see it."""
+    peer: tuple[str, ...] = ()
+    """An address on the network that connects the nodes; this node's own is the one that faces it."""
+
+
 class Launcher(Protocol):
     """What disttest needs of a scheduler; ``tests/cluster/test_launchers.py`` holds each one to it."""
 
@@ -137,6 +167,9 @@ class Launcher(Protocol):
 
     def start(self, job: JobSpec) -> JobRun:
         """Start a job, or queue it. A refusal is the job's end, not an exception."""
+
+    def every_name(self) -> Sequence[str]:
+        """Names of all jobs of disttest that our user has there."""
 
     def leftovers(self) -> Sequence[str]:
         """Names of jobs whose client is dead."""

@@ -1,1 +1,23 @@
-"""The schedulers: this machine's own processes, and Slurm."""
+"""The schedulers, a module for each, found by its name: this machine's own processes (``local``), and Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol, cast
+
+from disttest.cluster.protocol.launcher import Launcher, LauncherOptions, NodeVariables
+
+
+class Scheduler(Protocol):
+    """What the module of a scheduler has."""
+
+    NODE_VARIABLES: NodeVariables
+
+    def make_launcher(self, environ: Mapping[str, str], options: LauncherOptions) -> Launcher:
+        """The door to it; asks nobody yet."""
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """The module of a scheduler: one of ``LAUNCHERS`` in the options."""
+    return cast("Scheduler", import_module(f"{__name__}.{name}"))

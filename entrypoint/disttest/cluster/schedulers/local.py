@@ -15,6 +15,8 @@ from disttest.cluster.protocol.launcher import (
     JobEnded,
     JobOutcome,
     JobState,
+    LauncherOptions,
+    NodeVariables,
     Output,
     RunDescription,
     RunEvent,
@@ -25,6 +27,19 @@ from disttest.cluster.schedulers.pipes import Command, PipedProcesses
 from disttest.errors import SchedulerError
 from disttest.host.process import signal_name
 from disttest.limits import JOB_CANCEL_S, TICK_S
+
+NODE_VARIABLES = NodeVariables(
+    scheduler="local",
+    node=("DISTTEST_NODE",),
+    nodes=("DISTTEST_NODES",),
+    host=("DISTTEST_NODE_NAME",),
+    address=("DISTTEST_NODE_ADDRESS",),
+)
+
+
+def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> LocalLauncher:
+    """Agents on this machine, on two nodes at least."""
+    return LocalLauncher(environ, nodes=max(2, options.nodes), command=options.command)
 
 
 class LocalRun:
@@ -123,6 +138,10 @@ class LocalLauncher:
             return LocalRun(job, travelling(job, self._environ), self._command)
         except OSError as error:
             raise SchedulerError(f"the node agent cannot be started: {error}") from error
+
+    def every_name(self) -> Sequence[str]:
+        """None: its jobs have no names."""
+        return ()
 
     def leftovers(self) -> Sequence[str]:
         """None: agents end with their client."""

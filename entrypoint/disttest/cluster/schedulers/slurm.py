@@ -21,6 +21,8 @@ from disttest.cluster.protocol.launcher import (
     JobEnded,
     JobOutcome,
     JobState,
+    LauncherOptions,
+    NodeVariables,
     Output,
     RunDescription,
     RunEvent,
@@ -31,7 +33,7 @@ from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.pipes import Command, Line, PipedProcesses
 from disttest.cluster.schedulers.slurm_queue import SlurmQueue
-from disttest.cluster.schedulers.slurm_submission import SlurmOptions, srun_arguments
+from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.errors import SchedulerError
 from disttest.limits import (
     JOB_CANCEL_S,
@@ -45,6 +47,19 @@ from disttest.limits import (
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)
 _KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+
+NODE_VARIABLES = NodeVariables(
+    scheduler="slurm",
+    node=("SLURM_NODEID",),
+    nodes=("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    host=("SLURMD_NODENAME",),
+    peer=("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST"),
+)
+
+
+def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> SlurmLauncher:
+    """The door to Slurm."""
+    return SlurmLauncher(environ, options, command=options.command)
 
 
 class SlurmRun:
@@ -165,7 +180,11 @@ class SlurmLauncher:
     name = "slurm"
 
     def __init__(
-        self, environ: Mapping[str, str], options: SlurmOptions | None = None, *, command: Sequence[str] = ()
+        self,
+        environ: Mapping[str, str],
+        options: LauncherOptions | None = None,
+        *,
+        command: Sequence[str] = (),
     ) -> None:
         # A client that runs inside an allocation asks for jobs of its own, not for steps in that allocation.
         self._environ = {
@@ -173,7 +192,7 @@ class SlurmLauncher:
             for name, value in environ.items()
             if not name.startswith(("SLURM_", "SBATCH_", "SRUN_")) or name in _KEPT_VARIABLES
         }
-        self._options = options or SlurmOptions()
+        self._options = options or LauncherOptions()
         self._command = tuple(command)
         self._queue = SlurmQueue(self._environ)
 

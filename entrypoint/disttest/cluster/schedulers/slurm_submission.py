@@ -7,25 +7,12 @@ import os
 from collections.abc import Sequence
 
 from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import LauncherOptions
 from disttest.cluster.schedulers.agent_command import agent_command
-from disttest.model import Frozen
-
-
-class SlurmOptions(Frozen):
-    """How jobs are asked for."""
-
-    partition: str = ""
-    account: str = ""
-    extra: tuple[str, ...] = ()
-    """More arguments for srun, such as ``--qos=ci`` or ``--mem=64G``."""
-    container: str = ""
-    """How an image is run: ``pyxis``, ``docker``, or empty for none."""
-    mounts: tuple[str, ...] = ()
-    """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
 
 
 def srun_arguments(
-    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str] = ()
+    job: JobSpec, options: LauncherOptions, variables: Sequence[str], command: Sequence[str] = ()
 ) -> list[str]:
     """The command line of a job. ``--no-requeue`` is sbatch's: what srun allocates is never requeued."""
     shape = job.shape
@@ -55,7 +42,7 @@ def srun_arguments(
 
 
 def _agent(
-    job: JobSpec, options: SlurmOptions, variables: Sequence[str], command: Sequence[str]
+    job: JobSpec, options: LauncherOptions, variables: Sequence[str], command: Sequence[str]
 ) -> list[str]:
     """The agent's command line: plain, by pyxis (srun's own options), or as the command of ``docker run``."""
     if not job.image:
@@ -97,7 +84,7 @@ def _agent(
     ]
 
 
-def _exported(variables: Sequence[str], options: SlurmOptions) -> list[str]:
+def _exported(variables: Sequence[str], options: LauncherOptions) -> list[str]:
     """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
     kept = ("PATH", "HOME") if options.container == "docker" else ()
     return [name for name in variables if name not in _NOT_INSIDE or name in kept]
