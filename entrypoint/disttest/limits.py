@@ -91,6 +91,9 @@ DEADLINE_MARGIN_S = 5.0
 OUTPUT_STALL_S = 60.0
 """A reader that takes nothing for so long is not there."""
 
+KEPT_LOGS_S = 7 * 24 * 3600.0
+"""How long the logs of a run with failures stay that was given no results directory."""
+
 # --- GPUs
 
 LEASE_WAIT_S = 3600.0

@@ -19,13 +19,13 @@ from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.process import die_with_parent
-from disttest.model import Kind
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
+from disttest.runtime.controller.apart import run_apart
 from disttest.runtime.controller.contain import is_ordinary
-from disttest.runtime.controller.controller import Controller, DeadlinePassed
+from disttest.runtime.controller.controller import DeadlinePassed
 from disttest.runtime.controller.expand import expand, expand_late, shape_of, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.other_plugins import (
@@ -38,6 +38,7 @@ from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
+from disttest.runtime.controller.session_options import has_asked
 from disttest.runtime.controller.starters import ParentOrder, be_a_rank
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import MARKS
@@ -83,11 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
-    group.addoption(
-        "--disttest-node-partition", dest="disttest_node_partition", help="(internal) be a node of a world"
-    )
+    group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
+    group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
     group.addoption(
         "--disttest-ledger",
         dest="disttest_ledger",
@@ -125,7 +125,8 @@ def pytest_load_initial_conftests(
         inherit_results(early_config)
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(gc.enable)
-    _once_all_is_imported.append(import_single_threaded())
+    if has_asked(early_config):  # who has not sees what they would see without the plugin
+        _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -277,13 +278,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
 
         serve_partition(session, run, Path(order))
         return True
-    if (
-        not run.runs_tests
-        or session.config.option.collectonly
-        or run.recorder is None
-        or run.workplace is None
-        or run.devices is None
-    ):
+    apart = run.recorder is not None and run.devices is not None
+    if not run.runs_tests or session.config.option.collectonly or not apart:
         _be_an_ordinary_process()
         return None
     if session.testsfailed and not session.config.option.continue_on_collection_errors:
@@ -291,24 +287,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
-    control = functools.partial(
-        Controller,
-        session,
-        run.options,
-        run.devices,
-        run.host,
-        run.recorder,
-        run.workplace,
-        hazards=run.find_hazards(),
-        deadline_s=run.deadline_s,
-        timings=run.timings(),
-        failed_first=session.config.getoption("disttest_failed_first"),
-    )
     try:
-        _note(session.config, "running the worlds")
-        control().run([pair for pair in run.pairs if pair[1].world is not None])
-        _note(session.config, "running ordinary tests in processes of their own")
-        control(letter="p").run([pair for pair in run.pairs if pair[1].kind is Kind.PROCESS])
+        run_apart(session, run, functools.partial(_note, session.config))
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)

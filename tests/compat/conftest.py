@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from lab_fixtures import lab, module_lab, nothing_left
+
+__all__ = ["full", "lab", "module_lab", "nothing_left", "spawn"]
 
 
 @pytest.fixture

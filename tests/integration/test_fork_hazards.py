@@ -235,10 +235,15 @@ def _outcomes(ended, name):
 
 def test_only_the_file_that_is_to_blame_loses_forking(lab):
     """The others are imported by the controller and once more by a clean process, for however many worlds and ranks."""
-    ended = lab.write(test_clean=COUNTED, test_store=STORE + COUNTED).run(".")
+    ordinary = "def test_ordinary(): pass"
+    lab.write(test_clean=COUNTED, test_store=STORE + COUNTED, test_ordinary=ordinary)
+    ended = lab.run(".", "--contain")
 
     assert "test_store.py starts 1 thread (pt_tcpstore_uv of libtorch_cpu.so)" in ended.output
     assert "Tests of other files are not affected" in ended.output
+    assert 1 == sum("forking is unsafe" in note for note in ended.run.notes)
+    assert 1 == len([line for line in ended.output.splitlines() if ": forking is unsafe" in line])
+    assert ended.result("test_ordinary").outcome is Outcome.PASSED
     for name in ("test_clean", "test_store"):
         assert [Outcome.PASSED] * 3 + [Outcome.FAILED] == _outcomes(ended, name), ended.output
     assert 2 == _imports(lab, "test_clean")
@@ -301,6 +306,12 @@ MONITOR = """
     std = sys.modules["tqdm.std"] = types.ModuleType("tqdm.std")
     std.tqdm = type("tqdm", (), {"monitor": Monitor()})
 """
+GLOO = """
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    kept = dist.new_group([0])
+    dist.destroy_process_group()
+"""
 BESIDE = """
     import os
     import numpy, pytest
@@ -310,7 +321,7 @@ BESIDE = """
 
     @pytest.mark.world_size(2)
     @pytest.mark.fresh_world
-    @pytest.mark.parametrize("number", range(10))
+    @pytest.mark.parametrize("number", range(8))
     def test_computes(world, number):
         assert os.getpid() != imported_by
         matrix = numpy.random.default_rng(number).random((400, 400))
@@ -321,10 +332,12 @@ BESIDE = """
 
 
 @pytest.mark.parametrize(
-    "start", [SERVER, POOL, MONITOR], ids=["rerunfailures' server", "OpenBLAS", "tqdm's monitor"]
+    "start",
+    [SERVER, POOL, MONITOR, GLOO],
+    ids=["rerunfailures' server", "OpenBLAS", "tqdm's monitor", "a gloo group that was destroyed"],
 )
 def test_threads_that_a_fork_can_do_without_do_not_cost_forking(lab, start):
-    """Twenty ranks of ten worlds are forked beside each, use what it belongs to, and come to the right result."""
+    """Sixteen ranks of eight worlds are forked beside each, use what it belongs to, and come to the right result."""
     lab.write(early=start, test_beside=BESIDE)
     ended = lab.run("test_beside.py", "--", "-p", "early", OPENBLAS_NUM_THREADS="4")
 

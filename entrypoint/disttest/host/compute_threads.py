@@ -7,6 +7,7 @@ number, and tests that run in this process get the pools that they would have ha
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -20,24 +21,45 @@ _VARIABLES = (
 )
 
 
-def import_single_threaded() -> Callable[[], None]:
-    """Have libraries that are loaded from here on start no threads; returns the undoing."""
+_is_limited = False
+"""Whether something in this process has other pools than it would have had."""
+
+
+def asked_threads() -> str:
+    """What the environment of this process says about threads, as JSON."""
+    environ = os.environ  # noqa: TID251  # of the libraries
+    return json.dumps({name: environ[name] for name in _VARIABLES if name in environ})
+
+
+def single_threaded() -> dict[str, str]:
+    """The environment of a program whose libraries are to start no threads."""
+    return dict.fromkeys(_VARIABLES, "1")
+
+
+def import_single_threaded(told: str | None = None) -> Callable[[], None]:
+    """Have libraries that are loaded from here on start no threads; returns the undoing.
+
+    Args:
+        told: what the environment said (:func:`asked_threads`), where this process was started with another one.
+    """
+    global _is_limited
+    _is_limited = True
     environ = os.environ  # noqa: TID251  # libraries read it when they are loaded
-    before = {name: environ.get(name) for name in _VARIABLES}
-    environ.update(dict.fromkeys(_VARIABLES, "1"))
+    before = json.loads(told or asked_threads())
+    environ.update(single_threaded())
 
     def undo() -> None:
-        for name, value in before.items():
-            if value is None:
-                environ.pop(name, None)
-            else:
-                environ[name] = value
+        for name in _VARIABLES:
+            environ.pop(name, None)
+        environ.update(before)
 
     return undo
 
 
 def allow_threads() -> None:
     """Give the loaded libraries the threads that they would have started with in this process."""
+    if not _is_limited:
+        return
     cpus = len(os.sched_getaffinity(0))
     openmp = min(_asked("OMP_NUM_THREADS") or cpus, cpus)
     blas = min(_asked("OPENBLAS_NUM_THREADS") or _asked("MKL_NUM_THREADS") or openmp, cpus)
@@ -46,6 +68,8 @@ def allow_threads() -> None:
 
 def limit_threads(*, openmp: int, blas: int) -> None:
     """Give the loaded libraries that many threads each, in this process."""
+    global _is_limited
+    _is_limited = True
     if "numpy" in sys.modules or "torch" in sys.modules:
         import threadpoolctl
 

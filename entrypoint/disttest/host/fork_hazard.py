@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from disttest.host.cuda_touch import cuda_touched
 from disttest.host.loaded import loaded
-from disttest.host.threads import Thread, threads
+from disttest.host.threads import Thread, end_helpers, threads
 
 _MOST_NAMED = 4
 
@@ -37,7 +37,8 @@ def cuda_hazard(*, on_gpus: bool) -> str:
 
 
 def unsafe_threads() -> tuple[Thread, ...]:
-    """The threads beside which this process must not be forked."""
+    """The threads beside which this process must not be forked, once those are ended that nobody needs."""
+    end_helpers()
     return tuple(thread for thread in threads() if not thread.safe_to_fork_beside)
 
 

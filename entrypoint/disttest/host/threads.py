@@ -6,6 +6,7 @@ that most addresses on its stack point into, the C and C++ runtimes left out.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from disttest.host.loaded import loaded
 from disttest.limits import THREAD_REST_S
 from disttest.model import Frozen
 
@@ -27,6 +29,8 @@ _DEPTH = 64 * 1024
 
 _SAFE_LIBRARIES = re.compile(r"openblas", re.IGNORECASE)
 """OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed."""
+_OF_GLOO = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
+"""The threads of a gloo group wait for work and hold no lock; a fork lacks them, so it must not use the group, or end it."""
 _SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})
 """It waits for workers of pytest-xdist to connect and holds no lock; ranks never do."""
 
@@ -44,7 +48,14 @@ class Thread(Frozen):
     @property
     def safe_to_fork_beside(self) -> bool:
         """Whether a fork can do without it: it comes back by itself, or nothing in the fork depends on it."""
-        return self.runs in _SAFE_FUNCTIONS if self.is_python else bool(_SAFE_LIBRARIES.search(self.runs))
+        if self.is_python:
+            return self.runs in _SAFE_FUNCTIONS
+        return bool(_SAFE_LIBRARIES.search(self.runs)) or (self.is_of_gloo and not _has_groups())
+
+    @property
+    def is_of_gloo(self) -> bool:
+        """Whether a process group of gloo has started it."""
+        return not self.is_python and self.name in _OF_GLOO
 
     def __str__(self) -> str:
         return f"{self.name} of {self.runs}" if self.runs and self.runs != self.name else self.name
@@ -76,11 +87,19 @@ def threads() -> tuple[Thread, ...]:
 
 
 def end_helpers() -> None:
-    """End threads of helpers that start again when they are next needed: the monitor of tqdm's progress bars."""
+    """End threads that nobody needs: the monitor of tqdm's bars, which the next bar starts, and those of garbage."""
     tqdm = sys.modules.get("tqdm.std")
     monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
     if isinstance(monitor, threading.Thread) and monitor.is_alive() and hasattr(monitor, "exit"):
         monitor.exit()
+    if any(thread.is_of_gloo for thread in threads()):
+        gc.collect()  # a fork that came to collect such a group would wait for threads that it does not have
+
+
+def _has_groups() -> bool:
+    """Whether this process is in a process group that is not destroyed, and that its forks would be in, too."""
+    groups = loaded("torch.distributed.distributed_c10d")
+    return groups is not None and bool(groups._world.pg_map)  # noqa: SLF001
 
 
 def _of_python(tid: int, thread: threading.Thread) -> Thread:

@@ -49,7 +49,7 @@ class LiveView:
                 self._say(
                     Text(f"✗ {one_line(nodeid)} could not be collected: {last}", style=STYLES["failed"])
                 )
-            case Noted(message=message):
+            case Noted(message=message, shown=False):
                 self._say(Text(one_line(message), style="bright_black"))
             case _:
                 pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
-from disttest.results.fold import RunResult
+from disttest.results.fold import RunResult, TestOutcome
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
@@ -246,6 +246,18 @@ class _Summary:
                 lines.append(f"| … | {count(len(reasons) - self.detail.listed, 'more reason')} |")
             title = f"Skipped: {count(sum(number for _, number in reasons), 'test')}, by reason"
             yield from _collapsible(title, ["| tests | reason |", "|---:|---|", *lines, ""])
+
+        yield from self._named(
+            "False greens avoided: torch's own rules would have passed", self.run.false_greens
+        )
+        yield from self._named("Tests that torch passes vacuously here:", self.run.vacuous)
+
+    def _named(self, title: str, tests: Sequence[TestOutcome]) -> Iterator[str]:
+        if tests:
+            most = self.detail.listed * 5
+            lines = [f"- {code(test.test.nodeid)}" for test in tests[:most]]
+            more = [f"- … and {count(len(tests) - most, 'more test')}"] if len(tests) > most else []
+            yield from _collapsible(f"{title} {count(len(tests), 'test')}", [*lines, *more, ""])
 
     def foot(self) -> Iterator[str]:
         if self.run.notes:

@@ -86,7 +86,7 @@ class PlainView:
                 self._finished(result)
             case CollectionFailed(nodeid=nodeid, message=message):
                 self._printer().print_collection_error(CollectionError(nodeid=nodeid, message=message))
-            case Noted(message=message):
+            case Noted(message=message, shown=False):
                 self._say(Text(f"note: {one_line(message)}"))
             case _:
                 pass

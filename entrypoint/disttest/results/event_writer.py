@@ -36,6 +36,6 @@ class EventWriter:
         """An attempt was judged; ``again``: there will be another one."""
         self.event(TestFinished(at_s=self.now(), result=result, again=again))
 
-    def noted(self, message: str, nodeid: str = "") -> None:
-        """Something a reader should know."""
-        self.event(Noted(at_s=self.now(), message=message, nodeid=nodeid))
+    def noted(self, message: str, nodeid: str = "", *, shown: bool = False) -> None:
+        """Something a reader should know; ``shown``: pytest's terminal has it."""
+        self.event(Noted(at_s=self.now(), message=message, nodeid=nodeid, shown=shown))

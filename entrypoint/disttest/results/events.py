@@ -105,6 +105,8 @@ class Noted(Event, tag="noted"):
 
     message: str
     nodeid: str = ""
+    shown: bool = False
+    """Pytest has printed it already, so that whoever shows the run need not."""
 
 
 class ShardJoined(Event, tag="shard_joined"):

@@ -46,6 +46,19 @@ def test_which_a_fork_can_do_without(runs, is_python, safe):
     assert safe is Thread(tid=1, name="python", runs=runs, is_python=is_python).safe_to_fork_beside
 
 
+def test_threads_of_gloo_count_while_this_process_is_in_a_group(monkeypatch):
+    groups = types.ModuleType("torch.distributed.distributed_c10d")
+    groups._world = types.SimpleNamespace(pg_map={"a group": None})
+    monkeypatch.setitem(sys.modules, groups.__name__, groups)
+    of_gloo = [Thread(tid=1, name=name, runs="libc10.so") for name in ("gloo_tcp_loop", "pt_gloo_runloop")]
+    same_name = Thread(tid=1, name="gloo_tcp_loop", runs="mine.wait", is_python=True)
+
+    assert [False, False] == [thread.safe_to_fork_beside for thread in of_gloo]
+    groups._world.pg_map.clear()
+    assert [True, True] == [thread.safe_to_fork_beside for thread in of_gloo]
+    assert not same_name.safe_to_fork_beside
+
+
 def test_many_threads_are_named_once_each():
     pool = [Thread(tid=number, name="python", runs="libgomp.so.1") for number in range(9)]
     others = [Thread(tid=number, name=f"n{number}", runs="") for number in range(5)]

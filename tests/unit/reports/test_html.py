@@ -51,6 +51,20 @@ def test_five_thousand_tests_with_loud_failures_stay_under_five_megabytes(tmp_pa
     assert len(embedded(page, "details")) == 500
 
 
+def test_every_test_that_torch_would_have_passed_is_named():
+    sample = SampleRun()
+    for number in range(200):
+        outcome = Outcome.FAILED if number % 2 else Outcome.SKIPPED
+        sample.test(outcome, name=f"test_{number}", size=None, torch_outcome=Outcome.PASSED)
+    page = render_html(sample.finish())
+    _, green, vacuous = re.split(
+        "<h3>(?:False greens avoided|Tests that torch passes vacuously here)</h3>", page
+    )
+
+    assert [f"test_{number}" for number in range(1, 200, 2)] == re.findall(r"::(test_\d+)<", green)
+    assert [f"test_{number}" for number in range(0, 200, 2)] == re.findall(r"::(test_\d+)<", vacuous)
+
+
 def large_run():
     """Five tests: one failed, one was flaky, the others passed; the last one took longest."""
     sample = SampleRun()

@@ -159,6 +159,25 @@ def test_shards_one_after_another_read_well():
     assert rendered(both).count("<h2>") == 2
 
 
+@pytest.mark.parametrize(
+    ("outcome", "title"),
+    [
+        (Outcome.SKIPPED, "Tests that torch passes vacuously here:"),
+        (Outcome.FAILED, "False greens avoided: torch's own rules would have passed"),
+    ],
+)
+def test_what_torch_would_have_passed_is_listed(outcome, title):
+    sample = SampleRun()
+    for number in range(150):
+        sample.test(outcome, name=f"test{number}x", size=None, torch_outcome=Outcome.PASSED)
+    _, _, listed = render_summary(sample.finish()).partition(f"<summary>{title} 150 tests</summary>")
+
+    assert [str(number) for number in range(100)] == re.findall(
+        r"test(\d+)x", listed.partition("</details>")[0]
+    )
+    assert "and 50 more tests" in listed
+
+
 def test_clock_that_went_backwards_and_tests_of_no_time():
     sample = SampleRun()
     sample.test(seconds=-5.0)

@@ -15,7 +15,7 @@ from disttest.reports.live import LiveView, render_live
 from disttest.reports.progress import Progress, status_line
 from disttest.reports.terminal import print_final, render_final
 from disttest.reports.views import PlainView, make_view
-from disttest.results.events import CollectionFailed, TestCollected, TestFinished
+from disttest.results.events import CollectionFailed, Noted, TestCollected, TestFinished
 
 
 def console(*, width: int = 100, terminal: bool = False) -> Console:
@@ -130,6 +130,18 @@ class TestFailure:
         assert "line 3 in test_x" in text
         assert "_pytest" not in text
         assert "appended by us" not in text
+
+
+@pytest.mark.parametrize("make", [PlainView, LiveView])
+def test_what_pytest_has_shown_is_not_shown_again(make):
+    where = console()
+    view = make(where)
+    for message, shown in (("told by pytest", True), ("told by nobody", False)):
+        view.take(Noted(at_s=1.0, message=message, shown=shown))
+    view.close()
+
+    assert "told by nobody" in said(where)
+    assert "told by pytest" not in said(where)
 
 
 class TestPlainView:

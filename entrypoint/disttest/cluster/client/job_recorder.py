@@ -45,9 +45,9 @@ class JobRecorder(EventWriter):
             if result.outcome.is_bad:
                 self._tell(f"         {result.message}")
 
-    def noted(self, message: str, nodeid: str = "") -> None:
+    def noted(self, message: str, nodeid: str = "", *, shown: bool = False) -> None:
         """Something that a reader should know."""
-        super().noted(clean_text(message), nodeid)
+        super().noted(clean_text(message), nodeid, shown=shown)
 
     def told(self, message: str) -> None:
         """Progress, for the terminal only."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from disttest.results.directory import Home
 from disttest.results.verdict import not_run
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
-from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.other_plugins import (
     notes_on_plugins,
     retries_of,
@@ -69,7 +68,7 @@ class Controller(Listener):
         recorder: Recorder,
         workplace: Workplace,
         *,
-        hazards: Hazards,
+        parents: Callable[[], Parents],
         deadline_s: float | None,
         timings: Timings,
         failed_first: bool = False,
@@ -98,8 +97,7 @@ class Controller(Listener):
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
         self._retries = Retries(options, time.monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
-        self._hazards = hazards
-        self._parents: Parents | None = None
+        self._parents = parents
 
     def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
         """Run the tests; returns when every one has been reported.
@@ -121,7 +119,7 @@ class Controller(Listener):
         for gang in build_gangs(runnable, self._timings, failed=failed, **offered):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
-            self._parents = self._make_parents(ending)
+            self._parents()  # before a world takes slots
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
             ending.enter_context(self._crew.on_duty())
@@ -174,23 +172,6 @@ class Controller(Listener):
         self._retries.stop()
         self._crew.end_all(reason)
 
-    def _make_parents(self, ending: contextlib.ExitStack) -> Parents:
-        parents = Parents(
-            self._session,
-            self._items,
-            self._hazards,
-            host=self._host,
-            scratch=self._workplace.scratch,
-            clock=self._recorder.now,
-        )
-        ending.callback(parents.close)
-        reporter = self._session.config.pluginmanager.getplugin("terminalreporter")
-        for message in parents.notes(self._hazards):
-            self._recorder.noted(message)
-            if reporter is not None:
-                reporter.write_line(f"disttest: {message}", yellow=True)
-        return parents
-
     # --- worlds
 
     def _start(self, gang: Gang, slots: tuple[Slot, ...]) -> None:
@@ -209,8 +190,7 @@ class Controller(Listener):
             settled=self._settled,
             threads=self._devices.machine.cpus if gang.shape == ALONE else self._devices.threads(gang.shape),
         )
-        assert self._parents is not None
-        world = self._crew.start(gang, slots, order, self._parents.starter_for(gang))
+        world = self._crew.start(gang, slots, order, self._parents().starter_for(gang))
         self._recorder.world_started(world_id, gang.shape, [slot.name for slot in slots], world.child.pid)
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:

@@ -8,6 +8,7 @@ forks of the zygote too, and each collects that file by itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.other_plugins import arguments_for_ranks
+from disttest.runtime.controller.recorder import Recorder
 from disttest.runtime.controller.starters import ForkStarter, ParentOrder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
@@ -54,12 +56,42 @@ class CollectedFile(Frozen):
     """Node ids."""
 
 
+@contextlib.contextmanager
+def parents_of(
+    session: pytest.Session,
+    items: Mapping[str, pytest.Item],
+    hazards: Hazards,
+    recorder: Recorder,
+    *,
+    host: TargetHost,
+    scratch: Path,
+) -> Iterator[Callable[[], Parents]]:
+    """Makes them when they are first wanted, once for a run, and says what a reader should know; they end with it.
+
+    Args are those of :class:`Parents`.
+    """
+    with contextlib.ExitStack() as ending:
+
+        @functools.cache
+        def make() -> Parents:
+            parents = Parents(session, items, hazards, host=host, scratch=scratch, clock=recorder.now)
+            ending.callback(parents.close)
+            reporter = session.config.pluginmanager.getplugin("terminalreporter")
+            for message in parents.notes(hazards):
+                recorder.noted(message, shown=reporter is not None)
+                if reporter is not None:
+                    reporter.write_line(f"disttest: {message}", yellow=True)
+            return parents
+
+        yield make
+
+
 class Parents:
     """Chooses what a world is forked from.
 
     Args:
         session: the one that has collected.
-        items: all tests with worlds, by node id.
+        items: all tests with worlds or processes of their own, by node id.
         hazards: why this process must not be forked, if so.
         host: the machine as the tests were collected for it.
         scratch: where files of processes lie.

@@ -33,6 +33,7 @@ from disttest.results.directory import Home, ResultsDirectory, adopt
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
+from disttest.results.kept_logs import drop_folder, make_folder
 from disttest.runtime.controller.collect import describe_item
 from disttest.runtime.controller.contain import is_ordinary, place_contained
 from disttest.runtime.controller.controller import Workplace
@@ -91,6 +92,8 @@ class RunSession:
         config.stash[HOSTING] = self.options.host or self.rank_order is not None
         config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
         self.said: list[str] = overruled(config)
+        self._shown: set[str] = set()
+        """What the terminal has of it."""
         self._broken: DisttestError | None = None
         """Why this machine's GPUs cannot be used, until a test needs to know."""
         self.devices: Devices | None = None
@@ -112,6 +115,8 @@ class RunSession:
         self.reason = ""
         self._directory: ResultsDirectory | None = None
         """None where nobody asked for results, or they are somebody else's to keep."""
+        self._kept_logs: Path | None = None
+        """Where they are then."""
         self._plan = plan_of(config)
         self._only = only_of(config)
         self._shard: int = config.getoption("disttest_shard")
@@ -267,6 +272,8 @@ class RunSession:
             notes=notes,
             listed=self.config.option.collectonly,
         )
+        if self._kept_logs is not None and not self.recorder.has_failures:
+            drop_folder(self._kept_logs)
 
     def _missing_worlds(self, recorder: Recorder, exit_code: int) -> str:
         if exit_code or recorder.worlds or self.config.option.collectonly:
@@ -311,6 +318,7 @@ class RunSession:
         if reporter is not None:
             reporter.write_line(f"disttest: {message}")
             reporter.flush()
+            self._shown.add(message)
 
     def _open_journal(self) -> None:
         machine = self.devices.machine if self.devices else detect_machine()
@@ -332,7 +340,7 @@ class RunSession:
             invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
         )
         for message in (*(self.devices.findings() if self.devices else ()), *self.said):
-            recorder.noted(message)
+            recorder.noted(message, shown=message in self._shown)
         for nodeid, message in self._plan_notes:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
@@ -355,7 +363,9 @@ class RunSession:
         self._directory = self._take_directory()
         if self._directory is not None:
             return Workplace(home=self._directory.home, scratch=scratch)
-        results = (self.options.results or scratch / "results").absolute()
+        if self.options.results is None:
+            self._kept_logs = make_folder()
+        results = (self._kept_logs or self.options.results or scratch).absolute()
         results.mkdir(exist_ok=True)
         return Workplace(home=Home(path=str(results)), scratch=scratch)
 

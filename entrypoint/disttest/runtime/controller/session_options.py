@@ -23,11 +23,30 @@ from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 
+_TOLD = ("guarded", "rank", "node_partition")
+"""What only the command gives, which has read the project's file for its processes."""
+
+
+def has_asked(config: pytest.Config) -> bool:
+    """Whether anybody wants something of disttest, by the command or an option, or it is merely installed.
+
+    Before the configuration is read; what makes no sense is an error later.
+    """
+    known = config.known_args_namespace
+    if any(getattr(known, f"disttest_{told}") for told in _TOLD):
+        return True
+    flags = {option.field: getattr(known, f"disttest_{option.field}", None) for option in RUN_OPTIONS}
+    try:
+        settings = read_project_settings(known.file_or_dir or (), config.invocation_params.dir)
+    except UsageError:
+        return True
+    return bool(given_options(settings.fill(flags)))
+
 
 def _flags_of(config: pytest.Config) -> dict[str, str | None]:
     """What plain pytest was given, on its command line or by the project; the command has read both for its processes."""
     flags = {option.field: config.getoption(f"disttest_{option.field}", None) for option in RUN_OPTIONS}
-    if any(config.getoption(f"disttest_{told}") for told in ("guarded", "rank", "node_partition")):
+    if any(config.getoption(f"disttest_{told}") for told in _TOLD):
         return flags
     return read_project_settings(config.args, config.invocation_params.dir).fill(flags)
 

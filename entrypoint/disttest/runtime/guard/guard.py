@@ -22,6 +22,7 @@ import msgspec
 
 import disttest
 from disttest.errors import ExitCode, JournalError
+from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
@@ -164,7 +165,9 @@ def _start(
     if masker.ledger >= 0:
         fds["ledger"] = masker.ledger
     argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
-    extra_env = hash_seed(seed) | keeper.environment
+    # Plugins that are loaded before ours may import numpy or torch.
+    argv.append(f"--disttest-threads={asked_threads()}")
+    extra_env = hash_seed(seed) | keeper.environment | single_threaded()
     return spawn_child(
         argv, new_session=True, pass_fds=list(fds.values()), extra_env=extra_env, **watch.streams()
     )

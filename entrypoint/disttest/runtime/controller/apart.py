@@ -1,0 +1,58 @@
+"""Runs what does not run in the pytest process: tests with worlds, then ordinary ones in processes of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from disttest.model import Kind
+from disttest.runtime.controller.contain import is_ordinary
+from disttest.runtime.controller.controller import Controller
+from disttest.runtime.controller.parents import parents_of
+from disttest.runtime.controller.session import RunSession
+
+
+def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:
+    """Run them; both kinds are forked from the same processes.
+
+    Args:
+        session: the one that has collected.
+        run: its state; the journal is open.
+        note: told what is being done.
+
+    Raises:
+        DeadlinePassed: the deadline of the run came first.
+        pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
+    """
+    assert run.recorder is not None
+    assert run.workplace is not None
+    assert run.devices is not None
+    apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
+    making = parents_of(
+        session,
+        {test.nodeid: item for item, test in apart},
+        run.find_hazards(),
+        run.recorder,
+        host=run.host,
+        scratch=run.workplace.scratch,
+    )
+    with making as parents:
+        control = functools.partial(
+            Controller,
+            session,
+            run.options,
+            run.devices,
+            run.host,
+            run.recorder,
+            run.workplace,
+            parents=parents,
+            deadline_s=run.deadline_s,
+            timings=run.timings(),
+            failed_first=session.config.getoption("disttest_failed_first"),
+        )
+        note("running the worlds")
+        control().run([pair for pair in apart if pair[1].world is not None])
+        note("running ordinary tests in processes of their own")
+        control(letter="p").run([pair for pair in apart if pair[1].kind is Kind.PROCESS])
