@@ -18,7 +18,8 @@ $(SUITES): $(READY)
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
 
-test: lint catalogue $(WANTED)
+# What the machine lacks is named at once, not when the kind that needs it has its turn.
+test: setup lint catalogue $(WANTED)
 
 # What kinds of tests need of the machine: installed by root, else named with the one command that does it.
 setup:

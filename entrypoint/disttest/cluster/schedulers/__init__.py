@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from disttest.cluster.protocol.launcher import Launcher, LauncherOptions, NodeVariables
 
 
-class Scheduler(Protocol):
+class SchedulerModule(Protocol):
     """What the module of a scheduler has."""
 
     NODE_VARIABLES: NodeVariables
@@ -18,6 +18,6 @@ class Scheduler(Protocol):
         """The door to it; asks nobody yet."""
 
 
-def scheduler_named(name: str) -> Scheduler:
+def scheduler_named(name: str) -> SchedulerModule:
     """The module of a scheduler: one of ``LAUNCHERS`` in the options."""
-    return cast("Scheduler", import_module(f"{__name__}.{name}"))
+    return cast("SchedulerModule", import_module(f"{__name__}.{name}"))
