@@ -39,6 +39,7 @@ from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import has_asked
+from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.starters import ParentOrder, be_a_rank
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import MARKS
@@ -120,6 +121,7 @@ def pytest_load_initial_conftests(
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
+    collect_as_rank_0(known)
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
         inherit_results(early_config)

@@ -105,6 +105,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     cluster = take_cluster(flags, selection.grant)
     options, asked = resolve_options(flags), given_options(flags)
     flags = by_command(flags)
+    if options.spmd and cluster.launcher:
+        raise UsageError("--spmd is for one machine: leave --launcher out")
     _hide(options.mask)
     resolved = resolve_targets(targets)
     emulation = Emulation(options.device, launcher=cluster.launcher)

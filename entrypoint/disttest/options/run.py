@@ -31,6 +31,8 @@ class WorldSettings(Frozen):
     """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = default_of("verdict")
     """Whose rules judge tests that start their ranks by themselves."""
+    spmd: int = default_of("spmd")
+    """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
 
 
 class RunOptions(WorldSettings):

@@ -148,6 +148,14 @@ RUN_OPTIONS = (
         repeated=True,
     ),
     _of_each_run(
+        "spmd",
+        COUNT,
+        "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does.",
+        default=0,
+        otherwise="as marked",
+        repeated=True,
+    ),
+    _of_each_run(
         "foreign-marks",
         Type(form="DIR[,DIR…]", parse=NAMES.parse),
         "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",

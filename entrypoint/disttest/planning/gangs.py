@@ -35,6 +35,7 @@ def build_gangs(
     slots: int,
     cpu_slots: int = 0,
     failed: Collection[str] = (),
+    together: bool = False,
 ) -> tuple[Gang, ...]:
     """Group the tests that need a world into gangs, in the order of the tests (those for the CPU last).
 
@@ -44,12 +45,14 @@ def build_gangs(
         slots: how many slots the gangs will share; decides how finely long files are split.
         cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
         failed: node ids that go first (``--failed-first``): their gangs are urgent, and they lead them.
+        together: tests of one shape share one world, whatever their files.
     """
     owed = [test for test in tests if test.world]
     beside = [test for test in owed if cpu_slots and test.world and test.world.device == "cpu"]
     apart = {test.nodeid for test in beside}
     first = [test for test in owed if test.nodeid not in apart]
-    pieces = [*_cut(first, timings, slots), *_cut(beside, timings, cpu_slots), *_contained(tests, timings)]
+    cut = _whole if together else _cut
+    pieces = [*cut(first, timings, slots), *cut(beside, timings, cpu_slots), *_contained(tests, timings)]
     return tuple(_gang(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
 
 
@@ -62,6 +65,14 @@ def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
             processes.setdefault((file, test.isolation), []).append(test)
     for (_, isolation), together in processes.items():
         for some in [(test,) for test in together] if isolation is Isolation.FRESH else [together]:
+            yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
+
+
+def _whole(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:
+    """The tests for slots of one kind, all that can share a world in one piece."""
+    del slots
+    for (_, isolation, _, _), bucket in _buckets(tests).items():
+        for some in [[test] for test in bucket] if isolation is Isolation.FRESH else [bucket]:
             yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
 
 

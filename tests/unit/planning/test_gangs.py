@@ -72,6 +72,14 @@ def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand
     assert [("test_a.py::a", "test_c.py::a"), ("test_b.py::a",)] == [gang.nodeids for gang in gangs]
 
 
+def test_together_all_files_share_a_world() -> None:
+    tests = [case("a", file=f"{suite}/test_a.py", suite=suite, warm=True) for suite in "tu"]
+
+    gangs = build_gangs(tests, timed(tests, 9, 9), slots=4, together=True)
+
+    assert [tuple(test.nodeid for test in tests)] == [gang.nodeids for gang in gangs]
+
+
 def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
     tests = [
         case("a", warm=True),

@@ -37,6 +37,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
         run.recorder,
         host=run.host,
         scratch=run.workplace.scratch,
+        apart=bool(run.options.spmd),
     )
     with making as parents:
         control = functools.partial(

@@ -18,6 +18,7 @@ from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
 from disttest.runtime.controller.other_plugins import limit_of
+from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.wanted_worlds import marked_device
 from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
@@ -48,12 +49,14 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         file=PurePosixPath(path).as_posix(),
         line=(line or 0) + 1,
         suite=_suite(module),
-        world=_hosted_shape(item, by_host, options, host) if by_host else shape_of(item),
+        world=_hosted_shape(item, by_host, options, host)
+        if by_host
+        else shape_of(item) or spmd_shape(options, host),
         kind=kind,
         isolation=_isolation(item, options, kind),
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None,
-        ranks_may_differ=ranks_may_differ(item),
+        ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
     )
 
 
@@ -79,7 +82,7 @@ def _suite(module: str) -> str:
 
 
 def _kind(item: pytest.Item, options: RunOptions) -> Kind:
-    return Kind.PROCESS if options.contain and shape_of(item) is None else Kind.RANKS
+    return Kind.PROCESS if options.contain and not options.spmd and shape_of(item) is None else Kind.RANKS
 
 
 def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
@@ -87,7 +90,7 @@ def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
         return Isolation.FRESH
     if options.isolation is not None:
         return options.isolation
-    if kind is not Kind.RANKS:
+    if kind is not Kind.RANKS or options.spmd:
         return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
 

@@ -116,7 +116,8 @@ class Controller(Listener):
         sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
         self._device_health.narrowest = min(sizes, default=1)
         offered = {"slots": len(self._devices.slots), "cpu_slots": len(self._devices.cpu_slots)}
-        for gang in build_gangs(runnable, self._timings, failed=failed, **offered):
+        together = bool(self._options.spmd)
+        for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
             self._parents()  # before a world takes slots

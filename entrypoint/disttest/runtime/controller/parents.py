@@ -65,6 +65,7 @@ def parents_of(
     *,
     host: TargetHost,
     scratch: Path,
+    apart: bool,
 ) -> Iterator[Callable[[], Parents]]:
     """Makes them when they are first wanted, once for a run, and says what a reader should know; they end with it.
 
@@ -74,7 +75,9 @@ def parents_of(
 
         @functools.cache
         def make() -> Parents:
-            parents = Parents(session, items, hazards, host=host, scratch=scratch, clock=recorder.now)
+            parents = Parents(
+                session, items, hazards, host=host, scratch=scratch, clock=recorder.now, apart=apart
+            )
             ending.callback(parents.close)
             reporter = session.config.pluginmanager.getplugin("terminalreporter")
             for message in parents.notes(hazards):
@@ -96,6 +99,7 @@ class Parents:
         host: the machine as the tests were collected for it.
         scratch: where files of processes lie.
         clock: of the run.
+        apart: every rank collects by itself, whatever could be forked.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Parents:
         host: TargetHost,
         scratch: Path,
         clock: Callable[[], float],
+        apart: bool,
     ) -> None:
         self._items = items
         self._clock = clock
@@ -114,17 +119,17 @@ class Parents:
         self._spoilt = dict(hazards.by_file)
         self._zygote: Zygote | None = None
         self._collector: _Collector | None = None
-        if not hazards:
+        if not hazards and not apart:
             _rest_pools()
             return
         recipe = Recipe(arguments=arguments_for_ranks(session.config), host=host)
         self._zygote = Zygote(scratch / "zygote.log", recipe)
-        if not hazards.elsewhere:
+        if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)
 
     def notes(self, hazards: Hazards) -> Iterator[str]:
         """What a reader of the run should know: nothing where all worlds are forks of this process."""
-        if self._zygote is None:
+        if self._zygote is None or not hazards:
             return
         spared = (
             "Tests of other files are not affected: they were collected once more without it. Its own ranks"

@@ -57,10 +57,13 @@ from disttest.runtime.controller.session_options import (
     plan_of,
     rank_order,
 )
+from disttest.runtime.controller.spmd import without_spmd
+from disttest.runtime.controller.starters import InterpreterOrder
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.rank.spmd_rank import WorkerId
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -89,6 +92,10 @@ class RunSession:
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
+        if isinstance(self.rank_order, InterpreterOrder) and self.options.spmd:
+            config.pluginmanager.register(WorkerId(self.rank_order.spec.rank), "disttest-worker-id")
+        elif not (self._guarded or self.rank_order or config.option.collectonly):
+            self.options = without_spmd(self.options)
         config.stash[HOSTING] = self.options.host or self.rank_order is not None
         config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
         self.said: list[str] = overruled(config)
@@ -197,7 +204,7 @@ class RunSession:
             self._ask_torch()
         if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
-        if any(test.world and test.kind is Kind.RANKS for _, test in self.pairs):
+        if not self.options.spmd and any(test.world and test.kind is Kind.RANKS for _, test in self.pairs):
             for finding in reads_at_import(self.config.rootpath):
                 self._say(finding)
         if self.options.results or contained or any(test.world for _, test in self.pairs):

@@ -24,6 +24,7 @@ from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.contained import serve_contained
 from disttest.runtime.rank.rank import RankSpec, serve
+from disttest.runtime.rank.spmd_rank import serve_spmd
 
 
 class CollectingOrder(Frozen):
@@ -76,7 +77,7 @@ class ForkStarter:
 def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     """Be what the world asks for: a rank, the main process of tests that start theirs, or an ordinary one. Never returns."""
     lives = {Kind.RANKS: serve, Kind.PROCESS: serve_contained}
-    life = lives.get(spec.kind, serve_main)
+    life = serve_spmd if spec.settings.spmd and spec.kind is Kind.RANKS else lives.get(spec.kind, serve_main)
     life(spec, channel, session, items)
 
 

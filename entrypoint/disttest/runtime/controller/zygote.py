@@ -122,8 +122,8 @@ class CollectingStarter:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             speak_into(spec.log)
             use_cuda_freely()
-            # What only ranks have comes after the collection, as in a fork of the controller.
-            os.environ.update(spec.machine_environment())  # noqa: TID251
+            # What only ranks have comes after the collection, as in a fork of the controller; a launcher is earlier.
+            os.environ.update(spec.environment() if spec.settings.spmd else spec.machine_environment())  # noqa: TID251
             leave(self._collect(spec, channel))
 
         return fork_child(rank, new_group=True)

@@ -51,3 +51,12 @@ def tell_difference(nodeid: str, mine: Mapping[str, str], first: Mapping[str, st
         for values in (here, there)
     )
     return f"it did not collect the same test as {who}: it {what}, {who} {other}"
+
+
+def tell_extra(mine: Mapping[str, str], first: Mapping[str, str], who: str) -> str:
+    """Which tests one process has collected that the other has not; empty where there are none. Arguments as above."""
+    extra = sorted(mine.keys() - first.keys())
+    if not extra:
+        return ""
+    tests = "1 test" if len(extra) == 1 else f"{len(extra)} tests"
+    return f"it collected {tests} that {who} did not: {', '.join(extra[:3])}{' …' if extra[3:] else ''}"

@@ -108,6 +108,7 @@ class RankSpec(Frozen):
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": str(partition.ranks) if partition else size,
             "GROUP_RANK": str(partition.node) if partition else "0",
+            "NODE_RANK": str(partition.node) if partition else "0",
             "GROUP_WORLD_SIZE": str(partition.nodes) if partition else "1",
             "ROLE_RANK": str(self.rank),
             "ROLE_WORLD_SIZE": size,

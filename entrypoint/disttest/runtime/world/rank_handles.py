@@ -26,7 +26,7 @@ from disttest.masking import masker
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
 from disttest.results.narrative import shorten_stacks
-from disttest.runtime.messages.collected import tell_difference
+from disttest.runtime.messages.collected import tell_difference, tell_extra
 from disttest.runtime.messages.protocol import (
     AnyMessage,
     Channel,
@@ -277,7 +277,10 @@ class Supervisor:
         own = [handle for handle in self.handles if handle.collected is not None and not handle.gone]
         for handle in own:
             first, mine = own[0].collected or {}, handle.collected or {}
-            if words := tell_difference(nodeid, mine, first, f"rank {own[0].rank}"):
+            words = tell_difference(nodeid, mine, first, f"rank {own[0].rank}")
+            if self._settings.spmd:  # what one rank alone would run, nobody runs
+                words = words or tell_extra(mine, first, f"rank {own[0].rank}")
+            if words:
                 self.give_up(handle, words)
         return not any(handle.gone for handle in own)
 

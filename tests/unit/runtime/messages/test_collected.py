@@ -8,7 +8,7 @@ import pytest
 
 from disttest.model import WorldShape
 from disttest.options.environment import hash_seed
-from disttest.runtime.messages.collected import describe_collected, tell_difference
+from disttest.runtime.messages.collected import describe_collected, tell_difference, tell_extra
 
 
 def item(nodeid, **params):
@@ -53,3 +53,11 @@ def test_the_hash_seed_is_the_users_else_that_of_the_run(monkeypatch, given, see
         monkeypatch.setenv("PYTHONHASHSEED", given)
 
     assert {"PYTHONHASHSEED": expected} == hash_seed(seed)
+
+
+def test_tests_that_one_process_alone_has_are_told():
+    mine = {"a": "", "b": "", "c": "", "d": "", "e": ""}
+
+    assert "" == tell_extra({"a": ""}, mine, "rank 0")
+    assert "it collected 1 test that rank 0 did not: b" == tell_extra({"a": "", "b": ""}, {"a": ""}, "rank 0")
+    assert "it collected 4 tests that rank 0 did not: b, c, d …" == tell_extra(mine, {"a": ""}, "rank 0")

@@ -1,0 +1,44 @@
+"""Launcher mode (``--spmd N``): every test has N ranks, which collect it by themselves, as under ``torchrun -m pytest``.
+
+The pytest process collects too, to know which tests there are: as rank 0 would, but without a place to meet. So what
+depends on ``WORLD_SIZE`` (skips, parameters, what hooks deselect) is the same there, and a process group that is made at
+import is an error of that file instead of a wait for ranks that do not come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import msgspec
+
+from disttest.model import WorldShape
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.target_host import TargetHost
+
+
+def collect_as_rank_0(known: argparse.Namespace) -> None:
+    """Set what a rank finds in its environment, but for the rendezvous, in a process that collects for ranks.
+
+    Args:
+        known: what pytest was given.
+    """
+    size = known.disttest_spmd
+    if not size or known.disttest_rank or not (known.disttest_guarded or known.collectonly):
+        return
+    ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK"), "0")
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
+    os.environ.update({**ranks, **sizes, "GROUP_WORLD_SIZE": "1"})  # noqa: TID251
+
+
+def spmd_shape(options: RunOptions, host: TargetHost) -> WorldShape | None:
+    """The world of a test that asks for none; None where tests say what they need."""
+    if not options.spmd:
+        return None
+    backend = next(iter(options.backend), host.default_backend())
+    return WorldShape(size=options.spmd, backend=backend, device=host.device_for(backend))
+
+
+def without_spmd(options: RunOptions) -> RunOptions:
+    """The options under plain pytest, where a project's setting changes nothing: the command sets ranks up."""
+    return msgspec.structs.replace(options, spmd=0)

@@ -1,0 +1,61 @@
+"""A rank of launcher mode: it has collected under torchrun's environment, and is left to the suite's own harness.
+
+No group is made for it and nothing is put back between its tests: process groups, fixtures of the session and modules
+live as long as its world.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from disttest.host.process import flush_output, leave
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.rank import flight, watchdog
+from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
+from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.rank import RankSpec, run_protocol, serve_orders, settle_in
+
+
+class WorkerId:
+    """A pytest plugin for suites that take the workers of pytest-xdist for ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @pytest.fixture(scope="session")
+    def worker_id(self) -> str:
+        """What pytest-xdist would call the worker that is this rank."""
+        return f"gw{self._rank}"
+
+
+def serve_spmd(
+    spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
+) -> None:
+    """Run tests until told to leave or until the world is gone. Never returns."""
+    channel = settle_in(spec, channel, session.config)
+    use_cuda_freely()
+    flight.answer_questions(spec.questions, spec.rank)
+
+    def run(order: RunTest) -> None:
+        redirect_output(session.config, Path(order.log))
+        register_stacks(spec.stacks)
+        flight.note_start()
+        _heed_own_port(spec)
+        run_protocol(items, order)
+        flush_output()
+        save_coverage()
+        channel.send(TestDone(leaks=watchdog.stop_leftover()))
+
+    serve_orders(spec, channel, session, run)
+    save_coverage()
+    leave(0)
+
+
+def _heed_own_port(spec: RankSpec) -> None:
+    """Where the suite has chosen a port of its own, nobody listens there: rank 0 has to, as without an agent."""
+    if os.environ.get("MASTER_PORT") != str(spec.master_port):  # noqa: TID251
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # noqa: TID251
