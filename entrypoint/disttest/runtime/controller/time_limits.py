@@ -7,6 +7,7 @@ deadline; contained tests are ended whatever they do.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import signal
 import sys
 import time
@@ -69,7 +70,7 @@ class TimeLimits:
         def interrupt(*_: object) -> None:
             __tracebackhide__ = True
             item.add_report_section(phase, "other threads", _other_threads())
-            ended = end_new_children(self._children) if phase == "call" else ()
+            ended = end_new_children(self._children | _pooled()) if phase == "call" else ()
             pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
 
         before = signal.signal(signal.SIGALRM, interrupt)
@@ -86,6 +87,11 @@ class TimeLimits:
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
         return not self._asked or closest_mark(item, "timeout") is not None
+
+
+def _pooled() -> set[int]:
+    """Processes that end with this one in any case; a pool that loses one while it waits for work can never be closed."""
+    return {child.pid for child in multiprocessing.active_children() if child.daemon and child.pid}
 
 
 def _is_in_use() -> bool:
