@@ -25,6 +25,7 @@ def _ring(world: World) -> rpc.TensorPipeRpcBackendOptions:
     return options
 
 
+@pytest.mark.fresh_world
 @pytest.mark.needs_gpus(2)
 def test_tensor_goes_to_the_mapped_device_and_back(world: World) -> None:
     """The callee sees the tensor on the mapped GPU, and the answer is on the caller's own."""

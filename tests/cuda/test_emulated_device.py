@@ -78,7 +78,11 @@ def test_a_tensor_of_another_process_is_the_same_memory(devices):
     assert devices["ipc"] == [7.0, 7.0, 7.0]
 
 
-@pytest.mark.parametrize("operator", ["LSTM", "GRU", "depthwise"])
+def test_an_event_of_another_process_is_done_when_its_stream_has_come_to_it(devices):
+    assert devices["event of another"] == [False, True]
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "depthwise", "softmax to float"])
 def test_operators_that_only_gpus_have(devices, operator):
     assert devices["GPU-only operators"][operator] < 1e-5
 

@@ -14,10 +14,6 @@ from tests.compat.harness import OVER_NCCL, Interpreter
 SAMPLE = "test_all_reduce_sum_cuda or test_barrier_cuda or test_SyncBatchNorm_process_group"
 
 
-LEFT_OUT = "not test_ddp_uneven_inputs or test_ddp_uneven_inputs_"
-"""All but one, which convolves for minutes where the CPU computes what a GPU does in a moment (both time out)."""
-
-
 @pytest.fixture
 def interpreter(cuda, tmp_path) -> Interpreter:
     """The interpreter with torch's CUDA build, and two emulated GPUs of its own."""
@@ -26,16 +22,14 @@ def interpreter(cuda, tmp_path) -> Interpreter:
 
 def test_our_verdicts_over_nccl_are_torchs(request, interpreter, tmp_path):
     if request.config.getoption("--full"):
-        theirs = harness.run_torchs(
-            OVER_NCCL, tmp_path / "torchs", select=LEFT_OUT, spawn=False, interpreter=interpreter
-        )
+        theirs = harness.run_torchs(OVER_NCCL, tmp_path / "torchs", spawn=False, interpreter=interpreter)
         harness.record(OVER_NCCL, theirs, spawn=False, interpreter=interpreter)
     else:
         theirs = harness.load_recorded(OVER_NCCL)
-    ours = harness.run_ours(OVER_NCCL, tmp_path / "ours", select=LEFT_OUT, interpreter=interpreter)
+    ours = harness.run_ours(OVER_NCCL, tmp_path / "ours", interpreter=interpreter)
 
     output = (tmp_path / "ours" / "output.txt").read_text()
-    assert len(theirs) == 284
+    assert len(theirs) == 285
     assert harness.unexplained(OVER_NCCL, theirs, ours) == [], output[-4000:]
     assert _spawned(tmp_path / "ours") == [], "ranks of torch's classes are forks on the CUDA build, too"
 

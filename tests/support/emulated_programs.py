@@ -6,6 +6,7 @@ Run as ``python emulated_programs.py devices|faults|ranks FOLDER``.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -131,13 +133,54 @@ def fill_with_seven(x: torch.Tensor) -> None:
     torch.cuda.synchronize()
 
 
+def event_of_another_process() -> list[bool]:
+    """Whether it was reached: while work before it is held up over there, and after this process has waited for it."""
+    read, write = os.pipe()
+    held, release = os.pipe()
+
+    def wait_for(pipe: int, *_: object) -> None:
+        os.read(pipe, 1)
+
+    def record() -> None:
+        event = torch.cuda.Event(interprocess=True)
+        handle = event.ipc_handle()  # taken before it is recorded, as TensorPipe does
+        until_released = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(wait_for, held))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(stream, until_released, None)
+        event.record()
+        os.write(write, handle)
+        event.synchronize()
+        wait_for(held)  # an event lives as long as the process that made it
+
+    recorder = fork(record)
+    event = torch.cuda.Event.from_ipc_handle(torch.device("cuda", 0), os.read(read, 64))
+    early = event.query()
+    os.write(release, b"x")
+    event.synchronize()
+    seen = [early, event.query()]
+    os.write(release, b"x")
+    recorder()
+    return seen
+
+
 def gpu_only_operators() -> dict[str, float]:
     """How far results and gradients are from those of the CPU."""
     torch.manual_seed(0)
     cells = {"LSTM": torch.nn.LSTM(5, 7), "GRU": torch.nn.GRU(5, 7)}
     return {name: _distance(cell, torch.randn(3, 2, 5)) for name, cell in cells.items()} | {
-        "depthwise": _distance(torch.nn.Conv2d(4, 4, 3, groups=4), torch.randn(2, 4, 8, 8))
+        "softmax to float": _distance_of_softmax(),
+        "depthwise": _distance(torch.nn.Conv2d(4, 4, 3, groups=4), torch.randn(2, 4, 8, 8)),
     }
+
+
+def _distance_of_softmax() -> float:
+    """From half to float, and the gradient back to half, as autocast has it."""
+    half = torch.randn(4, 5).half()
+    here, there = half.float().requires_grad_(), half.cuda().requires_grad_()
+    for x in (here, there):
+        torch.softmax(x, 1, dtype=torch.float32).sin().sum().backward()
+    assert there.grad.dtype == torch.float16
+    return (here.grad.half() - there.grad.cpu()).abs().max().item()
 
 
 def _distance(module: torch.nn.Module, x: torch.Tensor) -> float:
@@ -175,6 +218,7 @@ def devices() -> dict[str, object]:
         "out of memory": fork(out_of_memory)(),
         "held by another": fork(held_by_another)(),
         "ipc": fork(another_process_writes)(),
+        "event of another": fork(event_of_another_process)(),
         "GPU-only operators": fork(gpu_only_operators)(),
         "mixed devices": fork(mixed_devices)(),
         "graph": fork(a_graph)(),

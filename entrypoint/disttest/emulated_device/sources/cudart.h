@@ -47,6 +47,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool has_thread_ = false, retired_ = false;
 };
 
+// Another process's file; -1: it has ended, or has no such file.
+int open_of(pid_t pid, int fd);
+
 // The stream of a handle; those that stand for the default stream: the current device's.
 std::shared_ptr<Stream> stream_of(cudaStream_t handle);
 std::vector<std::shared_ptr<Stream>> streams_of(int device);

@@ -253,6 +253,11 @@ EMULATED_API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   return cudaStreamSynchronize(nullptr);
 }
 
+int emulated::open_of(pid_t pid, int fd) {
+  std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  return open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
 // ---- IPC: a handle names the file of the process that exported it, which must live
 
 namespace {
@@ -287,8 +292,7 @@ EMULATED_API cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t
   memcpy(&exported, &handle, sizeof exported);
   int device = visible_index(exported.physical);
   if (device < 0) return remember(cudaErrorInvalidDevice);
-  std::string path = "/proc/" + std::to_string(exported.pid) + "/fd/" + std::to_string(exported.fd);
-  int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  int fd = open_of(exported.pid, exported.fd);
   if (fd < 0) return remember(cudaErrorInvalidValue);
   void* at = mmap(nullptr, exported.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) {

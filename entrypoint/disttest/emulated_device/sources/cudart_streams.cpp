@@ -1,10 +1,15 @@
 // Stand-in for libcudart.so.13: streams and events. Work of one stream is done in order by a thread of its own;
 // streams order themselves among each other only by events, so a wait that a program forgets is missing here too.
 // The default stream is a stream like the others: it does not wait for those made without cudaStreamNonBlocking.
+#include <linux/futex.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <climits>
 #include <map>
 #include <thread>
 
@@ -202,27 +207,61 @@ namespace {
 
 class Moment {
  public:
-  void reach() {
+  virtual ~Moment() = default;
+  virtual void reach() = 0;
+  virtual void await() = 0;
+  virtual bool is_reached() = 0;
+  std::chrono::steady_clock::time_point at() const { return at_; }
+
+ protected:
+  std::chrono::steady_clock::time_point at_;
+};
+
+class OwnMoment : public Moment {
+ public:
+  void reach() override {
     std::lock_guard<std::mutex> lock(mutex_);
     at_ = std::chrono::steady_clock::now();
     reached_ = true;
     told_.notify_all();
   }
-  void await() {
+  void await() override {
     std::unique_lock<std::mutex> lock(mutex_);
     told_.wait(lock, [this] { return reached_; });
   }
-  bool is_reached() {
+  bool is_reached() override {
     std::lock_guard<std::mutex> lock(mutex_);
     return reached_;
   }
-  std::chrono::steady_clock::time_point at() const { return at_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable told_;
   bool reached_ = false;
-  std::chrono::steady_clock::time_point at_;
+};
+
+// What processes share of an event: how often it was recorded, and which of these moments was reached.
+struct Records {
+  std::atomic<uint32_t> recorded, reached;
+};
+
+class SharedMoment : public Moment {
+ public:
+  SharedMoment(std::shared_ptr<Records> records, uint32_t number) : records_(std::move(records)), number_(number) {}
+  void reach() override {
+    uint32_t before = records_->reached;
+    while (before < number_ && !records_->reached.compare_exchange_weak(before, number_)) {}
+    syscall(SYS_futex, &records_->reached, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+  void await() override {
+    for (uint32_t seen; (seen = records_->reached) < number_;)
+      syscall(SYS_futex, &records_->reached, FUTEX_WAIT, seen, nullptr, nullptr, 0);
+  }
+  bool is_reached() override { return records_->reached >= number_; }
+
+ private:
+  const std::shared_ptr<Records> records_;
+  const uint32_t number_;
 };
 
 struct Event {
@@ -230,26 +269,53 @@ struct Event {
   const int device;
   std::mutex mutex;
   std::shared_ptr<Moment> recorded;  // none: never recorded, which counts as reached
+  std::shared_ptr<Records> shared;   // of an event that several processes have
+  int fd = -1;                       // what these lie in, of the process that made it
 };
+
+std::shared_ptr<Records> map_records(int fd) {
+  void* at = mmap(nullptr, sizeof(Records), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
+  return {static_cast<Records*>(at), [](Records* records) { munmap(records, sizeof *records); }};
+}
+
+// A fresh file is all zeros.
+bool share(Event& event) {
+  event.fd = int(syscall(SYS_memfd_create, "emulated-gpu", 1u /* close on exec */));
+  if (event.fd < 0 || ftruncate(event.fd, sizeof(Records))) return false;
+  event.shared = map_records(event.fd);
+  return event.shared != nullptr;
+}
 
 std::shared_ptr<Moment> moment_of(cudaEvent_t handle) {
   auto* event = reinterpret_cast<Event*>(handle);
   std::lock_guard<std::mutex> lock(event->mutex);
+  if (event->shared) return std::make_shared<SharedMoment>(event->shared, event->shared->recorded);
   return event->recorded;
+}
+
+std::shared_ptr<Moment> next_moment(Event& event) {
+  std::lock_guard<std::mutex> lock(event.mutex);
+  if (event.shared) return std::make_shared<SharedMoment>(event.shared, ++event.shared->recorded);
+  return event.recorded = std::make_shared<OwnMoment>();
 }
 
 }  // namespace
 
-EMULATED_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned) {
+EMULATED_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* handle, unsigned flags) {
   READY();
-  *handle = reinterpret_cast<cudaEvent_t>(new Event(current_device()));
+  auto event = std::make_unique<Event>(current_device());
+  if ((flags & cudaEventInterprocess) && !share(*event)) return remember(cudaErrorMemoryAllocation);
+  *handle = reinterpret_cast<cudaEvent_t>(event.release());
   return cudaSuccess;
 }
 
 EMULATED_API cudaError_t cudaEventCreate(cudaEvent_t* handle) { return cudaEventCreateWithFlags(handle, 0); }
 
 EMULATED_API cudaError_t cudaEventDestroy(cudaEvent_t handle) {
-  delete reinterpret_cast<Event*>(handle);
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (event->fd >= 0) close(event->fd);
+  delete event;
   return cudaSuccess;
 }
 
@@ -258,12 +324,7 @@ EMULATED_API cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream
   STREAM(stream, stream_handle);
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->device != stream->device) return remember(cudaErrorInvalidResourceHandle);
-  auto moment = std::make_shared<Moment>();
-  {
-    std::lock_guard<std::mutex> lock(event->mutex);
-    event->recorded = moment;
-  }
-  stream->push([moment] { moment->reach(); });
+  stream->push([moment = next_moment(*event)] { moment->reach(); });
   return cudaSuccess;
 }
 
@@ -301,14 +362,36 @@ EMULATED_API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t b
   return cudaSuccess;
 }
 
-// An event that goes to another process is awaited before: there it counts as reached.
-EMULATED_API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* shared, cudaEvent_t handle) {
+// ---- events of several processes: a handle names the file of the process that made it, which must live
+
+namespace {
+struct SharedEvent {
+  pid_t pid;
+  int fd;
+};
+static_assert(sizeof(SharedEvent) <= sizeof(cudaIpcEventHandle_t));
+}  // namespace
+
+EMULATED_API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t given) {
   READY();
-  memset(shared, 0, sizeof *shared);
-  if (auto moment = moment_of(handle)) moment->await();
+  auto* event = reinterpret_cast<Event*>(given);
+  if (event->fd < 0) return remember(cudaErrorInvalidResourceHandle);  // made without cudaEventInterprocess
+  SharedEvent shared{getpid(), event->fd};
+  memset(handle, 0, sizeof *handle);
+  memcpy(handle, &shared, sizeof shared);
   return cudaSuccess;
 }
 
-EMULATED_API cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* handle, cudaIpcEventHandle_t) {
-  return cudaEventCreateWithFlags(handle, 0);
+EMULATED_API cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* handle, cudaIpcEventHandle_t given) {
+  READY();
+  SharedEvent shared;
+  memcpy(&shared, &given, sizeof shared);
+  int fd = open_of(shared.pid, shared.fd);
+  if (fd < 0) return remember(cudaErrorInvalidValue);
+  auto event = std::make_unique<Event>(current_device());
+  event->shared = map_records(fd);
+  close(fd);
+  if (!event->shared) return remember(cudaErrorInvalidValue);
+  *handle = reinterpret_cast<cudaEvent_t>(event.release());
+  return cudaSuccess;
 }

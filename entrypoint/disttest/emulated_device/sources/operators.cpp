@@ -152,6 +152,7 @@ class Call {
     count_launch();
     Stack host;
     for (size_t i = 0; i < given_.size(); i++) host.push_back(host_argument(i));
+    std::optional<at::ScalarType> narrow = compute_in_float(host);
     runs_on_host() = true;
     try {
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &host);
@@ -160,6 +161,7 @@ class Call {
       throw;
     }
     runs_on_host() = false;
+    if (narrow) host[0] = host[0].toTensor().to(*narrow);
     write_resized_outputs();
     torch::jit::drop(*stack_, given_.size());
     for (size_t i = 0; i < host.size(); i++) stack_->push_back(result(i, host[i]));
@@ -183,6 +185,21 @@ class Call {
     if (value.isDevice()) return c10::Device(at::kCPU);
     if (is_generator(schema_.arguments()[i])) return host_generator(value, device_);
     return value;
+  }
+
+  // Softmax from halves to floats, for autocast, and its gradient from floats to halves: the CPU has no such kernels.
+  // Forward converts what is given, backward the result: to the type that is returned.
+  std::optional<at::ScalarType> compute_in_float(Stack& host) const {
+    auto to_float = schema_.argumentIndexWithName("half_to_float"), type = schema_.argumentIndexWithName("input_dtype");
+    if (to_float && host[*to_float].toBool()) {
+      host[0] = host[0].toTensor().to(at::kFloat);
+      host[*to_float] = false;
+    } else if (type && host[*type].toScalarType() != host[0].toTensor().scalar_type()) {
+      auto narrow = host[*type].toScalarType();
+      host[*type] = at::kFloat;
+      return narrow;
+    }
+    return std::nullopt;
   }
 
   // A kernel may give an `out` tensor another size, which a view of the device's bytes cannot follow.
