@@ -1,0 +1,119 @@
+"""The suites of ``examples/adopt``, one for each way to start ranks, come to the same by their own way and by ours."""
+
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from lab import Lab
+
+from disttest.model import Outcome
+
+SUITES = Path(__file__).parents[2] / "examples" / "adopt"
+# By their own way these never end; ours ends them at their limit.
+HANGING = {"test_hangs", "test_crashes_and_hangs"}
+GOOD = {"test_sum", "test_spawned[adds]", "test_script[adds]", "test_written_by_rank_0"}
+
+
+@pytest.fixture(scope="module")
+def suites(tmp_path_factory, nothing_left) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("adopt"))
+    shutil.copytree(SUITES, lab.folder, dirs_exist_ok=True)
+    return lab
+
+
+def own_way(lab: Lab, *arguments: str) -> dict[str, bool]:
+    """Test -> whether it passed, where the suites are run as their authors do."""
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:disttest",
+            *arguments,
+            "-k",
+            "not hangs",
+            "--junitxml",
+            "own.xml",
+        ],
+        cwd=lab.folder,
+        env=lab.environ,
+        capture_output=True,
+        timeout=480,
+        check=False,
+    )
+    cases = ET.parse(lab.folder / "own.xml").getroot().iter("testcase")
+    return {f"{case.get('classname')}.{case.get('name')}": not len(case) for case in cases}
+
+
+def ours(ended) -> dict[str, bool]:
+    return {
+        f"{test.test.classname}.{test.test.name}": test.final.outcome is Outcome.PASSED
+        for test in ended.run.tests
+    }
+
+
+def test_suites_that_start_processes_in_tests(suites):
+    own = own_way(suites, "spawn", "launcher")  # torchrun in a script takes too long to be run twice
+    ended = suites.run("spawn", "launcher", "script", limit_s=480)
+
+    verdicts = ours(ended)
+    hanging = {name for name in verdicts if name.rpartition(".")[2] in HANGING}
+    assert 3 == len(hanging)
+    both = {name: passed for name, passed in verdicts.items() if name not in hanging}
+    assert own == {name: passed for name, passed in both.items() if "script." not in name}, ended.output
+    assert [True, False, False] == [passed for name, passed in both.items() if "script." in name], (
+        ended.output
+    )
+    assert GOOD >= {name.rpartition(".")[2] for name, passed in verdicts.items() if passed}
+    assert not any(verdicts[name] for name in hanging)
+    assert all(
+        "timed out after 3 s" in test.final.message for test in ended.run.tests if test.test.name in HANGING
+    )
+
+
+def test_a_pool_for_the_session(suites):
+    own = own_way(suites, "pool")
+    ended = suites.run("pool")
+
+    verdicts = ours(ended)
+    assert {"pool.test_pooled.test_sum": True, "pool.test_pooled.test_fails": False} == own
+    assert own | {"pool.test_pooled.test_crashes_and_hangs": False} == verdicts, ended.output
+    assert "timed out after 3 s in call" in ended.result("test_crashes_and_hangs").message
+    assert "--contain has no effect where a conftest or plugin has started processes" in ended.output
+
+
+def test_a_suite_for_torchrun(suites):
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "pytest",
+        "-p",
+        "no:disttest",
+    )
+    good = subprocess.run(
+        [sys.executable, *torchrun, "torchrun", "-k", "sum or written"],
+        cwd=suites.folder,
+        env=suites.environ,
+        capture_output=True,
+        text=True,
+        timeout=480,
+        check=False,
+    )
+    ended = suites.run("--spmd", "2", "torchrun")
+
+    assert 0 == good.returncode, good.stdout + good.stderr
+    assert {
+        "test_sum": Outcome.PASSED,
+        "test_written_by_rank_0": Outcome.PASSED,
+        "test_fails": Outcome.FAILED,
+        "test_crashes": Outcome.ERROR,
+        "test_hangs": Outcome.FAILED,
+    } == {test.test.name: test.final.outcome for test in ended.run.tests}, ended.output
