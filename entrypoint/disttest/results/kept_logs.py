@@ -14,12 +14,16 @@ from pathlib import Path
 from disttest.limits import KEPT_LOGS_S
 
 _PREFIX = "disttest-logs-"
+_MARK = ".made-by-disttest"
+"""In every folder of ours: a name alone could be anybody's."""
 
 
 def make_folder() -> Path:
     """A new folder, nobody else's to read; those of runs long past are removed."""
     _remove_old(Path(tempfile.gettempdir()), time.time())  # noqa: TID251 - compared with the times of files
-    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    (folder / _MARK).touch()
+    return folder
 
 
 def drop_folder(folder: Path) -> None:
@@ -30,8 +34,8 @@ def drop_folder(folder: Path) -> None:
 def _remove_old(parent: Path, now_s: float) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         try:
-            found = folder.lstat()
-        except FileNotFoundError:
+            found = [folder.lstat(), (folder / _MARK).lstat()]
+        except OSError:
             continue
-        if found.st_uid == os.getuid() and found.st_mtime < now_s - KEPT_LOGS_S:
+        if {os.getuid()} == {each.st_uid for each in found} and found[0].st_mtime < now_s - KEPT_LOGS_S:
             drop_folder(folder)
