@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from disttest.errors import UsageError
+from disttest.results.directory import DEFAULT
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.narrative import describe_ranks
@@ -14,15 +16,34 @@ from disttest.results.repeat import repeat_command
 
 
 @click.command()
-@click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
-@click.argument("test", required=False, default="")
-def explain(results_dir: Path, test: str) -> None:
-    """Tell the finding of every failed test of a run (or of the tests whose id contains TEST)."""
+@click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
+def explain(words: tuple[str, ...]) -> None:
+    """Tell the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST."""
+    results_dir, test = find_run(words)
     run = fold(read_events(results_dir / FILE_NAME))
     found = select(run, test)
     click.echo(
         "\n\n".join(render_explanation(outcome, run, results_dir) for outcome in found) or "nothing failed"
     )
+
+
+def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
+    """Where the run lies that is meant, and which of its tests; the text is empty for all that failed.
+
+    Args:
+        words: a directory, a part of a test's id, or both in this order.
+        folder: where runs that were given no directory write.
+
+    Raises:
+        UsageError: there are more words.
+    """
+    if len(words) > 2:
+        raise UsageError(f"explain takes a directory and a part of one test's id, not {len(words)} words")
+    if words and (len(words) == 2 or Path(words[0]).is_dir()):
+        return Path(words[0]), "".join(words[1:])
+    runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
+    kept = [run for run in runs if (run / FILE_NAME).is_file()]
+    return max(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, default=DEFAULT), "".join(words)
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:

@@ -1,5 +1,6 @@
 """``disttest explain`` tells a stored failure as the run did: the finding first, the command that repeats it last."""
 
+import os
 import re
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def test_a_failure_begins_with_its_finding_and_ends_with_the_command(results):
     assert "  tests/test_ddp.py::test_bad[2xgloo]: failed" == lines[1]
     assert any(line.startswith("rank 0: ") and "[victim]" in line for line in lines)
     assert lines[-1].startswith("repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]'")
+
+
+def test_a_test_alone_is_looked_for_in_the_last_run_here(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = (results / FILE_NAME).read_bytes()
+    for name, journal, at_s in (
+        ("results", whole.splitlines(keepends=True)[0], 1e9),
+        ("results-2", whole, 2e9),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / FILE_NAME).write_bytes(journal)
+        os.utime(tmp_path / name / FILE_NAME, (at_s, at_s))
+
+    assert told("results-2", "test_bad") == told("test_bad")
+    assert told("results-2") == told()
+    assert ["nothing failed"] == told("results")
 
 
 def test_without_a_name_what_failed_and_what_was_flaky_is_told(results):
