@@ -330,7 +330,7 @@ def test_kill_of_the_command_leaves_nothing_unmasked(lab: Lab) -> None:
 
         @pytest.mark.world_size(2)
         def test_waits(world):
-            print("k1lled-" + "secret", flush=True)
+            print("-".join(("k1lled", "secret")), flush=True)  # the compiler joins less
             pathlib.Path(f"up{world.rank}").touch()
             time.sleep(600)
         """

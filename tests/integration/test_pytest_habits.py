@@ -165,7 +165,7 @@ def test_maxfail_stops_the_run_and_says_so(suite):
     left_out = [t.final for t in stopped.run.tests if t.final.outcome is Outcome.NOT_RUN]
     assert left_out
     assert {"not run: stopping after 1 failures"} == {final.message for final in left_out}
-    assert f"{len(left_out)} not run" in stopped.output
+    assert f"{len(left_out)} not run" in (stopped.results / "summary.md").read_text()
     assert ("1", "0") == (stopped.junit().get("failures"), stopped.junit().get("errors"))
     folders = {path.name for path in (stopped.results / "logs").iterdir()}
     assert folders <= {test.test.slug for test in stopped.run.tests if test.final.ranks}
