@@ -6,6 +6,7 @@ that most addresses on its stack point into, the C and C++ runtimes left out.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -92,8 +93,19 @@ def end_helpers() -> None:
     monitor = getattr(getattr(tqdm, "tqdm", None), "monitor", None)
     if isinstance(monitor, threading.Thread) and monitor.is_alive() and hasattr(monitor, "exit"):
         monitor.exit()
-    if any(thread.is_of_gloo for thread in threads()):
+    if not _OF_GLOO.isdisjoint(_names()):
         gc.collect()  # a fork that came to collect such a group would wait for threads that it does not have
+
+
+def _names() -> Iterator[str]:
+    """What the kernel calls the threads: all that can be had without a look at their stacks."""
+    for tid in thread_ids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            yield _name(tid)
+
+
+def _name(tid: int) -> str:
+    return (_TASKS / str(tid) / "comm").read_text().strip()
 
 
 def _has_groups() -> bool:
@@ -117,7 +129,7 @@ def _of_library(tid: int, mappings: Sequence[_Mapping]) -> Thread | None:
     """None where it has ended meanwhile."""
     deadline_s = time.monotonic() + THREAD_REST_S
     try:
-        name = (_TASKS / str(tid) / "comm").read_text().strip()
+        name = _name(tid)
         while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
             if time.monotonic() > deadline_s:
                 return Thread(tid=tid, name=name, runs="")
