@@ -15,6 +15,7 @@ import msgspec
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.rank.rank import place_variables
 
 
 def collect_as_rank_0(known: argparse.Namespace) -> None:
@@ -26,9 +27,7 @@ def collect_as_rank_0(known: argparse.Namespace) -> None:
     size = known.disttest_spmd
     if not size or known.disttest_rank or not (known.disttest_guarded or known.collectonly):
         return
-    ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK"), "0")
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), size)
-    os.environ.update({**ranks, **sizes, "GROUP_WORLD_SIZE": "1"})  # noqa: TID251
+    os.environ.update(place_variables(0, size))  # noqa: TID251
 
 
 def spmd_shape(options: RunOptions, host: TargetHost) -> WorldShape | None:

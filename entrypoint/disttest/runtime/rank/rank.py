@@ -56,6 +56,32 @@ _getpid = os.getpid
 """Whatever a test puts in its place."""
 
 
+def place_variables(rank: int, size: str, partition: NodePartition | None = None) -> dict[str, str]:
+    """The part of torchrun's contract that says where a rank is; the rendezvous is the other part.
+
+    Args:
+        rank: of the world.
+        size: of the world.
+        partition: the ranks of this node, in a world that spans several.
+    """
+    node = str(partition.node) if partition else "0"
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(_local_rank(rank, partition)),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": str(partition.ranks) if partition else size,
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "GROUP_WORLD_SIZE": str(partition.nodes) if partition else "1",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+    }
+
+
+def _local_rank(rank: int, partition: NodePartition | None) -> int:
+    return rank - (partition.first_rank if partition else 0)
+
+
 class RankSpec(Frozen):
     """Who this rank is; told by its world when it starts."""
 
@@ -92,7 +118,7 @@ class RankSpec(Frozen):
     @property
     def local_rank(self) -> int:
         """Rank among those of this machine."""
-        return self.rank - (self.partition.first_rank if self.partition else 0)
+        return _local_rank(self.rank, self.partition)
 
     @property
     def master_address(self) -> str:
@@ -101,17 +127,8 @@ class RankSpec(Frozen):
 
     def environment(self) -> dict[str, str]:
         """torchrun's contract, and nothing but loopback for worlds on the CPU of one machine."""
-        size, partition = str(self.shape.size), self.partition
         return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": str(partition.ranks) if partition else size,
-            "GROUP_RANK": str(partition.node) if partition else "0",
-            "NODE_RANK": str(partition.node) if partition else "0",
-            "GROUP_WORLD_SIZE": str(partition.nodes) if partition else "1",
-            "ROLE_RANK": str(self.rank),
-            "ROLE_WORLD_SIZE": size,
+            **place_variables(self.rank, str(self.shape.size), self.partition),
             "ROLE_NAME": "default",
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
