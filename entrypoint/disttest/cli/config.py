@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import click
 
-from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
 from disttest.options.registry import RUN_OPTIONS
-from disttest.options.run import given_options, resolve_options
+from disttest.options.run import find_given, resolve_options
 
 
 class Setting(NamedTuple):
@@ -43,13 +42,12 @@ def read_settings(project: ProjectSettings) -> Iterator[Setting]:
     """
     flags = project.fill({})
     resolve_options(flags)
-    given, variables = given_options(flags), environment()
+    given = {option: (text, source) for option, text, source in find_given(flags)}
     for option in RUN_OPTIONS:
-        source = option.variable if variables.get(option.variable) else ""
-        if not source and option.name in project.texts:
+        text, source = given.get(option, (_unless_given(option), ""))
+        if source == option.flag:  # no flag but those that the file stands for
             source = str(project.path)
-        hidden = "(hidden)" if option.secret and source else ""
-        yield Setting(option.name, hidden or given.get(option.name) or _unless_given(option), source)
+        yield Setting(option.name, "(hidden)" if option.secret and source else text, source)
 
 
 def _unless_given(option: Option) -> str:

@@ -69,14 +69,12 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     if command != "run":
         return (("Options", options),)
     common = tuple(option for name in _COMMON for option in options if option.name == name)
-    named = (
+    return (
         ("Common options", common),
         ("Further options of a run", tuple(option for option in RUN_OPTIONS if option not in common)),
         ("Plans, timings and floors", SELECTION_OPTIONS),
         ("Clusters", CLUSTER_OPTIONS),
     )
-    rest = tuple(option for option in options if not any(option in group for _, group in named))
-    return (*named, ("Others", rest))
 
 
 def default_of(name: str) -> Any:

@@ -88,7 +88,7 @@ def resolve_options(
         UsageError: a value makes no sense; the message names the option or the variable.
     """
     values = {}
-    for option, text, source in _given(flags, environ):
+    for option, text, source in find_given(flags, environ):
         try:
             values[option.field] = option.type.parse(text)
         except UsageError as error:
@@ -108,13 +108,13 @@ def given_options(
     flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Name -> text of the options that were given, by a flag or by a variable, but for secret ones; arguments as above."""
-    return {option.name: text for option, text, _ in _given(flags, environ) if not option.secret}
+    return {option.name: text for option, text, _ in find_given(flags, environ) if not option.secret}
 
 
-def _given(
-    flags: Mapping[str, str | None], environ: Mapping[str, str] | None
+def find_given(
+    flags: Mapping[str, str | None], environ: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Option, str, str]]:
-    """Each given option with its text and where that stood."""
+    """Each given option with its text and where that stood: its flag, or its variable; arguments as above."""
     variables = environment() if environ is None else environ
     for option in RUN_OPTIONS:
         flag, variable = flags.get(option.field) or "", variables.get(option.variable) or ""
