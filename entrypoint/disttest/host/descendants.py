@@ -26,6 +26,19 @@ def children_of(pid: int | None = None) -> set[int]:
     return {process.pid for process in found if is_alive(process.pid)}
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process, or its name where it has none.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    try:
+        process = psutil.Process(pid)
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(pid) from error
+
+
 def reap(pids: Iterable[int]) -> None:
     """Collect those of the given processes that are our children and have ended."""
     for pid in pids:
@@ -82,9 +95,8 @@ def end_new_children(before: set[int]) -> tuple[str, ...]:
     left = {}
     for pid in filter(is_alive, forked_children() - before):
         try:
-            process = psutil.Process(pid)
-            command = " ".join(process.cmdline()) or process.name()
-        except psutil.NoSuchProcess:
+            command = command_of(pid)
+        except ProcessLookupError:
             continue
         if any(name in command for name in _HELPERS):
             before = before | {pid}

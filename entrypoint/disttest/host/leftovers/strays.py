@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-import psutil
-
+from disttest.host.descendants import command_of
 from disttest.host.proc import age_of
 
 _MOST_NAMED = 10
@@ -24,10 +23,10 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
     for pid in sorted(pids)[:_MOST_NAMED]:
         try:
             started_s = time.monotonic() - age_of(pid)
-            command = _describe(pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
+            process = f"{pid} ({command_of(pid)[:60]})"
+        except ProcessLookupError:
             continue
-        named.append(_accuse(began, started_s, f"left a process, which was killed: {command}"))
+        named.append(_accuse(began, started_s, f"left a process, which was killed: {process}"))
     return tuple(named)
 
 
@@ -36,8 +35,3 @@ def _accuse(began: Sequence[tuple[str, float]], at_s: float, what: str) -> tuple
     earlier = [nodeid for nodeid, began_s in began if began_s <= at_s][-1:]
     tests = earlier + [nodeid for nodeid, began_s in began if at_s < began_s <= at_s + _KERNEL_TICK_S]
     return (tests[0], what) if len(tests) == 1 else ("", f"{' or '.join(tests) or 'the world'} {what}")
-
-
-def _describe(pid: int) -> str:
-    process = psutil.Process(pid)
-    return f"{pid} ({' '.join(process.cmdline())[:60] or process.name()})"

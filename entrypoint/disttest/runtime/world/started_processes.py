@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from disttest.host.descendants import command_of
 from disttest.host.proc import catches, descendants
 from disttest.host.process import STACKS_SIGNAL, Exit, exit_of_zombie, send_signal, signal_name
 from disttest.limits import EVIDENCE_POLL_S, TICK_S
@@ -72,10 +73,9 @@ class Descendants:
 def _name(pid: int) -> str:
     """``process 12 (rank 1, python -c …)``."""
     try:
-        process = psutil.Process(pid)
-        rank = process.environ().get("RANK", "")
-        command = " ".join(process.cmdline())[:_COMMAND] or process.name()
-    except psutil.Error:
+        rank = psutil.Process(pid).environ().get("RANK", "")
+        command = command_of(pid)[:_COMMAND]
+    except (psutil.Error, ProcessLookupError):
         return f"process {pid}"
     return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
 
