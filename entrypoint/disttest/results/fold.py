@@ -240,18 +240,9 @@ class Folding:
 
     def unfinished(self, nodeid: str, reason: str) -> TestResult:
         """Return the failure of an attempt that will not finish any more."""
-        started = self.running.get(nodeid)
-        what = "was running" if started else "had not started"
-        return TestResult(
-            nodeid=nodeid,
-            outcome=Outcome.ERROR,
-            cause=Cause.INFRASTRUCTURE,
-            attempt=started.attempt if started else len(self.attempts.get(nodeid, ())) + 1,
-            started_at_s=started.at_s if started else self.last_at_s,
-            duration_s=self.last_at_s - started.at_s if started else 0.0,
-            message=f"did not finish: it {what} when {reason}",
-            world_id=started.world_id if started else "",
-        )
+        started, done = self.running.get(nodeid), len(self.attempts.get(nodeid, ()))
+        result = unfinished(nodeid, started, reason, at_s=self.last_at_s, done=done)
+        return msgspec.structs.replace(result, world_id=started.world_id) if started else result
 
     def outcome(self, test: TestCase, reason: str) -> TestOutcome:
         """Return what a test has come to, if the run is over for that reason."""
@@ -285,6 +276,34 @@ class Folding:
             invocation=started.invocation if started else Invocation(),
             cpu_slots=started.cpu_slots if started else 0,
         )
+
+
+def unfinished(
+    nodeid: str, started: TestStarted | None, when: str, *, at_s: float, done: int = 0
+) -> TestResult:
+    """The failure of an attempt that will not finish any more.
+
+    Args:
+        nodeid: of the test.
+        started: the beginning of the attempt, if there was one.
+        when: what has happened, as a clause.
+        at_s: when it has.
+        done: attempts that have finished before.
+    """
+    return TestResult(
+        nodeid=nodeid,
+        outcome=Outcome.ERROR,
+        cause=Cause.INFRASTRUCTURE,
+        attempt=started.attempt if started else done + 1,
+        started_at_s=started.at_s if started else at_s,
+        duration_s=at_s - started.at_s if started else 0.0,
+        message=did_not_finish(when, was_running=started is not None),
+    )
+
+
+def did_not_finish(when: str, *, was_running: bool) -> str:
+    """How that is said, here and of nodes; ``when`` is a clause."""
+    return f"did not finish: it {'was running' if was_running else 'had not started'} when {when}"
 
 
 def fold(events: Iterable[AnyEvent]) -> RunResult:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar, cast
 import msgspec
 
 from disttest.errors import ExitCode, UsageError
-from disttest.model import Cause, Hardware, Invocation, Outcome, ShardSpan, TestCase, TestResult
+from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
 from disttest.planning.shard_plan import VANISHED, Plan, Shard
 from disttest.results.events import (
     AnyEvent,
@@ -36,11 +36,12 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.fold import DIED_EARLY, RunResult, fold
+from disttest.results.fold import DIED_EARLY, RunResult, fold, unfinished
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.shard_ends import ShardEnd, ShardEnds
 from disttest.results.shard_logs import ShardLogs
 from disttest.results.shards import ShardSource, find_shards, refuse_repeats
+from disttest.results.verdict import spoiled
 
 replace = msgspec.structs.replace
 T = TypeVar("T")
@@ -220,13 +221,7 @@ class _Merge:
                 yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
 
     def _owed(self, test: TestCase, message: str) -> Iterator[AnyEvent]:
-        result = TestResult(
-            nodeid=test.nodeid,
-            outcome=Outcome.ERROR,
-            cause=Cause.INFRASTRUCTURE,
-            started_at_s=self._last_at_s,
-            message=message,
-        )
+        result = spoiled(test.nodeid, message, at_s=self._last_at_s)
         self._know(test.nodeid, _Verdict("", None, 1, bad=True, infrastructure=True))
         yield TestCollected(at_s=self._last_at_s, test=test)
         yield TestFinished(at_s=self._last_at_s, result=result)
@@ -325,17 +320,8 @@ class _ShardStream:
 
     def _unfinished(self, at_s: float, reason: str) -> Iterator[AnyEvent]:
         for nodeid, started in self._open.items():
-            what = "was running" if started else "had not started"
-            result = TestResult(
-                nodeid=nodeid,
-                outcome=Outcome.ERROR,
-                cause=Cause.INFRASTRUCTURE,
-                attempt=started.attempt if started else 1,
-                started_at_s=started.at_s if started else at_s,
-                duration_s=at_s - started.at_s if started else 0.0,
-                message=f"did not finish: it {what} when {self.source.label} ended ({reason})",
-            )
-            yield TestFinished(at_s=at_s, result=result)
+            when = f"{self.source.label} ended ({reason})"
+            yield TestFinished(at_s=at_s, result=unfinished(nodeid, started, when, at_s=at_s))
 
 
 def _why_missing(shard: Shard, *, reported: bool) -> str:

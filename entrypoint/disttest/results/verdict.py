@@ -121,6 +121,17 @@ NOT_RUN = (
 )
 
 
+def spoiled(nodeid: str, message: str, *, at_s: float = 0.0) -> TestResult:
+    """The result of a test that a machine, and not its own doing, kept from running."""
+    return TestResult(
+        nodeid=nodeid,
+        outcome=Outcome.ERROR,
+        cause=Cause.INFRASTRUCTURE,
+        started_at_s=at_s,
+        message=message,
+    )
+
+
 def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
     """The result of a test that the run did not come to, as its user wanted."""
     return TestResult(

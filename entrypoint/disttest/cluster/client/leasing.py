@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.cluster.client.conductor import Conductor, JobSetting
-from disttest.cluster.client.node_verdict import check_lease_result, refuse
+from disttest.cluster.client.node_verdict import check_lease_result
 from disttest.cluster.protocol.launcher import JobOutcome
 from disttest.cluster.protocol.wire import FromNode, JournalLine
 from disttest.model import TestCase, TestResult
@@ -21,6 +21,8 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
+from disttest.results.fold import did_not_finish
+from disttest.results.verdict import spoiled
 from disttest.runtime.messages.protocol import Message
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
@@ -102,15 +104,14 @@ class LeaseConductor(Conductor):
             if self.refusal:
                 # Whatever it has reported was of other sources than ours.
                 self._recorder.test_finished(
-                    refuse(test, f"refused: {self.refusal}", at_s=self._recorder.now())
+                    spoiled(test.nodeid, f"refused: {self.refusal}", at_s=self._recorder.now())
                 )
             elif nodeid in self._failed:
                 self._let_stand(self._failed[nodeid], end)
             elif nodeid not in self._finished:
-                what = "was running" if nodeid in self._running else "had not started"
                 why = f"{end}; {self._reason}" if self._reason else str(end)
-                message = f"did not finish: it {what} when its job ended: {why}"
-                self._recorder.test_finished(refuse(test, message, at_s=self._recorder.now()))
+                message = did_not_finish(f"its job ended: {why}", was_running=nodeid in self._running)
+                self._recorder.test_finished(spoiled(test.nodeid, message, at_s=self._recorder.now()))
 
     def _let_stand(self, failure: TestResult, end: JobOutcome) -> None:
         """The next attempt did not come, or not to its end."""

@@ -100,17 +100,6 @@ def judge_partitions(
     return _name_nodes(result)
 
 
-def refuse(test: TestCase, message: str, *, at_s: float = 0.0) -> TestResult:
-    """A test that a machine, and not its own doing, kept from running."""
-    return TestResult(
-        nodeid=test.nodeid,
-        outcome=Outcome.ERROR,
-        cause=Cause.INFRASTRUCTURE,
-        started_at_s=at_s,
-        message=message,
-    )
-
-
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:
     """A lease's own verdict, held against its records: green needs a green record of every rank."""
     if test.world is None or result.outcome.is_bad or not result.outcome.has_run or not _wants_ranks(test):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.cluster.client.conductor import Conductor, JobSetting
-from disttest.cluster.client.node_verdict import PartitionRecord, judge_partitions, refuse
+from disttest.cluster.client.node_verdict import PartitionRecord, judge_partitions
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import (
     CloseWorld,
@@ -26,6 +26,7 @@ from disttest.cluster.protocol.wire import (
     RunShare,
 )
 from disttest.model import Cause, RankRecord, TestResult
+from disttest.results.verdict import spoiled
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.messages.protocol import Message, TestJudged
 
@@ -140,7 +141,7 @@ class SpanningConductor(Conductor):
         elif not self._all(self._up) and self._worlds[0]:
             # It never came to a test. The next one is blamed, so that no job starts worlds for ever.
             number = self._worlds[0].pop(0)
-            self._judge(number, refuse(self.job.tests[number], failure, at_s=self._recorder.now()))
+            self._judge(number, spoiled(self.job.tests[number].nodeid, failure, at_s=self._recorder.now()))
             orders.append(CloseWorld(world=self._number))
         if self._all(self._gone):
             self._world_s = None
@@ -269,7 +270,9 @@ class SpanningConductor(Conductor):
             if number in self._judged:
                 continue
             if self.refusal:
-                self._judge(number, refuse(test, f"refused: {self.refusal}", at_s=self._recorder.now()))
+                self._judge(
+                    number, spoiled(test.nodeid, f"refused: {self.refusal}", at_s=self._recorder.now())
+                )
             elif number in self._partitions or number == self._test:
                 self._judge(number, self._verdict(number, end))
             elif self._retries.withdraw(test.nodeid) is not None:
@@ -277,7 +280,7 @@ class SpanningConductor(Conductor):
                 self._recorder.noted(f"not tried again: its job ended before: {end}", test.nodeid)
             else:
                 message = f"did not start: its job ended before: {end}"
-                self._judge(number, refuse(test, message, at_s=self._recorder.now()))
+                self._judge(number, spoiled(test.nodeid, message, at_s=self._recorder.now()))
 
     def _all(self, nodes: set[int]) -> bool:
         return len(nodes) == self.job.shape.nodes

@@ -11,6 +11,7 @@ import pytest
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.planning.breaker import results_not_run
 from disttest.results.repeat import repeat_command
+from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
 from disttest.runtime.controller.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
@@ -119,13 +120,7 @@ class Verdicts:
         for nodeid in nodeids:
             if self._earlier_failure_stands(nodeid, message):
                 continue
-            result = TestResult(
-                nodeid=nodeid,
-                outcome=Outcome.ERROR,
-                cause=Cause.INFRASTRUCTURE,
-                started_at_s=self._recorder.now(),
-                message=message,
-            )
+            result = spoiled(nodeid, message, at_s=self._recorder.now())
             self._recorder.test_finished(result)
             self._tell_verdict(self._tests[nodeid], TestJudged(result=result))
 
