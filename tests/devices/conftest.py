@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from fake_driver import FakeDriver
+from lab import start_program
 from results_files import check_results_below
 
 from disttest.host.devices import detect_machine
@@ -91,14 +91,10 @@ class Host:
     def start(self, *arguments, results="results", backend="gloo", **environ):
         options = ["--lease-dir", str(self.folder / "leases"), "--results", str(self.folder / results)]
         options += ["--backend", backend] if backend else []  # the torch of these tests has no NCCL
-        return subprocess.Popen(
+        return start_program(
             [sys.executable, "-m", "disttest", "run", *arguments, *options],
-            cwd=self.folder,
-            env=self.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            self.folder,
+            self.environ | environ,
         )
 
     def end(self, process, results="results"):

@@ -44,6 +44,19 @@ class Ended:
         return ET.parse(self.results / "junit.xml").getroot()
 
 
+def start_program(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a program; its errors stand among its output, which is text whatever it writes."""
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
 class Lab:
     """Runs things in a folder of its own and checks that nothing is left of them."""
 
@@ -69,14 +82,8 @@ class Lab:
 
     def start(self, *arguments: str, wrapper: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
         """Start the command, by itself or as the argument of another one."""
-        return subprocess.Popen(
-            [*wrapper, self.python, "-m", "disttest", *arguments],
-            cwd=self.folder,
-            env=self.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+        return start_program(
+            [*wrapper, self.python, "-m", "disttest", *arguments], self.folder, self.environ | environ
         )
 
     def run(
@@ -94,14 +101,10 @@ class Lab:
 
     def start_pytest(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         """Start plain pytest with the plugin."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *plugin_arguments(), *arguments],
-            cwd=self.folder,
-            env=self.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+        return start_program(
+            [self.python, "-m", "pytest", *plugin_arguments(), *arguments],
+            self.folder,
+            self.environ | environ,
         )
 
     def pytest(self, *arguments: str, results: str = "results", **environ: str) -> Ended:
