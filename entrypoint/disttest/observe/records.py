@@ -1,0 +1,132 @@
+"""What is seen: one frozen record for each collective, each wait, and each group."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import CodeType
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+ANY_SOURCE = -1
+"""The peer of a receive that takes from whoever sends first."""
+
+
+class Site(NamedTuple):
+    """The innermost line that is neither torch's nor ours."""
+
+    code: CodeType | None
+    """None: nobody in Python has called, as in a thread of C++."""
+    line: int
+
+    @property
+    def file(self) -> str:
+        """Its path; empty without Python."""
+        return self.code.co_filename if self.code else ""
+
+    @property
+    def function(self) -> str:
+        """Its function; empty without Python."""
+        return self.code.co_name if self.code else ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.code else ""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A process group of this process."""
+
+    name: str
+    """torch's, the same in all its ranks."""
+    description: str
+    """``default`` for the default group, else what its maker called it (empty: nothing)."""
+    ranks: tuple[int, ...]
+    """Ranks of the default group that belong to it, in order of their ranks in this one."""
+    backend: str
+    timeout_s: float | None
+    """How long its calls wait unless they say otherwise; None if torch does not tell."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A collective or point-to-point call that this process has issued.
+
+    A struct without garbage collection: tools must not put it into a cycle. It holds the tensors, so whoever keeps it
+    longer than the call keeps their memory (:meth:`without_tensors`).
+    """
+
+    n: int
+    """Its number among all calls of this process, from 1."""
+    op: str
+    """torch's name without namespace and underscores: ``allreduce``, ``reduce_scatter_base``, ``send``, ``barrier``."""
+    group: Group
+    seq: int
+    """Its number among the collectives that this process has issued in the group, from 1; of a point-to-point call
+    among those with the same peer, tag and direction."""
+    peer: int | None
+    """The other rank (of the default group) of a point-to-point call, :data:`ANY_SOURCE`, or None for a collective."""
+    tag: int
+    root: int | None
+    """The rank (of the default group) that a rooted collective starts from or ends in."""
+    reduce_op: str
+    """``SUM``, ``MAX``, …; empty where there is none, and where C++ has issued the call, which does not tell."""
+    is_async: bool
+    """Whether the caller asked for a handle instead of waiting."""
+    timeout_s: float | None
+    """How long it waits; None if torch does not tell."""
+    inputs: tuple[torch.Tensor, ...]
+    outputs: tuple[torch.Tensor, ...]
+    """Empty for collectives in place."""
+    site: Site
+    thread: int
+    """``threading.get_ident()``."""
+    by_cpp: bool
+    """Issued by C++ (DDP's reducer, functional collectives): nobody in Python holds its handle."""
+    in_backward: bool
+    """The autograd engine runs in this thread."""
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.peer is not None
+
+    def without_tensors(self) -> Call:
+        """The same, holding no memory."""
+        return msgspec.structs.replace(self, inputs=(), outputs=())
+
+
+class WaitKind(StrEnum):
+    """What a thread waits in; the value is its word in messages."""
+
+    WORK = "work"
+    """The handle of a call."""
+    TENSOR = "tensor"
+    """The result of a functional collective (``wait_tensor``)."""
+    FUTURE = "future"
+    """A future: of a call, or of anything else."""
+    OPERATION = "operation"
+    """A call that returns when it is done (``monitored_barrier``)."""
+    STORE = "store"
+    """Keys of a store."""
+    GROUP = "group"
+    """A process group that is being made or destroyed."""
+    BACKWARD = "backward"
+    """The autograd engine, which may wait for calls of C++."""
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A thread that has begun to wait, or (for ``BACKWARD``) that is in C++ and may."""
+
+    n: int
+    """Its number among all waits of this process, from 1."""
+    kind: WaitKind
+    call: Call | None
+    """What it waits for, where that is one call (without its tensors)."""
+    keys: tuple[str, ...]
+    """Of the store."""
+    timeout_s: float | None
+    """How long it waits; None if nobody said, or for ever."""
+    site: Site
+    thread: int
