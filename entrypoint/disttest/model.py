@@ -74,6 +74,17 @@ class FlakyRule(StrEnum):
     FAIL = "fail"
 
 
+class DeadlockRule(StrEnum):
+    """What becomes of a test whose ranks are proven to wait for each other."""
+
+    FAIL = "fail"
+    """It ends at once, as a hang."""
+    REPORT = "report"
+    """It goes on to its time limit, with a note."""
+    OFF = "off"
+    """Nobody looks."""
+
+
 class Outcome(StrEnum):
     """What a test (or one rank's part of it) came to."""
 
@@ -209,6 +220,56 @@ class Collective(Frozen):
         return f"{self.op} #{self.seq} (group {self.group})"
 
 
+class DeadlockKind(StrEnum):
+    """Why no rank of a deadlock can go on."""
+
+    FINISHED = "finished"
+    """They wait for a rank that has finished the test, or is gone."""
+    MISMATCH = "mismatch"
+    """They have called different things at one number of a group."""
+    ROOTS = "roots"
+    """They have called the same, with different roots."""
+    GROUPS = "groups"
+    """They wait in different groups for each other."""
+    POINT_TO_POINT = "point-to-point"
+    """They wait in sends and receives that do not match."""
+    STORE = "store"
+    """They wait for keys that nobody is left to set."""
+    ALONE = "alone"
+    """They wait in a constructor that others have not called."""
+
+
+class Edge(Frozen):
+    """What one thread of a rank waits in, and for whom: the edges of a wait-for graph."""
+
+    rank: int
+    what: str
+    """``all_reduce #3 of group default``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
+    where: str = ""
+    """``file:line`` of the call in the user's code."""
+    since_s: Seconds = 0.0
+    """How long it had waited when the deadlock was proven."""
+    ranks: tuple[int, ...] = ()
+    """Whom it waits for."""
+    reason: str = ""
+    """What those do instead: ``which has finished the test``."""
+    group: str = ""
+    seq: int = 0
+    op: str = ""
+
+
+class Deadlock(Frozen):
+    """The proof that no rank can go on: every thread of every rank waits for something that only these ranks could end."""
+
+    kind: DeadlockKind
+    edges: tuple[Edge, ...]
+    """In order of rank."""
+    finished: tuple[int, ...] = ()
+    """Ranks that have finished the test, or are gone."""
+    after_s: Seconds = 0.0
+    """Seconds from the start of the test to the proof."""
+
+
 class RankRecord(Frozen):
     """What one rank did in one attempt of a test."""
 
@@ -283,6 +344,8 @@ class TestResult(Frozen):
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
     torch_outcome: Outcome | None = None
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
+    deadlock: Deadlock | None = None
+    """The proof that its ranks waited for each other, where there is one."""
 
     @property
     def is_false_green_avoided(self) -> bool:
