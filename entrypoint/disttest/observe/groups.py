@@ -1,0 +1,90 @@
+"""Process groups as records, and what has been issued in each."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from disttest.observe.records import Group
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class KnownGroup:
+    """A group that is used in this process, with the numbers of its calls."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.collectives = itertools.count(1)
+        self.p2p: defaultdict[tuple[str, int, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
+        """By operation, peer and tag."""
+
+
+_known: WeakKeyDictionary[dist.ProcessGroup, KnownGroup] = WeakKeyDictionary()
+
+
+def known(pg: dist.ProcessGroup) -> KnownGroup:
+    """What is known of a group; found out when it is used for the first time."""
+    found = _known.get(pg)
+    if found is None:
+        found = _known[pg] = KnownGroup(_describe(pg, _ranks(pg)))
+    return found
+
+
+def note_made(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
+    """A group has been made.
+
+    Args:
+        pg: of it.
+        ranks: of the default group; empty for the default group itself.
+    """
+    _known[pg] = made = KnownGroup(_describe(pg, ranks or tuple(range(pg.size()))))
+    return made.group
+
+
+def forget(pg: Any) -> Group | None:
+    """It is destroyed; what was known of it, if it was made or used while this was on."""
+    found = _known.pop(pg, None)
+    return found.group if found else None
+
+
+def renew_timeouts() -> None:
+    """The time limit of some group has changed; their numbers go on."""
+    for pg, found in list(_known.items()):
+        found.group = _describe(pg, found.group.ranks)
+
+
+def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
+    description = pg.group_desc
+    return Group(
+        name=pg.group_name,
+        description={"default_pg": "default", "undefined": ""}.get(description, description),
+        ranks=ranks,
+        backend=_c10d().get_backend(pg) if pg in _c10d()._world.pg_map else pg.name(),  # noqa: SLF001
+        timeout_s=_timeout_s(pg),
+    )
+
+
+def _ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
+    """Its ranks in the default group, in the order of their ranks in this one."""
+    places = _c10d()._world.pg_group_ranks.get(pg)  # noqa: SLF001  # no public function takes any group
+    return tuple(sorted(places, key=places.get)) if places else tuple(range(pg.size()))
+
+
+def _timeout_s(pg: dist.ProcessGroup) -> float | None:
+    """Its own, as one of its backends has it: torch has no public way to ask."""
+    try:
+        devices = pg._device_types  # noqa: SLF001
+        options = pg._get_backend(devices[0]).options  # noqa: SLF001
+        return float(options._timeout.total_seconds())  # noqa: SLF001
+    except (RuntimeError, AttributeError, IndexError):
+        return None
+
+
+def _c10d() -> Any:
+    return sys.modules["torch.distributed.distributed_c10d"]

@@ -1,0 +1,146 @@
+"""Between those who see and those who are told: the tools of this process, and what each thread is doing.
+
+What sees (kernels, patches) comes here with records; what is told (tools) has been added here. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from disttest.observe.records import Call, Group, Site, Wait, WaitKind
+from disttest.observe.sites import call_site
+from disttest.observe.tool import CALLBACKS, Tool
+
+
+class _Thread(threading.local):
+    """What this thread is at."""
+
+    quiet = False
+    """A tool is running, or what is seen is not to be told."""
+    from_python = False
+    """A method of a process group was called from Python: its caller gets the handle."""
+    reduce_op = ""
+    """Of the call that is about to be issued."""
+    issued: list[Call] | None = None
+    """The calls that a functional collective has issued."""
+    backward = 0
+    """How many times the autograd engine runs in it."""
+    handle: Any = None
+    """Of the last call from Python, until its caller has it: a handle that nobody in Python holds is made anew."""
+
+
+thread = _Thread()
+handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
+"""Handles and futures that somebody in Python holds, with their calls."""
+results: dict[int, Call] = {}
+"""Storages that functional collectives will write, with their calls."""
+_MOST_RESULTS = 10_000
+"""Results that nobody waits for; the oldest are forgotten."""
+
+_tools: tuple[Tool, ...] = ()
+_told: dict[str, tuple[Callable[..., Any], ...]] = dict.fromkeys(CALLBACKS, ())
+_gaps: dict[str, None] = {}
+calls, waits = itertools.count(1), itertools.count(1)
+
+
+def set_tools(tools: Sequence[Tool]) -> None:
+    """From here on these are told."""
+    global _tools  # one set of tools per process
+    _tools = tuple(tools)
+    for name in CALLBACKS:
+        overriding = [tool for tool in _tools if getattr(type(tool), name) is not getattr(Tool, name)]
+        _told[name] = tuple(getattr(tool, name) for tool in overriding)
+
+
+def tools() -> tuple[Tool, ...]:
+    """Those that are told."""
+    return _tools
+
+
+def is_idle() -> bool:
+    """Whether nobody is to be told of what this thread does."""
+    return not _tools or thread.quiet
+
+
+def note_gap(what: str) -> None:
+    """Something cannot be seen here."""
+    _gaps.setdefault(what)
+
+
+def gaps() -> tuple[str, ...]:
+    """What cannot be seen in this process, each in words."""
+    return tuple(_gaps)
+
+
+def tell(name: str, *args: Any, **kwargs: Any) -> None:
+    """Tell all tools that listen."""
+    listeners = _told[name]
+    if not listeners or thread.quiet:
+        return
+    thread.quiet = True
+    try:
+        for listener in listeners:
+            listener(*args, **kwargs)
+    finally:
+        thread.quiet = False
+
+
+def take(call: Call, run: Callable[[], Any]) -> Any:
+    """Hand a call to its backend, or to the tool that takes it."""
+    for taker in _told["take"]:
+        run = _taken(taker, call, run)
+    return run()
+
+
+def _taken(taker: Callable[..., Any], call: Call, run: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: taker(call, run)
+
+
+def tell_group(group: Group, *, made: bool) -> None:
+    """A group has been made, or destroyed."""
+    tell("on_group", group, made=made)
+
+
+@contextmanager
+def waiting(
+    kind: WaitKind,
+    call: Call | None = None,
+    *,
+    keys: tuple[str, ...] = (),
+    timeout_s: float | None = None,
+    site: Site | None = None,
+) -> Iterator[None]:
+    """The thread waits inside."""
+    __tracebackhide__ = True
+    if is_idle():
+        yield
+        return
+    wait = Wait(
+        n=next(waits),
+        kind=kind,
+        call=call,
+        keys=keys,
+        timeout_s=timeout_s,
+        site=site or call_site(),
+        thread=threading.get_ident(),
+    )
+    tell("on_wait", wait)
+    try:
+        yield
+    except BaseException as error:
+        tell("on_done", wait, error)
+        raise
+    tell("on_done", wait, None)
+
+
+def note_result(storage: int, call: Call) -> None:
+    """A functional collective has promised this storage."""
+    results.pop(storage, None)
+    results[storage] = call
+    while len(results) > _MOST_RESULTS:
+        del results[next(iter(results))]

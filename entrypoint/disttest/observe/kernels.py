@@ -1,0 +1,195 @@
+"""What the dispatcher sees: kernels for the operations of ``c10d`` that tell of a call and hand it on.
+
+At the key BackendSelect they are reached by every caller, Python, C++ and compiled code, and by no operation on
+tensors. ``redispatch`` lets go of the GIL while a backend blocks (``call_boxed`` of a kernel does not).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from disttest.observe import hub
+from disttest.observe.groups import known
+from disttest.observe.operations import FUNCTIONAL, OPERATIONS, WAIT, Operation, argument, tensors
+from disttest.observe.records import ANY_SOURCE, Call, WaitKind
+from disttest.observe.sites import call_site
+
+_KEY = "BackendSelect"
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
+_NO_TIMEOUT = -1
+
+Kernel = Callable[..., Any]
+
+
+class Kernels:
+    """The kernels, from when they are made until :meth:`remove`."""
+
+    def __init__(self) -> None:
+        self._libraries = {
+            name: torch._C._dispatch_library("IMPL", name, "", __file__, 0)  # noqa: SLF001
+            for name in ("c10d", "_c10d_functional")
+        }
+        for operation in OPERATIONS:
+            self._add("c10d", operation.op, partial(_collective, operation))
+        for name in FUNCTIONAL:
+            self._add("_c10d_functional", name, _functional)
+        self._add("_c10d_functional", WAIT, _wait_tensor)
+
+    def _add(self, library: str, name: str, make: Callable[[Kernel], Kernel]) -> None:
+        try:
+            operator = getattr(getattr(torch.ops, library), name).default
+        except AttributeError:
+            hub.note_gap(f"{library}::{name}: torch {torch.__version__} does not have it")
+            return
+        kernel = make(operator.redispatch)
+        _keep_from_dynamo(kernel)
+        self._libraries[library].impl(name, _KEY, kernel, True)  # type: ignore[call-arg]  # with the key set
+
+    def remove(self) -> None:
+        """Take them out of the dispatcher."""
+        self._libraries.clear()
+
+
+def _keep_from_dynamo(kernel: Any) -> None:
+    """Keep Dynamo from compiling the kernel and what it calls, without importing Dynamo, which takes a second."""
+    from torch._C._dynamo import eval_frame
+
+    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
+    strategy = eval_frame._FrameExecStrategy(skip, skip)  # noqa: SLF001
+    eval_frame.set_code_exec_strategy(kernel.__code__, strategy)
+
+
+def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
+    """The kernel of an operation of ``c10d``."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        below = keys & _BELOW
+        if hub.is_idle() or (call := _read(operation, args)) is None:
+            return redispatch(below, *args, **kwargs)
+        hub.tell("on_issue", call)
+        try:
+            if operation.blocks:
+                light = call.without_tensors()
+                with hub.waiting(WaitKind.OPERATION, light, timeout_s=call.timeout_s, site=call.site):
+                    result = hub.take(call, lambda: redispatch(below, *args, **kwargs))
+            else:
+                result = hub.take(call, lambda: redispatch(below, *args, **kwargs))
+        except BaseException as error:
+            hub.tell("on_error", call, error)
+            raise
+        hub.tell("on_return", call, _note_handle(call, result))
+        return result
+
+    return kernel
+
+
+def _note_handle(call: Call, result: Any) -> dist.Work | None:
+    """The handle of a call, if its caller is going to hold it."""
+    thread = hub.thread
+    if thread.issued is not None:
+        thread.issued.append(call.without_tensors())
+    boxed = result[-1] if isinstance(result, tuple) and result else result
+    if not thread.from_python or not isinstance(boxed, torch.ScriptObject):
+        return None
+    work: dist.Work = dist.Work.unbox(boxed)
+    hub.handles[work] = call.without_tensors()
+    thread.handle = work
+    return work
+
+
+def _read(operation: Operation, args: tuple[Any, ...]) -> Call | None:
+    """The record of a call; None where nothing is sent (tracing), or where it cannot be understood."""
+    try:
+        inputs, outputs = (tensors(argument(args, at)) for at in (operation.inputs, operation.outputs))
+        if any(tensor.is_meta for tensor in inputs or outputs):
+            return None
+        return _record(operation, args, inputs, outputs)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the user's call goes on
+        hub.note_gap(f"c10d::{operation.op}: {type(error).__name__}: {error}")
+        return None
+
+
+def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: Any) -> Call:
+    group = known(dist.ProcessGroup.unbox(args[operation.group]))
+    members = group.group.ranks
+    peer, tag, seq = None, 0, 0
+    if operation.is_p2p:
+        place = argument(args, operation.peer)
+        peer = ANY_SOURCE if place is None else members[place]
+        tag = argument(args, operation.tag, 0)
+        seq = next(group.p2p[operation.name, peer, tag])
+    else:
+        seq = next(group.collectives)
+    milliseconds = argument(args, operation.timeout, _NO_TIMEOUT)
+    root = argument(args, operation.root)
+    thread = hub.thread
+    return Call(
+        n=next(hub.calls),
+        op=operation.name,
+        group=group.group,
+        seq=seq,
+        peer=peer,
+        tag=tag,
+        root=None if root is None else members[root],
+        reduce_op=thread.reduce_op,
+        is_async=bool(argument(args, operation.is_async, True)),
+        timeout_s=group.group.timeout_s if milliseconds == _NO_TIMEOUT else milliseconds / 1000,
+        inputs=inputs,
+        outputs=outputs,
+        site=call_site(),
+        thread=threading.get_ident(),
+        by_cpp=not thread.from_python,
+        in_backward=bool(thread.backward),
+    )
+
+
+def _functional(redispatch: Kernel) -> Kernel:
+    """The kernel of a functional collective: it remembers which tensors its calls will fill."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        below, thread = keys & _BELOW, hub.thread
+        if hub.is_idle():
+            return redispatch(below, *args, **kwargs)
+        before = thread.issued, thread.reduce_op, thread.from_python
+        issued: list[Call] = []
+        thread.issued, thread.reduce_op, thread.from_python = issued, _reduction(args), False
+        try:
+            result = redispatch(below, *args, **kwargs)
+        finally:
+            thread.issued, thread.reduce_op, thread.from_python = before
+        if issued:
+            for tensor in tensors(result):
+                hub.note_result(tensor.untyped_storage()._cdata, issued[-1])  # noqa: SLF001
+        return result
+
+    return kernel
+
+
+def _reduction(args: tuple[Any, ...]) -> str:
+    """The reduction of a functional collective: the only word among its first two arguments."""
+    return args[1].upper() if len(args) > 1 and isinstance(args[1], str) else ""
+
+
+def _wait_tensor(redispatch: Kernel) -> Kernel:
+    """The kernel of the wait for a functional collective; what was waited for already is no wait."""
+
+    def kernel(keys: Any, tensor: torch.Tensor) -> Any:
+        __tracebackhide__ = True
+        below = keys & _BELOW
+        if hub.is_idle() or not hub.results or tensor.is_meta:
+            return redispatch(below, tensor)
+        call = hub.results.pop(tensor.untyped_storage()._cdata, None)  # noqa: SLF001
+        if call is None:
+            return redispatch(below, tensor)
+        with hub.waiting(WaitKind.TENSOR, call, timeout_s=call.timeout_s):
+            return redispatch(below, tensor)
+
+    return kernel

@@ -1,0 +1,104 @@
+"""The operations of ``c10d``, one row each: where in their arguments a call's record finds its parts. Pure data.
+
+The numbers are places in torch's schemas (``torch/csrc/distributed/c10d/Ops.cpp``). The dispatcher leaves out arguments
+at the end that have their default values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Operation(NamedTuple):
+    """A row."""
+
+    op: str
+    """In ``c10d``."""
+    inputs: int | None
+    outputs: int | None
+    group: int
+    is_async: int | None = None
+    timeout: int | None = None
+    """Milliseconds; -1: the group's."""
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    blocks: bool = False
+    """It has no handle: it returns when it is done."""
+
+    @property
+    def name(self) -> str:
+        """As records tell it."""
+        return self.op.strip("_")
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.tag is not None
+
+
+OPERATIONS = (
+    Operation("allreduce_", 0, None, 1, 4, 5),
+    Operation("allreduce_coalesced_", 0, None, 1, 3, 4),
+    Operation("broadcast_", 0, None, 1, 4, 5, root=2),
+    Operation("allgather_", 1, 0, 2, 3, 4),
+    Operation("_allgather_base_", 1, 0, 2, 3, 4),
+    Operation("allgather_coalesced_", 1, 0, 2, 3),
+    Operation("allgather_into_tensor_coalesced_", 1, 0, 2, 3),
+    Operation("reduce_scatter_", 1, 0, 2, 4, 5),
+    Operation("_reduce_scatter_base_", 1, 0, 2, 4, 5),
+    Operation("reduce_scatter_tensor_coalesced_", 1, 0, 2, 4, 5),
+    Operation("reduce_", 0, None, 1, 5, 6, root=3),
+    Operation("gather_", 1, 0, 2, 4, 5, root=3),
+    Operation("scatter_", 1, 0, 2, 4, 5, root=3),
+    Operation("alltoall_", 1, 0, 2, 3, 4),
+    Operation("alltoall_base_", 1, 0, 2, 5, 6),
+    Operation("barrier", None, None, 1, 3, 4),
+    Operation("monitored_barrier_", None, None, 1, None, 3, blocks=True),
+    Operation("send", 0, None, 1, peer=2, tag=3),
+    Operation("recv_", None, 0, 1, peer=2, tag=3),
+    Operation("recv_any_source_", None, 0, 1, tag=2),
+)
+
+FUNCTIONAL = (
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_into_tensor_out",
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "all_to_all_single",
+    "batch_p2p_ops",
+    "broadcast",
+    "broadcast_",
+    "irecv",
+    "isend",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+)
+"""Those of ``_c10d_functional`` that issue calls; each reaches an operation of ``c10d`` through C++."""
+
+WAIT = "wait_tensor"
+"""The one of ``_c10d_functional`` that waits."""
+
+
+def argument(args: Sequence[Any], place: int | None, default: Any = None) -> Any:
+    """An argument, or its default where the dispatcher has left it out."""
+    return default if place is None or place >= len(args) else args[place]
+
+
+def tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    """All tensors in an argument: one, a list, or a list of lists."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        return (value,)
+    if value and isinstance(value[0], list | tuple):
+        return tuple(tensor for each in value for tensor in each)
+    return tuple(value)

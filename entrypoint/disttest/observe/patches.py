@@ -1,0 +1,229 @@
+"""What the dispatcher does not see: waits, stores, groups, and which calls come from Python.
+
+Methods of torch's classes are replaced by functions of ours that tell and then call the method; :meth:`Patches.remove`
+puts back exactly what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.variable import Variable
+from torch.distributed import distributed_c10d as c10d
+
+from disttest.observe import groups, hub
+from disttest.observe.records import WaitKind
+
+_ISSUING = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""Methods of a process group that issue a call, and return its handle."""
+_STORE_WAITS = ("get", "multi_get", "queue_pop", "wait")
+
+_Original = Callable[..., Any]
+
+
+class Patches:
+    """The replaced methods, from when they are replaced until :meth:`remove`."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+        for name in _ISSUING:
+            self._replace(dist.ProcessGroup, name, _issuing)
+        self._replace(dist.ProcessGroup, "shutdown", _shutdown)
+        for owner in (dist.ProcessGroup, torch._C._distributed_c10d.Backend):  # noqa: SLF001
+            self._replace(owner, "set_timeout", _changes_timeout)
+        self._replace(dist.Work, "wait", _work_wait)
+        self._replace(dist.Work, "get_future", _get_future)
+        self._replace(torch._C.Future, "wait", _future_wait)  # noqa: SLF001
+        for name in _STORE_WAITS:
+            self._replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
+        self._replace(c10d, "_new_process_group_helper", _make_group)
+        self._put(Variable, "_execution_engine", _Engine(Variable._execution_engine))  # noqa: SLF001
+
+    def _replace(self, owner: Any, name: str, make: Callable[[_Original], _Original]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            hub.note_gap(f"{owner.__name__}.{name}: torch {torch.__version__} does not have it")
+            return
+        replacement = make(original)
+        replacement.__name__, replacement.__doc__ = name, original.__doc__
+        vars(replacement)["_torchdynamo_disable"] = True  # what torch.compiler.disable sets
+        self._put(owner, name, replacement)
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        self._undo.append((owner, name, vars(owner)[name]))  # as it is: getattr would bind it
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        """Put back what was replaced, unless somebody else has replaced it since."""
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+        self._undo.clear()
+
+
+def _issuing(original: _Original) -> _Original:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if hub.is_idle():
+            return original(self, *args, **kwargs)
+        thread = hub.thread
+        before = thread.from_python, thread.reduce_op
+        thread.from_python, thread.reduce_op = True, _reduction(args, kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            thread.from_python, thread.reduce_op = before
+            thread.handle = None
+
+    return method
+
+
+_OPERATORS = {member: name for name, member in dist.ReduceOp.RedOpType.__members__.items()}
+
+
+def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The reduction among the arguments of a method: in its options, or by itself."""
+    for value in (*args[1:], *kwargs.values()):
+        operator = getattr(value, "reduceOp", value)
+        if isinstance(operator, dist.ReduceOp):
+            operator = operator.op  # type: ignore[attr-defined]
+        if isinstance(operator, dist.ReduceOp.RedOpType):
+            return _OPERATORS[operator]
+    return ""
+
+
+def _seconds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The time limit among the arguments of a wait."""
+    limit = next((each for each in (*args, *kwargs.values()) if isinstance(each, timedelta)), None)
+    return limit.total_seconds() if limit else None
+
+
+def _work_wait(original: _Original) -> _Original:
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if hub.is_idle():
+            return original(self, *args, **kwargs)
+        call = hub.handles.get(self)
+        own = _seconds(args, kwargs)
+        limit_s = call.timeout_s if own is None and call else own
+        with hub.waiting(WaitKind.WORK, call, timeout_s=limit_s):
+            return original(self, *args, **kwargs)
+
+    return wait
+
+
+def _get_future(original: _Original) -> _Original:
+    def get_future(self: Any) -> Any:
+        future = original(self)
+        if (call := hub.handles.get(self)) is not None:
+            hub.handles[future] = call
+        return future
+
+    return get_future
+
+
+def _future_wait(original: _Original) -> _Original:
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if hub.is_idle() or self.done():
+            return original(self, *args, **kwargs)
+        call = hub.handles.get(self)
+        with hub.waiting(WaitKind.FUTURE, call, timeout_s=call.timeout_s if call else None):
+            return original(self, *args, **kwargs)
+
+    return wait
+
+
+def _store_wait(original: _Original) -> _Original:
+    def wait(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if hub.is_idle():
+            return original(self, keys, *args, **kwargs)
+        names = (keys,) if isinstance(keys, str) else tuple(map(str, keys))
+        own = _seconds(args, kwargs)
+        limit_s = self.timeout.total_seconds() if own is None else own
+        with hub.waiting(WaitKind.STORE, keys=names, timeout_s=limit_s):
+            return original(self, keys, *args, **kwargs)
+
+    return wait
+
+
+def _make_group(original: _Original) -> _Original:
+    def make(group_size: int, group_rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        limit = kwargs.get("timeout")
+        with hub.waiting(WaitKind.GROUP, timeout_s=limit.total_seconds() if limit else None):
+            made = original(group_size, group_rank, ranks, *args, **kwargs)
+        if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
+            hub.tell_group(groups.note_made(made[0], tuple(ranks)), made=True)
+        return made
+
+    return make
+
+
+def _shutdown(original: _Original) -> _Original:
+    def shutdown(self: Any) -> None:
+        __tracebackhide__ = True
+        with hub.waiting(WaitKind.GROUP):
+            original(self)
+        if (group := groups.forget(self)) is not None:
+            hub.tell_group(group, made=False)
+
+    return shutdown
+
+
+def _changes_timeout(original: _Original) -> _Original:
+    def set_timeout(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        groups.renew_timeouts()
+
+    return set_timeout
+
+
+class _Engine:
+    """The autograd engine, with a note that it runs; its own type takes no attributes."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it; calls that are issued meanwhile are part of a backward pass."""
+        __tracebackhide__ = True
+        hub.thread.backward += 1
+        try:
+            with hub.waiting(WaitKind.BACKWARD):
+                return self._engine.run_backward(*args, **kwargs)
+        finally:
+            hub.thread.backward -= 1

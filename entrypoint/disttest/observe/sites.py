@@ -1,0 +1,49 @@
+"""Where in the user's code a call is made."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType
+
+from disttest.observe.records import Site
+
+_PACKAGE = str(Path(__file__).parents[1])
+_STDLIB = sysconfig.get_path("stdlib")
+_LIBRARIES = sysconfig.get_path("purelib")
+_PASSED_OVER = (
+    f"{_PACKAGE}/",
+    f"{_LIBRARIES}/torch/",
+    f"{_LIBRARIES}/_pytest/",
+    f"{_LIBRARIES}/pluggy/",
+    "<",
+)
+_TORCHS_TESTS = f"{_LIBRARIES}/torch/testing/_internal/distributed/"
+"""What stands there are tests, which people run as their own."""
+
+_known: dict[CodeType, bool] = {}
+NOWHERE = Site(None, 0)
+
+
+def _counts(code: CodeType) -> bool:
+    """Whether a line of this code is one to name."""
+    file = code.co_filename
+    if file.startswith(_TORCHS_TESTS):
+        return True
+    in_library = file.startswith(_LIBRARIES)
+    return not file.startswith(_PASSED_OVER) and (in_library or not file.startswith(_STDLIB))
+
+
+def call_site() -> Site:
+    """The innermost line of this thread that is not torch's, Python's, pytest's or ours."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
+    while frame is not None:
+        code = frame.f_code
+        counts = _known.get(code)
+        if counts is None:
+            counts = _known[code] = _counts(code)
+        if counts:
+            return Site(code, frame.f_lineno)
+        frame = frame.f_back
+    return NOWHERE
