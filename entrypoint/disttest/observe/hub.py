@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from disttest.observe.records import Call, Group, Site, Wait, WaitKind
+from disttest.observe.records import Call, Site, Wait, WaitKind
 from disttest.observe.sites import call_site
 from disttest.observe.tool import CALLBACKS, Tool
 
@@ -31,7 +31,9 @@ class _Thread(threading.local):
     backward = 0
     """How many times the autograd engine runs in it."""
     handle: Any = None
-    """Of the last call from Python, until its caller has it: a handle that nobody in Python holds is made anew."""
+    """Of the call from Python that is running: a handle that nobody in Python holds would be made anew for its caller."""
+    last: Call | None = None
+    """The last call that it has issued, without tensors."""
 
 
 thread = _Thread()
@@ -78,7 +80,7 @@ def gaps() -> tuple[str, ...]:
 
 
 def tell(name: str, *args: Any, **kwargs: Any) -> None:
-    """Tell all tools that listen."""
+    """Tell all tools that listen; what they do themselves is told to nobody."""
     listeners = _told[name]
     if not listeners or thread.quiet:
         return
@@ -90,36 +92,22 @@ def tell(name: str, *args: Any, **kwargs: Any) -> None:
         thread.quiet = False
 
 
-def take(call: Call, run: Callable[[], Any]) -> Any:
-    """Hand a call to its backend, or to the tool that takes it."""
-    for taker in _told["take"]:
-        run = _taken(taker, call, run)
-    return run()
+def takers() -> tuple[Callable[[Call, Callable[[], Any]], Any], ...]:
+    """The tools that may take a call."""
+    return _told["take"]
 
 
-def _taken(taker: Callable[..., Any], call: Call, run: Callable[[], Any]) -> Callable[[], Any]:
-    return lambda: taker(call, run)
-
-
-def tell_group(group: Group, *, made: bool) -> None:
-    """A group has been made, or destroyed."""
-    tell("on_group", group, made=made)
-
-
-@contextmanager
-def waiting(
+def begin_wait(
     kind: WaitKind,
     call: Call | None = None,
     *,
     keys: tuple[str, ...] = (),
     timeout_s: float | None = None,
     site: Site | None = None,
-) -> Iterator[None]:
-    """The thread waits inside."""
-    __tracebackhide__ = True
-    if is_idle():
-        yield
-        return
+) -> Wait | None:
+    """The thread begins to wait; None where nobody is to be told."""
+    if thread.quiet or not (_told["on_wait"] or _told["on_done"]):
+        return None
     wait = Wait(
         n=next(waits),
         kind=kind,
@@ -130,12 +118,26 @@ def waiting(
         thread=threading.get_ident(),
     )
     tell("on_wait", wait)
+    return wait
+
+
+def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
+    """It has stopped waiting."""
+    if wait is not None:
+        tell("on_done", wait, error)
+
+
+@contextmanager
+def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[None]:
+    """The thread waits inside; for waits that are rare, since a context manager costs as much as the rest."""
+    __tracebackhide__ = True
+    wait = begin_wait(kind, call, **facts)
     try:
         yield
     except BaseException as error:
-        tell("on_done", wait, error)
+        end_wait(wait, error)
         raise
-    tell("on_done", wait, None)
+    end_wait(wait)
 
 
 def note_result(storage: int, call: Call) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from disttest.observe import hub
 from disttest.observe.groups import known
 from disttest.observe.operations import FUNCTIONAL, OPERATIONS, WAIT, Operation, argument, tensors
-from disttest.observe.records import ANY_SOURCE, Call, WaitKind
+from disttest.observe.records import ANY_SOURCE, Call, Wait, WaitKind
 from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"
@@ -74,32 +74,46 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
         if hub.is_idle() or (call := _read(operation, args)) is None:
             return redispatch(below, *args, **kwargs)
         hub.tell("on_issue", call)
+        hub.thread.last = light = call.without_tensors()
+        wait = _begin_to_block(light) if operation.blocks else None
         try:
-            if operation.blocks:
-                light = call.without_tensors()
-                with hub.waiting(WaitKind.OPERATION, light, timeout_s=call.timeout_s, site=call.site):
-                    result = hub.take(call, lambda: redispatch(below, *args, **kwargs))
-            else:
-                result = hub.take(call, lambda: redispatch(below, *args, **kwargs))
+            result = _hand_on(call, redispatch, below, args, kwargs)
         except BaseException as error:
+            hub.end_wait(wait, error)
             hub.tell("on_error", call, error)
             raise
-        hub.tell("on_return", call, _note_handle(call, result))
+        hub.end_wait(wait)
+        hub.tell("on_return", call, _note_handle(light, result))
         return result
 
     return kernel
+
+
+def _begin_to_block(call: Call) -> Wait | None:
+    return hub.begin_wait(WaitKind.OPERATION, call, timeout_s=call.timeout_s, site=call.site)
+
+
+def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
+    """Hand a call to its backend, or to the tools that take it."""
+    __tracebackhide__ = True
+    if not (takers := hub.takers()):
+        return redispatch(below, *args, **kwargs)
+    run = partial(redispatch, below, *args, **kwargs)
+    for taker in takers:
+        run = partial(taker, call, run)
+    return run()
 
 
 def _note_handle(call: Call, result: Any) -> dist.Work | None:
     """The handle of a call, if its caller is going to hold it."""
     thread = hub.thread
     if thread.issued is not None:
-        thread.issued.append(call.without_tensors())
+        thread.issued.append(call)
     boxed = result[-1] if isinstance(result, tuple) and result else result
     if not thread.from_python or not isinstance(boxed, torch.ScriptObject):
         return None
     work: dist.Work = dist.Work.unbox(boxed)
-    hub.handles[work] = call.without_tensors()
+    hub.handles[work] = call
     thread.handle = work
     return work
 

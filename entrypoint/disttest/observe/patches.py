@@ -16,7 +16,7 @@ from torch.autograd.variable import Variable
 from torch.distributed import distributed_c10d as c10d
 
 from disttest.observe import groups, hub
-from disttest.observe.records import WaitKind
+from disttest.observe.records import Call, Wait, WaitKind
 
 _ISSUING = (
     "_allgather_base",
@@ -123,22 +123,39 @@ def _reduction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _seconds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """The time limit among the arguments of a wait."""
+    if not (args or kwargs):
+        return None
     limit = next((each for each in (*args, *kwargs.values()) if isinstance(each, timedelta)), None)
     return limit.total_seconds() if limit else None
 
 
 def _work_wait(original: _Original) -> _Original:
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle():
             return original(self, *args, **kwargs)
-        call = hub.handles.get(self)
-        own = _seconds(args, kwargs)
-        limit_s = call.timeout_s if own is None and call else own
-        with hub.waiting(WaitKind.WORK, call, timeout_s=limit_s):
-            return original(self, *args, **kwargs)
+        wait = _begin_work_wait(hub.handles.get(self), _seconds(args, kwargs))
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            hub.end_wait(wait, error)
+            raise
+        hub.end_wait(wait)
+        return result
 
-    return wait
+    return method
+
+
+def _begin_work_wait(call: Call | None, limit_s: float | None) -> Wait | None:
+    if call is None:
+        return hub.begin_wait(WaitKind.WORK, timeout_s=limit_s)
+    is_in_one = call is hub.thread.last and not call.is_async  # torch waits in the same line
+    return hub.begin_wait(
+        WaitKind.WORK,
+        call,
+        timeout_s=call.timeout_s if limit_s is None else limit_s,
+        site=call.site if is_in_one else None,
+    )
 
 
 def _get_future(original: _Original) -> _Original:
@@ -184,7 +201,7 @@ def _make_group(original: _Original) -> _Original:
         with hub.waiting(WaitKind.GROUP, timeout_s=limit.total_seconds() if limit else None):
             made = original(group_size, group_rank, ranks, *args, **kwargs)
         if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
-            hub.tell_group(groups.note_made(made[0], tuple(ranks)), made=True)
+            hub.tell("on_group", groups.note_made(made[0], tuple(ranks)), made=True)
         return made
 
     return make
@@ -196,7 +213,7 @@ def _shutdown(original: _Original) -> _Original:
         with hub.waiting(WaitKind.GROUP):
             original(self)
         if (group := groups.forget(self)) is not None:
-            hub.tell_group(group, made=False)
+            hub.tell("on_group", group, made=False)
 
     return shutdown
 
