@@ -319,6 +319,49 @@ class RankRecord(Frozen):
         return self.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
 
 
+class SeenCall(Frozen):
+    """A call to `torch.distributed` as a sanitizer has seen it."""
+
+    what: str
+    """``all_reduce SUM of float32[4], #3 of group default``."""
+    file: str = ""
+    """Of the line in the user's code; absolute, as it was seen there, and empty where nobody in Python has called."""
+    line: int = 0
+    decides: bool = False
+    """The finding is about this one; the others stand around it."""
+
+    @property
+    def where(self) -> str:
+        """``test_step.py:39``, or nothing."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+
+
+class RankCalls(Frozen):
+    """Calls of one rank, in the order in which it has issued them."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+    calls: tuple[SeenCall, ...]
+
+
+class SanitizerFinding(Frozen):
+    """What a sanitizer has found in a test, whatever the test itself came to."""
+
+    sanitizer: str
+    """The name by which ``--sanitize`` knows it: ``order``."""
+    kind: str
+    """What it is, in a word of that sanitizer: ``mismatch``, ``group-order``, …"""
+    message: str
+    """One line: which rank does what, and where."""
+    effect: str
+    """What comes of it, on which backend."""
+    advice: str
+    """What to do next."""
+    fails: bool = False
+    """Whether it fails the test; else it is a warning beside the verdict."""
+    orders: tuple[RankCalls, ...] = ()
+    """The calls that it is about, rank by rank."""
+
+
 class TestResult(Frozen):
     """What one attempt of a test came to."""
 
@@ -346,6 +389,8 @@ class TestResult(Frozen):
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
     deadlock: Deadlock | None = None
     """The proof that its ranks waited for each other, where there is one."""
+    findings: tuple[SanitizerFinding, ...] = ()
+    """What sanitizers have found."""
 
     @property
     def is_false_green_avoided(self) -> bool:
