@@ -91,7 +91,7 @@ class TestFindings:
         parting = page.locator(".collectives tr.parts")
 
         expect(parting).to_have_count(1)
-        expect(parting).to_contain_text("here they part")
+        expect(parting).to_contain_text("ranks differ")
         expect(parting.locator("td")).to_contain_text([re.compile("barrier waits"), "not in its recorder"])
 
     def test_the_culprit_comes_first_and_is_marked(self, visit, red):

@@ -191,7 +191,7 @@ def test_a_disagreement_names_the_ranks_and_what_each_came_to(ended):
         for case in ended.junit().iter("testcase")
         if case.get("name") in messages
     }
-    assert dict.fromkeys(messages, "disagreement") == kinds
+    assert dict.fromkeys(messages, "ranks disagree") == kinds
 
 
 def test_everybody_tells_the_same(ended):

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from disttest.errors import UsageError
+from disttest.reports.location import Repository, locate
 from disttest.results.directory import DEFAULT
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
@@ -66,10 +67,15 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
     earlier = [attempt for attempt in outcome.attempts[:-1] if attempt.outcome.is_bad]
     parts = [
         result.message or str(result.outcome),
-        f"  {outcome.test.nodeid}: {'flaky' if outcome.flaky else result.outcome}",
+        f"  {outcome.test.nodeid}: {'flaky' if outcome.flaky else result.outcome}{_place(outcome, run)}",
         *(f"  attempt {attempt.attempt}: {attempt.message}" for attempt in earlier),
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
         f"repeat: {repeat_command(outcome.test, run)}",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _place(outcome: TestOutcome, run: RunResult) -> str:
+    place = locate(outcome, Repository.of(run)) if outcome.final.outcome.is_bad else None
+    return f" at {place}" if place else ""

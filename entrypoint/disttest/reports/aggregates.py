@@ -10,6 +10,7 @@ from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
+from disttest.results.narrative import how_ended
 from disttest.results.repeat import repeat_command
 
 ORDINARY = "no world"
@@ -173,7 +174,7 @@ def evidence(result: TestResult) -> list[str]:
     speakers: dict[tuple[str, str], list[str]] = {}
     for rank in culprit_first:
         if not _was_cleared_away(rank) and (text := _rank_text(rank, known)):
-            deed = f"{rank.outcome or rank.end} in {rank.phase}"
+            deed = f"{how_ended(rank)} in {rank.phase}"
             speakers.setdefault((deed, text), []).append(rank_name(rank.rank))
     sections = (
         clean(f"----- {', '.join(who)}: {deed} -----\n{text}") for (deed, text), who in speakers.items()
@@ -189,13 +190,6 @@ def _was_cleared_away(rank: RankRecord) -> bool:
 def _rank_text(rank: RankRecord, known: str) -> str:
     texts = (rank.message, rank.details, rank.stacks)
     return "\n".join(text for text in texts if text.strip() and text not in known)
-
-
-def fault(test: TestOutcome) -> str:
-    """Return whose fault a bad test is, in one word for a label."""
-    if test.final.cause is Cause.INFRASTRUCTURE:
-        return "machine"
-    return "hang" if any(rank.hung for rank in test.final.ranks) else "test"
 
 
 def who(result: TestResult) -> str:
@@ -240,7 +234,7 @@ def is_green(run: RunResult) -> bool:
 
 
 def headline(run: RunResult) -> str:
-    """Return the counts that are not zero: ``2 failed, 31 passed, 4 skipped in 12.0 s``."""
+    """Return the counts that are not zero: ``2 failed, 31 passed in 12.0 s (the whole run: 16.2 s)``."""
     total = tally(run)
     named = (
         (total.failed, "failed"),
@@ -253,4 +247,5 @@ def headline(run: RunResult) -> str:
         (total.xfailed, "expected to fail"),
     )
     parts = [f"{number:,} {name}" for number, name in named if number]
-    return f"{', '.join(parts) or count(0, 'test')} in {duration(run.duration_s)}"
+    whole = "" if run.whole_s is None else f" (the whole run: {duration(run.whole_s)})"
+    return f"{', '.join(parts) or count(0, 'test')} in {duration(run.duration_s)}{whole}"

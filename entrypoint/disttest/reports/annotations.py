@@ -59,7 +59,7 @@ def _failure(group: FailureGroup, repository: Repository) -> str:
     place = None if machine else locate(test, repository)
     title = _title(test) if len(group.tests) == 1 else f"{count(len(group.tests), 'test')} failed alike"
     if machine:
-        title = f"machine, not test: {title}"
+        title = f"infrastructure: {title}"
     words = [group.message, aggregates.who(test.final), f"repeat: {group.repeat}"]
     return github.annotation(
         "error",

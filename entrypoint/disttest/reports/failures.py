@@ -15,14 +15,12 @@ from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, one_line, shorten
 from disttest.results.fold import CollectionError, TestOutcome
-from disttest.results.narrative import describe_ranks, without_stacks
+from disttest.results.narrative import describe_ranks, how_failed
 
 MAX_EVIDENCE = 6_000
 """Characters of a failure's text; the whole of it is in the logs and in the other reports."""
 MAX_LOG = 4_096
 """Characters of the end of the culprit's log."""
-_READ_LOG = 32 * 1024
-"""Bytes read for that, so that a long crash dump can be shortened first."""
 
 STYLES = {
     "passed": "green",
@@ -74,7 +72,7 @@ class FailurePrinter:
         yield Text(f"{place}: error: {group.message}" if place else f"✗ {group.message}", style=style)
         if len(group.tests) > 1:
             yield Text(f"  {count(len(group.tests), 'test')}, the first of them:", style="bold")
-        told = [one_line(test.test.nodeid), f"fault: {aggregates.fault(test)}", aggregates.who(test.final)]
+        told = [one_line(test.test.nodeid), how_failed(test.final), aggregates.who(test.final)]
         yield Text("  " + " · ".join(part for part in told if part))
         for earlier in test.attempts[:-1]:
             yield Text(f"  attempt {earlier.attempt}: {aggregates.finding(earlier)}", style="yellow")
@@ -92,8 +90,7 @@ class FailurePrinter:
     def _end_of_log(self, result: TestResult) -> str:
         speaker = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
         speaker = speaker or next(iter(result.ranks), None)
-        excerpt = speaker and self._logs.excerpt(speaker.log, head_bytes=0, tail_bytes=_READ_LOG)
-        text = without_stacks(excerpt.tail or excerpt.head)[-MAX_LOG:] if excerpt else ""
+        text = self._logs.own_words(speaker.log, MAX_LOG) if speaker else ""
         return f"end of the log of {rank_name(speaker.rank)}:\n{text}" if speaker and text else ""
 
     def _print_evidence(self, text: str) -> None:

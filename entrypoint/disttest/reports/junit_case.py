@@ -14,15 +14,15 @@ from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import Cause, Outcome, RankRecord, TestResult, rank_name
+from disttest.model import Outcome, RankRecord, TestResult, rank_name
 from disttest.reports.aggregates import evidence
 from disttest.reports.junit_budget import TextBudget, has_failed
-from disttest.reports.location import Repository
+from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
+from disttest.results.narrative import how_failed
 from disttest.results.repeat import repeat_command
-from disttest.results.rulings import is_disagreement
 
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
@@ -55,19 +55,24 @@ class Cases:
             elapsed_sec=safe_seconds(outcome.final.duration_s),
             stdout=safe_text("\n".join(self._system_out(outcome)), limit=MAX_TEXT),
             file=file,
-            line=max(1, test.line) if file else None,
+            line=self._line(outcome, file) if file else None,
         )
         self._judge(case, outcome)
         return case
+
+    def _line(self, outcome: TestOutcome, file: str) -> int:
+        """Where a test failed, if that is in its own file; else where it begins."""
+        place = locate(outcome, self.repository) if outcome.final.outcome.is_bad else None
+        return place.line if place and place.file == file else max(1, outcome.test.line)
 
     def _judge(self, case: junit_xml.TestCase, outcome: TestOutcome) -> None:
         result = outcome.final
         message = _message(result, limit=min(2000, self.budget.details))
         match result.outcome:
             case Outcome.FAILED:
-                case.add_failure_info(message, self._body(outcome), _kind(result, "failure"))
+                case.add_failure_info(message, self._body(outcome), how_failed(result))
             case Outcome.ERROR:
-                case.add_error_info(message, self._body(outcome), _kind(result, "error"))
+                case.add_error_info(message, self._body(outcome), how_failed(result))
             case _ if outcome.flaky and self.run.flaky_fails:
                 first = outcome.first_bad
                 message = (
@@ -162,7 +167,7 @@ class Cases:
             if not attempt.outcome.is_bad:
                 continue
             kind = "Error" if attempt.outcome is Outcome.ERROR else "Failure"
-            facts = {"message": _message(attempt), "type": _kind(attempt, kind.lower())}
+            facts = {"message": _message(attempt), "type": how_failed(attempt)}
             element = ElementTree.Element(f"{prefix}{kind}", facts)
             trace = ElementTree.SubElement(element, "stackTrace")
             trace.text = self._body(outcome, attempt)
@@ -182,20 +187,6 @@ def safe_seconds(seconds: float) -> float:
 def _message(result: TestResult, limit: int = 400) -> str:
     """One line, never empty: the package writes a failure that has neither message nor text as a pass."""
     return one_line(result.message, limit) or str(result.outcome)
-
-
-def _kind(result: TestResult, default: str) -> str:
-    """What kind of failure, for tools that group by it."""
-    culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
-    if any(rank.hung for rank in result.ranks):
-        return "timeout"
-    if result.cause is Cause.INFRASTRUCTURE:
-        return "infrastructure"
-    if is_disagreement(result):
-        return "disagreement"
-    if culprit and culprit.has_died and not culprit.has_failed:
-        return "crash"
-    return default
 
 
 def _labels(result: TestResult) -> list[str]:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from disttest.beneath import Tree
 from disttest.reports.text import clean, size
+from disttest.results.narrative import without_stacks
+
+_READ = 64 * 1024
+"""Bytes of a log's end that are read for what stands before the stacks there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,12 @@ class LogFolder:
             return None
         finally:
             os.close(fd)
+
+    def own_words(self, log: str, limit: int) -> str:
+        """The end of what a rank has printed itself, in at most so many characters; empty if there is nothing."""
+        excerpt = self.excerpt(log, head_bytes=0, tail_bytes=_READ)
+        text = without_stacks(excerpt.tail or excerpt.head) if excerpt else ""
+        return text if len(text) <= limit else text[-limit:].partition("\n")[2] or text[-limit:]
 
 
 def _read_ends(fd: int, *, head_bytes: int, tail_bytes: int) -> Excerpt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,7 @@ from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.narrative import how_ended, how_failed
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
@@ -101,7 +103,7 @@ class _Summary:
             yield ""
 
     def argv(self) -> str:
-        return one_line(" ".join(self.run.argv), 200)
+        return one_line(shlex.join(self.run.argv), 200)
 
     def failures(self) -> Iterator[str]:
         groups = aggregates.failure_groups(self.run)
@@ -127,7 +129,7 @@ class _Summary:
         what = (
             code(test.test.nodeid) if len(group.tests) == 1 else f"<b>{count(len(group.tests), 'test')}</b>"
         )
-        title = f"{escape(aggregates.fault(test))} · {what}<br>{escape(group.message)}"
+        title = f"{escape(how_failed(test.final))} · {what}<br>{escape(group.message)}"
         yield from _collapsible(title, [*self.failure_body(group)])
 
     def failure_body(self, group: FailureGroup) -> Iterator[str]:
@@ -154,7 +156,7 @@ class _Summary:
         yield "| rank | ended | phase | log | says |"
         yield "|---:|---|---|---|---|"
         for rank in result.ranks[:64]:
-            ended = str(rank.outcome or rank.end)
+            ended = how_ended(rank)
             says = cell(one_line(rank.message, 200))
             cells = (
                 rank_name(rank.rank).removeprefix("rank "),
@@ -179,11 +181,10 @@ class _Summary:
     def log_tail(self, rank: RankRecord) -> Iterator[str]:
         if not self.detail.log:
             return
-        excerpt = self.logs.excerpt(rank.log, head_bytes=0, tail_bytes=self.detail.log)
-        if excerpt and str(excerpt).strip():
+        if told := self.logs.own_words(rank.log, self.detail.log):
             yield f"Log of {rank_name(rank.rank)}, its end:"
             yield ""
-            yield from fenced(str(excerpt).strip("\n"))
+            yield from fenced(told)
 
     def block(self, text: str) -> Iterator[str]:
         if self.detail.details and text.strip():

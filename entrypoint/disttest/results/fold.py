@@ -114,11 +114,18 @@ class RunResult(Frozen):
     invocation: Invocation = Invocation()
     cpu_slots: Count = 0
     """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run computed on both."""
+    called_at_s: Moment | None = None
+    """When the command was called, where it guarded the run: before pytest, and torch, were loaded."""
 
     @property
     def duration_s(self) -> float:
-        """Wall time of the run."""
+        """Wall time of the tests: from the end of the collection."""
         return max(0.0, self.ended_at_s - self.started_at_s)
+
+    @property
+    def whole_s(self) -> float | None:
+        """Wall time of the whole run; None where that is the time of the tests, as far as anybody knows."""
+        return None if self.called_at_s is None else max(0.0, self.ended_at_s - self.called_at_s)
 
     @property
     def attempts(self) -> tuple[TestResult, ...]:
@@ -173,6 +180,7 @@ class Folding:
 
     def __init__(self) -> None:
         self.started: RunStarted | None = None
+        self.called_at_s: float | None = None
         self.finished: RunFinished | None = None
         self.tests: dict[str, TestCase] = {}
         self.running: dict[str, TestStarted] = {}
@@ -218,6 +226,7 @@ class Folding:
                 f"misread it: read it with the disttest that wrote it, {event.disttest}"
             )
         if self.started is not None:
+            self.called_at_s = self.started.at_s
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)
         self.started = event
 
@@ -275,6 +284,7 @@ class Folding:
             shard=started.shard if started else None,
             invocation=started.invocation if started else Invocation(),
             cpu_slots=started.cpu_slots if started else 0,
+            called_at_s=self.called_at_s,
         )
 
 

@@ -220,6 +220,15 @@ def whereabouts(rank: RankRecord) -> str:
     return f"rank {rank.rank} is in {frame.function} at {frame}"
 
 
+def last_call(rank: RankRecord) -> str:
+    """``all_reduce at test_step.py:39``, from the stack of a rank that was in a call of torch; empty if it was not."""
+    frames = list(_frames(rank))
+    user = _user_frame(frames)
+    above = frames[: frames.index(user)] if user else []
+    call = next((frame.function for frame in reversed(above) if "distributed_c10d" in frame.file), "")
+    return f"{call} at {user}" if call else ""
+
+
 def _is_wait_for_gpu(frame: Frame) -> bool:
     """Whether it is the wait with which a test on a GPU ends (``runtime/rank/gpu_state.py``)."""
     return frame.function == "synchronize" and "/torch/cuda/" in frame.file

@@ -11,6 +11,9 @@ _OPEN_END = re.compile(r"[!:]$")
 """``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which."""
 _ADVICE = ("To execute this test", "This message can be suppressed")
 _DISPENSABLE = re.compile(r"Greatest relative difference|(Absolute|Relative) difference: ")
+_DIFFERENCE = re.compile(
+    r"Greatest absolute difference: (?P<by>\S+) at index (?P<index>\(.*?\)) \(up to (?P<allowed>\S+) allowed\)"
+)
 _LATER = "Mismatched elements"
 """How many differ matters less than where."""
 _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
@@ -32,9 +35,19 @@ def headline(text: str) -> str:
         cause = raised_line("\n".join(own))
         return f"{first} {cause}".strip()
     below = sorted(_values(rest), key=lambda line: line.startswith(_LATER))
-    return " ".join(
-        [first, "; ".join(line[:_LONGEST].removesuffix(".") for line in below[:_MOST_LINES])]
-    ).strip()
+    told = [line[:_LONGEST].removesuffix(".") for line in below[:_MOST_LINES]]
+    return _where_first(first, told) or " ".join([first, "; ".join(told)]).strip()
+
+
+def _where_first(first: str, told: list[str]) -> str:
+    """A comparison of tensors with the place of the largest difference in front, and NaN by its name; else empty."""
+    found = _DIFFERENCE.match(told[0]) if told else None
+    if found is None:
+        return ""
+    what = f"off by {found['by']} (up to {found['allowed']} allowed)"
+    what = "NaN" if found["by"] == "nan" else what
+    kind, colon, words = first.rpartition(": ")
+    return f"{kind}{colon}{what} at index {found['index']}: {words} {'; '.join(told[1:])}".strip()
 
 
 def _values(lines: list[str]) -> Iterator[str]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from disttest.model import Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.results.exit_codes import WOKEN
+from disttest.results.rulings import is_disagreement
 
 STACKS_HEADING = "[disttest: stacks of rank "
 """Below a line that begins so, a rank's log has the stacks that we have appended to it."""
 
+_CRASH = re.compile(
+    r"^Fatal Python error: .*\n(?:\s*\n|.*\(most recent call first\):\n|  .*(?:\n|\Z))*(?:Extension modules: .*)?",
+    re.MULTILINE,
+)
+"""What faulthandler writes while a signal ends its process: a heading, then the frames of each thread."""
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
 _TORCHS_ACCOUNT = re.compile(
@@ -35,15 +41,40 @@ def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[
 def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None = "") -> str:
     """What one rank did, and whether it is the culprit or a victim."""
     role = ""
-    if record.rank == result.culprit:
+    if record.rank == result.culprit and record.outcome is Outcome.PASSED:
+        role = ", while others waited for it [culprit]"
+    elif record.rank == result.culprit:
         role = " [culprit]"
     elif record.rank in result.victims:
         role = " [victim]"
     log = f" (log: {logs_in}{record.log})" if record.log and logs_in is not None else ""
-    return f"{_describe_end(record)}{role}{log}"
+    return f"{_describe_end(record, result.culprit)}{role}{log}"
 
 
-def _describe_end(record: RankRecord) -> str:
+def how_ended(record: RankRecord) -> str:
+    """The same in a word or two, for tables and headings."""
+    if record.hung:
+        return "timed out"
+    if record.end is RankEnd.KILLED and not record.has_failed:
+        return "ended by disttest"
+    if record.has_died and not record.has_failed:
+        return "crashed"
+    return str(record.outcome or Outcome.NOT_RUN).replace("_", " ")
+
+
+def how_failed(result: TestResult) -> str:
+    """What kind of failure it is: the words of every report."""
+    if any(rank.hung for rank in result.ranks):
+        return "timed out"
+    if result.cause is Cause.INFRASTRUCTURE:
+        return "infrastructure"
+    if is_disagreement(result):
+        return "ranks disagree"
+    culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
+    return "crashed" if culprit and how_ended(culprit) == "crashed" else str(result.outcome)
+
+
+def _describe_end(record: RankRecord, culprit: int | None) -> str:
     after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
     if record.message == WOKEN:
         return WOKEN
@@ -53,12 +84,13 @@ def _describe_end(record: RankRecord) -> str:
             return f"failed in {record.phase}{after}: {record.message}; it did not finish and was ended"
         return f"{why} in {record.phase}, ended by disttest"
     if record.has_died and not record.has_failed:
-        return f"{record.message}{after}"
+        return f"{record.message}{after and f' ({after.strip()})'}"
     if record.outcome is None:
         return "did not run it: there is no report of its call"
     if record.outcome is Outcome.PASSED:
         left_out = record.subtests_skipped
-        return f"passed, {left_out} subtests skipped or expected to fail" if left_out else "passed"
+        whole = "ran to its end" if record.rank == culprit else "passed"
+        return f"{whole}, {left_out} subtests skipped or expected to fail" if left_out else whole
     return f"{record.outcome} in {record.phase}{after}: {record.message}"
 
 
@@ -77,10 +109,15 @@ def _names(ranks: list[int]) -> str:
 
 
 def without_stacks(log: str) -> str:
-    """What a rank has printed itself, crash dumps shortened; stacks and tracebacks of the report are told elsewhere."""
-    own = log.partition(STACKS_HEADING)[0].strip()
-    lines = (line for line in own.splitlines() if not _TORCHS_ACCOUNT.match(line))
-    return shorten_stacks("\n".join(lines))
+    """What a rank has printed itself; stacks, crash dumps and tracebacks of the report are told elsewhere."""
+    own = _CRASH.sub("", log.partition(STACKS_HEADING)[0]).strip()
+    return "\n".join(line for line in own.splitlines() if not _TORCHS_ACCOUNT.match(line))
+
+
+def crash_stacks(log: str) -> str:
+    """The stacks that a process has written into its log while a signal ended it; empty if it has not."""
+    dumps = [match[0] for match in _CRASH.finditer(log)]
+    return shorten_stacks(dumps[-1].partition("\n")[2].partition("\nExtension modules: ")[0]) if dumps else ""
 
 
 def shorten_stacks(text: str) -> str:
@@ -94,6 +131,5 @@ def _shorten(thread: str) -> str:
     for line in thread.splitlines():
         if line.startswith("  ") and _RUNNER.search(line) and lines[-1:] and lines[-1].startswith("  "):
             break
-        if not line.startswith("Extension modules: "):
-            lines.append(_THREAD_ID.sub(r"\1", line))
+        lines.append(_THREAD_ID.sub(r"\1", line))
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult
-from disttest.results.hang_findings import explain
+from disttest.results.hang_findings import explain, last_call
 from disttest.results.rulings import (
     NO_TEST_RAN,
     STRICT_XPASS,
@@ -36,6 +36,9 @@ SYMPTOM = re.compile(
 
 # Where a frame is: pytest's "test_x.py:19: AssertionError", Python's '  File "x.py", line 3, in f'.
 _PLACE = re.compile(r'^(\S[^:\n]*\.py:\d+): |^\s*(File "[^"\n]+", line \d+)', re.MULTILINE)
+
+# How gloo words it, before it aborts the process, when a rank is sent more than its own tensor has room for.
+_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def judge(
@@ -174,6 +177,12 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 
 def _accusation(culprit: RankRecord, size: int) -> str:
     who = f"rank {culprit.rank} of {size}"
+    sizes, call = _SIZES.search(culprit.message), last_call(culprit)
+    if sizes and call and not culprit.has_failed:
+        return (
+            f"{who} was sent {sizes[1]} bytes where it expected {sizes[2]}, in {call}: the ranks' tensors differ in size "
+            f"(gloo then aborted its process)"
+        )
     if not culprit.has_failed:
         return f"{who} {culprit.message}"
     where = "" if culprit.phase == "call" else f" in {culprit.phase}"
@@ -181,15 +190,20 @@ def _accusation(culprit: RankRecord, size: int) -> str:
 
 
 def are_alike(ranks: Sequence[RankRecord]) -> bool:
-    """Whether all ranks, more than one, have reported the same failure: then none of them is the culprit of the others."""
+    """Whether all ranks, more than one, came to the same bad end: then none of them is the culprit of the others."""
     first, *others = ranks
     return bool(others) and all(
-        rank.end is RankEnd.REPORTED
-        and rank.outcome is not None
-        and rank.outcome.is_bad
+        _went_wrong_by_itself(rank)
+        and rank.end is first.end
         and rank.phase == first.phase
         and (rank.message == first.message or _kind(rank) == _kind(first) is not None)
         for rank in ranks
+    )
+
+
+def _went_wrong_by_itself(record: RankRecord) -> bool:
+    return (record.end is RankEnd.REPORTED and record.has_failed) or (
+        record.has_died and not record.has_failed and not is_symptom(record)
     )
 
 
@@ -201,9 +215,16 @@ def _kind(record: RankRecord) -> tuple[str, str] | None:
 
 def _shared_accusation(ranks: Sequence[RankRecord]) -> str:
     first = ranks[0]
+    if not first.has_failed:
+        return f"all {len(ranks)} ranks {_plural(first.message)}"
     where = "" if first.phase == "call" else f" in {first.phase}"
     same = all(rank.message == first.message for rank in ranks)
     return f"all {len(ranks)} ranks failed{where}{':' if same else ', rank 0:'} {first.message}"
+
+
+def _plural(deed: str) -> str:
+    """What all ranks did, from what one did: ``was killed … before it reported``."""
+    return re.sub(r"^was\b", "were", deed).replace("before it reported", "before they reported")
 
 
 def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> _Decision:

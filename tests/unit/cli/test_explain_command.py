@@ -50,7 +50,7 @@ def test_a_failure_begins_with_its_finding_and_ends_with_the_command(results):
     lines = told(results, "test_bad")
 
     assert "rank 1 of 2 failed: AssertionError: boom" == lines[0]
-    assert "  tests/test_ddp.py::test_bad[2xgloo]: failed" == lines[1]
+    assert "  tests/test_ddp.py::test_bad[2xgloo]: failed at tests/test_ddp.py:19" == lines[1]
     assert any(line.startswith("rank 0: ") and "[victim]" in line for line in lines)
     assert lines[-1].startswith("repeat: disttest run 'tests/test_ddp.py::test_bad[2xgloo]'")
 

@@ -40,11 +40,11 @@ class TestWhich:
         )
 
     def test_a_broken_machine_is_one_annotation_without_a_line(self):
-        lines = [line for line in render_annotations(mixed_run()).splitlines() if "machine" in line]
+        lines = [line for line in render_annotations(mixed_run()).splitlines() if "infrastructure" in line]
 
         assert len(lines) == 1
         assert lines[0].startswith(
-            "::error title=machine, not test%3A 2 tests failed alike::GPU 3".replace(", ", "%2C ")
+            "::error title=infrastructure%3A 2 tests failed alike::GPU 3".replace(", ", "%2C ")
         )
 
     def test_nine_and_one_that_counts_the_rest(self):

@@ -72,10 +72,10 @@ class TestWhatItSays:
         ("fields", "kind"),
         [
             ({"cause": Cause.INFRASTRUCTURE}, "infrastructure"),
-            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.SIGNALLED, signal=11),)}, "crash"),
-            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.EXITED, exit_code=0),)}, "crash"),
-            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.LOST),)}, "crash"),
-            ({"ranks": (rank(0, None, end=RankEnd.KILLED, hung=True),)}, "timeout"),
+            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.SIGNALLED, signal=11),)}, "crashed"),
+            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.EXITED, exit_code=0),)}, "crashed"),
+            ({"culprit": 0, "ranks": (rank(0, None, end=RankEnd.LOST),)}, "crashed"),
+            ({"ranks": (rank(0, None, end=RankEnd.KILLED, hung=True),)}, "timed out"),
             ({"phase": "setup"}, "error"),
         ],
     )

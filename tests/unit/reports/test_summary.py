@@ -57,7 +57,7 @@ def test_a_broken_machine_is_told_once():
     text = render_summary(mixed_run())
 
     assert text.count("fell off the bus") == 1
-    assert "machine · <b>2 tests</b>" in text
+    assert "infrastructure · <b>2 tests</b>" in text
 
 
 def huge(tmp_path, *, failures: int = 400) -> SampleRun:

@@ -19,6 +19,7 @@ from disttest.model import (
     TestResult,
     WorldShape,
 )
+from disttest.reports.aggregates import headline
 from disttest.results.events import (
     CollectionFailed,
     Noted,
@@ -65,6 +66,16 @@ def test_all_that_was_owed_has_a_result():
     assert "did not finish: it had not started when SIGINT came" == results["c"].message
     assert results["b"].cause is Cause.INFRASTRUCTURE
     assert 130 == run.exit_code
+
+
+def test_the_time_of_the_tests_and_that_of_the_whole_run_are_two():
+    called = msgspec.structs.replace(START, at_s=0.25)
+    end = RunFinished(at_s=6.0, exit_code=0)
+
+    run = fold([called, START, end])
+    assert (5.0, 5.75) == (run.duration_s, run.whole_s)
+    assert "0 tests in 5.0 s (the whole run: 5.8 s)" == headline(run)
+    assert fold([START, end]).whole_s is None
 
 
 def test_a_journal_without_an_end_is_of_a_run_that_died():

@@ -63,6 +63,43 @@ def failed_then_exited(rank, after_s, message="ValueError: no"):
     return msgspec.structs.replace(failed(rank, after_s, words), end=RankEnd.EXITED, exit_code=70)
 
 
+def test_ranks_that_crash_alike_are_told_together():
+    result = verdict(signalled(0, 0.1), signalled(1, 0.2))
+
+    assert "all 2 ranks were killed by SIGSEGV in call, before they reported" == result.message
+    assert (Outcome.ERROR, None, ()) == (result.outcome, result.culprit, result.victims)
+
+
+def test_a_rank_that_aborts_since_its_peer_is_gone_is_no_second_culprit():
+    message = "was killed by SIGABRT in call, before it reported: Connection closed by peer"
+    result = verdict(signalled(0, 0.1), msgspec.structs.replace(signalled(1, 0.2), message=message))
+
+    assert (0, (1,)) == (result.culprit, result.victims)
+
+
+GLOO = "was killed by SIGABRT in call, before it reported: gloo::EnforceNotMet: op.preamble.length <= op.nbytes. 8 vs 4."
+STACK = """Thread (most recent call first):
+  File "/venv/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/venv/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/repo/test_step.py", line 28 in test_shape"""
+
+
+def test_tensors_that_differ_in_size_are_named_and_not_gloos_words():
+    aborted = msgspec.structs.replace(signalled(0, 0.1, 6), message=GLOO, stacks=STACK)
+    result = verdict(aborted, failed(1, 0.2, "RuntimeError: Connection reset by peer"))
+
+    assert result.message == (
+        "rank 0 of 2 was sent 8 bytes where it expected 4, in all_reduce at test_step.py:28: "
+        "the ranks' tensors differ in size (gloo then aborted its process)"
+    )
+
+
+def test_gloos_words_stand_where_the_place_is_not_known():
+    result = verdict(msgspec.structs.replace(signalled(0, 0.1, 6), message=GLOO), passed(1))
+
+    assert f"rank 0 of 2 {GLOO}" == result.message
+
+
 def test_a_failure_that_a_death_followed_is_a_failure():
     result = verdict(passed(0), failed_then_exited(1, 0.2))
 

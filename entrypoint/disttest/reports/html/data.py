@@ -17,6 +17,7 @@ from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.narrative import how_ended, how_failed
 from disttest.results.repeat import repeat_command
 
 MAX_TESTS = 20_000
@@ -159,7 +160,7 @@ def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBu
     return {
         "repeat": clean(repeat_command(test.test, run)),
         "place": str(place or ""),
-        "fault": aggregates.fault(test) if test.final.outcome.is_bad else "",
+        "fault": how_failed(test.final) if test.final.outcome.is_bad else "",
         "attempts": [_attempt(attempt, logs, budget) for attempt in test.attempts],
     }
 
@@ -187,7 +188,7 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
 def _rank(rank: RankRecord, logs: LogFolder, budget: _TextBudget) -> Iterator[tuple[str, Any]]:
     yield "rank", rank.rank
     yield "name", rank_name(rank.rank)
-    yield "how", str(rank.outcome or rank.end)
+    yield "how", how_ended(rank)
     yield "phase", one_line(rank.phase)
     yield "message", one_line(rank.message)
     yield "failed", rank.failed_after_s

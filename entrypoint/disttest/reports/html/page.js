@@ -2,7 +2,7 @@
 // What all parts of the page share: the data, small helpers, the theme. Text reaches the page only as text.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const TEST = { name: 0, suite: 1, shape: 2, kind: 3, time: 4, message: 5, attempts: 6, folder: 7, ranks: 8 };
-const WORDS = { xfailed: "xfail", infrastructure: "machine", not_run: "not run" };
+const WORDS = { xfailed: "xfail", not_run: "not run" };
 const page = { filters: [], redraw: [] };
 
 function $(id) { return document.getElementById(id); }

@@ -85,7 +85,7 @@
   function attemptView(attempt, found) {
     const parts = [];
     if (attempt.message) parts.push(el("p", { class: "finding" }, bidi(attempt.message)));
-    const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`, found.fault && `fault: ${found.fault}`];
+    const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`, found.fault];
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));
@@ -130,17 +130,18 @@
     const length = Object.values(rank.phases).reduce((sum, part) => sum + part, 0);
     const begun = own === null ? Math.min(...known) : own;
     let at = Number.isFinite(begun) ? Math.min(begun, Math.max(0, total - length)) : 0;
+    const ended = rank.how === "ended by disttest";
     for (const [phase, long] of Object.entries(rank.phases)) {
       const bad = ["failed", "error"].includes(rank.how) && rank.phase === phase;
-      const cut = rank.how === "killed" && rank.phase === phase;
+      const cut = ended && rank.phase === phase;
       put(bad ? "bad" : cut ? "waits" : phase, at, long, `${phase} ${seconds(long)}`);
       at += long;
     }
     const gone = rank.failed !== null && rank.failed > at ? rank.failed : at;
-    const died = ["exited", "signalled", "lost"].includes(rank.how);
-    const waited = rank.hung || rank.how === "killed";
+    const died = rank.how === "crashed";
+    const waited = rank.hung || ended;
     if (died && gone > at) put("waits", at, gone - at, rank.phase);
-    if (waited && total > at) put(rank.hung ? "hung" : "waits", at, total - at, rank.hung ? `still in ${rank.phase}` : `${rank.phase}, then ended by us`);
+    if (waited && total > at) put(rank.hung ? "hung" : "waits", at, total - at, rank.hung ? `still in ${rank.phase}` : `${rank.phase}, then ended by disttest`);
     for (const [time, done] of rank.ticks) {
       const tick = el("i", { class: done ? "tick" : "tick open", title: `collective at ${seconds(time)}` });
       tick.style.left = `min(${share(time)}, calc(100% - 3px))`;
@@ -148,20 +149,20 @@
     }
     for (const [time, name] of [[rank.failed, ""], [parted, "part"]]) {
       if (time === null || time === undefined) continue;
-      const mark = el("em", { class: name, title: name ? "here the ranks part" : `failed after ${seconds(time)}` });
+      const mark = el("em", { class: name, title: name ? "the first collective that the ranks do not share" : `failed after ${seconds(time)}` });
       mark.style.left = `min(${share(time)}, calc(100% - 3px))`;
       track.append(mark);
     }
     const role = rank.rank === attempt.culprit ? ", culprit" : attempt.victims.includes(rank.rank) ? ", victim" : "";
     const when = rank.failed !== null ? ` after ${seconds(rank.failed)}` : "";
-    const text = `${rank.hung ? "hung" : rank.how}${when}${role}`;
+    const text = `${rank.how}${when}${role}`;
     return [el("div", { class: "who", role: "listitem" }, el("b", null, rank.name), ` ${text}`, el("span", { class: "visually-hidden" }, `, in ${rank.phase}. ${rank.message}`)), track];
   }
 
   // A row for each collective; the first one that the ranks do not share is where they part.
   function collectives(table) {
     const rows = table.rows.map((row) => el("tr", { class: row.parts ? "parts" : null },
-      el("th", { scope: "row" }, row.name, row.parts ? el("span", { class: "badge failed" }, "here they part") : null),
+      el("th", { scope: "row" }, row.name, row.parts ? el("span", { class: "badge failed" }, "ranks differ") : null),
       ...row.cells.map((cell) => (cell
         ? el("td", null, el("b", null, cell.op), ` ${cell.done ? "done" : "waits"} · ${seconds(cell.at)}`,
           el("div", { class: "small muted" }, bidi([cell.inputs, cell.where].filter(Boolean).join(" · "))))

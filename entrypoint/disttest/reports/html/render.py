@@ -20,6 +20,7 @@ from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
+from disttest.results.narrative import how_failed
 
 SCRIPTS = ("page.js", "timeline.js", "tests.js", "ranks.js")
 MAX_CARDS = 200
@@ -50,6 +51,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
             left_out=len(run.tests) - len(page.tests),
+            how_failed=how_failed,
             place=lambda test: locate(test, repository),
             table=aggregates.table(run),
             tally=aggregates.tally(run),

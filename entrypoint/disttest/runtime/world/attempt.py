@@ -64,6 +64,8 @@ class RankProgress:
     """Which of those have died, while nobody waited for them."""
     native: str = ""
     """Its C frames, where they were asked for; they go into its log only."""
+    crash: str = ""
+    """The stacks that it has written into its log while a signal ended it."""
     collectives: tuple[Collective, ...] = ()
     xfail: bool = False
     """Whether the test was marked as an expected failure in its last phase."""
@@ -132,7 +134,7 @@ class RankProgress:
             else self.phase,
             message=message,
             details=report.details if report else self.start_log,
-            stacks="\n\n".join(filter(None, (self.stacks, self.below))),
+            stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
             collectives=self.collectives,
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=self.death.code if self.death else None,

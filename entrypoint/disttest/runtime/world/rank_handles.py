@@ -25,7 +25,7 @@ from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, TICK_S
 from disttest.masking import masker
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
-from disttest.results.narrative import shorten_stacks
+from disttest.results.narrative import crash_stacks, shorten_stacks
 from disttest.runtime.messages.collected import tell_difference, tell_extra
 from disttest.runtime.messages.protocol import (
     AnyMessage,
@@ -43,6 +43,8 @@ from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
 
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
+_CRASH_KEPT = 64 * 1024
+"""Characters of the end of a log in which the stacks of a crash are looked for: those of many threads are long."""
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 
 
@@ -209,6 +211,8 @@ class Supervisor:
         if not handle.ready:
             progress.start_log = RankLog(handle.log, limit=self._settings.log_limit).tail(_START_LOG_KEPT)
         progress.last_words = self._last_words(progress)
+        if progress.death and progress.death.signal is not None:
+            progress.crash = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
         attempt.note_death(progress)
 
     def _last_words(self, progress: RankProgress) -> str:

@@ -62,6 +62,12 @@ def test_a_last_word_follows_the_signal():
     assert "was killed by SIGKILL in teardown, before it reported: memory ran out" == record.message
 
 
+def test_the_stacks_of_a_crash_belong_to_the_record():
+    crash = 'Current thread (most recent call first):\n  File "test_x.py", line 3 in test_x'
+
+    assert crash == progress(death=Exit(signal=11), died_at_s=2.0, crash=crash).record(1.0).stacks
+
+
 def test_a_flood_of_subtests_keeps_outcomes_and_messages_but_not_all_texts():
     rank = progress()
     for number in range(100):
