@@ -111,7 +111,7 @@ class TestFindings:
         page = visit().open(mixed)
         badges = page.locator("#failures .badge").all_inner_texts()
 
-        assert badges == ["not collected", "test", "hang", "test", "machine"]
+        assert badges == ["not collected", "failed", "timed out", "crashed", "infrastructure"]
         expect(page.locator("#failures")).to_contain_text("2 tests, the first is test_on_broken_gpu[2xgloo]")
 
     def test_attempts_of_a_flaky_test(self, visit, mixed):
