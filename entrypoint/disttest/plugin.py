@@ -26,7 +26,7 @@ from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.apart import run_apart
 from disttest.runtime.controller.contain import is_ordinary
 from disttest.runtime.controller.controller import DeadlinePassed
-from disttest.runtime.controller.expand import expand, expand_late, shape_of, tell_apart
+from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.other_plugins import (
     NO_WORLDS_IN_WORKERS,
@@ -212,7 +212,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         expand_late(items, run.worlds_of)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    if config.getoption("disttest_guarded") or any(map(collect.needs_ranks, items)):
+    repeat_each(items, run.options.repeat)
+    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
         tell_apart(items)
     run.keep_planned(items)
 

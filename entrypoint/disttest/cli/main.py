@@ -29,7 +29,9 @@ from disttest.cli.doctor import doctor
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.init import init
+from disttest.cli.last_failed import only_failed
 from disttest.cli.launch import launch
+from disttest.cli.man import man
 from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
 from disttest.cli.report import report, trend
@@ -101,14 +103,16 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
 
     signals, started_s = hold_signals(), time.monotonic()
     selection = take_selection(flags)
-    flags = read_project_settings(targets).fill(flags)
+    flags = selection.with_repeats(read_project_settings(targets).fill(flags))
     cluster = take_cluster(flags, selection.grant)
     options, asked = resolve_options(flags), given_options(flags)
     flags = by_command(flags)
     if options.spmd and cluster.launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
     _hide(options.mask)
-    resolved = resolve_targets(targets)
+    resolved = resolve_targets(
+        only_failed(targets, options.results, _warn) if selection.last_failed else targets
+    )
     emulation = Emulation(options.device, launcher=cluster.launcher)
     flags = emulation.start(flags)
     options = resolve_options(flags)
@@ -267,7 +271,7 @@ def _unread(number: int) -> int:
 
 
 _SHOWING = frozenset(
-    {"list", "explain", "trend", "plan", "doctor", "config", "completion", "-h", "--help", "--version"}
+    {"list", "explain", "trend", "plan", "doctor", "config", "completion", "man", "-h", "--help", "--version"}
 )
 """Commands of which nothing but their output (or that first of all) is wanted."""
 _CHANNELS = frozenset({"node-agent"})
@@ -289,6 +293,7 @@ command.add_command(trend)
 command.add_command(config)
 command.add_command(init)
 command.add_command(completion)
+command.add_command(man)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -11,6 +11,9 @@ from disttest.model import Frozen
 from disttest.planning.shard_plan import Grant, Plan, check_revision, find_shard
 from disttest.results.floors import Floors, make_floors
 
+UNTIL_FAIL = "100"
+"""How often each test is repeated at most with ``--until-fail`` alone."""
+
 
 class RunSelection(Frozen):
     """The options, checked."""
@@ -20,6 +23,8 @@ class RunSelection(Frozen):
     shard: int
     timings: tuple[Path, ...]
     failed_first: bool
+    last_failed: bool
+    until_fail: bool
     floors: Floors
 
     @property
@@ -33,11 +38,17 @@ class RunSelection(Frozen):
         shard = find_shard(self.plan, self.shard) if self.plan is not None else None
         return shard.grant if shard else None
 
+    def with_repeats(self, flags: dict[str, str | None]) -> dict[str, str | None]:
+        """The flags of the run, which repeats each test if it is to go on until one fails."""
+        return {**flags, "repeat": flags.get("repeat") or UNTIL_FAIL} if self.until_fail else flags
+
     def pytest_arguments(self) -> list[str]:
         """The same for the plugin."""
         arguments = [f"--disttest-timings={path.absolute()}" for path in self.timings]
         if self.failed_first:
             arguments.append("--disttest-failed-first")
+        if self.until_fail:
+            arguments.append("-x")
         if self.plan_file is not None:
             arguments += [f"--disttest-plan={self.plan_file.absolute()}", f"--disttest-shard={self.shard}"]
         return arguments
@@ -72,5 +83,7 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
         shard=0 if shard is None else shard,
         timings=given.pop("timings"),
         failed_first=given.pop("failed_first"),
+        last_failed=given.pop("last_failed"),
+        until_fail=given.pop("until_fail"),
         floors=floors,
     )

@@ -65,6 +65,8 @@ class RunOptions(WorldSettings):
     """The same for an attempt that a broken machine has spoiled; counted apart."""
     flaky: FlakyRule = default_of("flaky")
     """What a test is worth that passed only when it was tried again."""
+    repeat: int = default_of("repeat")
+    """How often each test is run."""
     contain: bool = default_of("contain")
     """Whether ordinary tests run in processes of their own, a file in each."""
     foreign_marks: tuple[str, ...] = default_of("foreign-marks")

@@ -140,6 +140,13 @@ RUN_OPTIONS = (
         default=FlakyRule.PASS,
     ),
     _of_each_run(
+        "repeat",
+        COUNT,
+        "Run every test N times, its ranks with another seed each time.",
+        default=1,
+        repeated=True,
+    ),
+    _of_each_run(
         "contain",
         SWITCH,
         "Run tests without a world in a process for each file, under a time limit.",
@@ -210,6 +217,18 @@ SELECTION_OPTIONS = (
         path("FILE"),
         "Journal, results.json or JUnit file of earlier runs.",
         many=True,
+    ),
+    _run(
+        "until-fail",
+        SWITCH,
+        "Repeat every test until one fails: as often as --repeat says, else 100 times.",
+        default=False,
+    ),
+    _run(
+        "last-failed",
+        SWITCH,
+        "Only the tests that failed in the newest results here, or in those of --results.",
+        default=False,
     ),
     _run("failed-first", SWITCH, "Start with the tests that failed in the newest timings.", default=False),
     *FLOOR_OPTIONS,

@@ -75,7 +75,7 @@ class Run(Protocol):
 def repeat_command(test: TestCase, run: Run) -> str:
     """The command, quoted for a shell, to be run where the run was started."""
     asked = run.invocation
-    words = ["disttest", "run", _target(test, run), *_world(test)]
+    words = ["disttest", "run", target_of(test, run), *_world(test)]
     variables = asked.environment if test.kind in (Kind.MAIN, Kind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
@@ -86,9 +86,14 @@ def repeat_command(test: TestCase, run: Run) -> str:
     return " ".join([*(f"{name}={quote(value)}" for name, value in variables.items()), *map(quote, words)])
 
 
-def _target(test: TestCase, run: Run) -> str:
+def target_of(test: TestCase, run: Run) -> str:
     """The node id, its file as it is seen from where the run was started; bundled suites go by name."""
-    asked, nodeid = run.invocation, test.collected_as or test.nodeid
+    return seen_from_start(test.collected_as or test.nodeid, run)
+
+
+def seen_from_start(nodeid: str, run: Run) -> str:
+    """The same of the node id of a test or of a file."""
+    asked = run.invocation
     if asked.bundled or not (asked.cwd and run.root):
         return nodeid
     file, colons, rest = nodeid.partition("::")

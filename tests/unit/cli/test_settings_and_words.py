@@ -1,12 +1,14 @@
-"""``disttest config`` and ``disttest completion``."""
+"""``disttest config``, ``disttest completion`` and ``disttest man``."""
 
 import os
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from disttest.cli.main import command
-from disttest.options.registry import RUN_OPTIONS
+from disttest.errors import ExitCode
+from disttest.options.registry import OPTIONS, RUN_OPTIONS
 
 
 @pytest.fixture
@@ -68,3 +70,29 @@ def test_each_shell_has_its_script(disttest, shell):
     code, script = disttest("completion", shell)
 
     assert (0, True) == (code, f"{shell}_complete" in script), script
+
+
+def test_the_manual_has_every_command_option_variable_and_exit_code(disttest):
+    code, page = disttest("man")
+    words = page.replace("\\-", "-")
+
+    assert 0 == code
+    assert page.startswith(".TH DISTTEST 1")
+    for option in OPTIONS:
+        for name in option.commands:
+            assert option.hidden or command.commands[name].hidden or f"\\fB{option.flag}" in words, (
+                option.name
+            )
+        assert not option.has_variable or f"\\fB{option.variable}\\fR" in words
+    assert all(f"disttest {name}" in words for name, each in command.commands.items() if not each.hidden)
+    assert all(f"\\fB{each.value}\\fR" in words for each in ExitCode)
+    assert ".SS disttest node-agent" not in words
+    assert page.isascii()
+
+
+def test_nothing_in_the_manual_is_an_unmeant_request_of_troff(disttest):
+    _, page = disttest("man")
+    requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
+
+    assert {".TH", ".SH", ".SS", ".TP", ".br"} == requests
+    assert {"\\-", "\\f", "\\e", "\\&", "\\["} >= set(re.findall(r"\\.", page))

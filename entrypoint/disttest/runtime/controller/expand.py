@@ -6,6 +6,7 @@ make them then.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -75,6 +76,25 @@ def collected_as(item: pytest.Item) -> str:
     """The node id that selects it, where its own does not: its world came by a hook, or it is a copy."""
     made = item.stash.get(_MADE, None)
     return (made.collected_as if made else "") or item.stash.get(_COPY_OF, "")
+
+
+def repeat_each(items: list[pytest.Item], times: int) -> None:
+    """Have each test so often, one time after the other; :func:`tell_apart` gives them names."""
+    if times > 1:
+        items[:] = [each for item in items for each in (item, *(_twin(item) for _ in range(times - 1)))]
+
+
+def _twin(item: pytest.Item) -> pytest.Item:
+    """The same test once more: what running it changes is its own."""
+    twin: Any = copy.copy(item)
+    twin.own_markers, twin.user_properties = [*item.own_markers], [*item.user_properties]
+    twin._report_sections = []  # noqa: SLF001
+    stash: Any = pytest.Stash()
+    stash._storage.update(item.stash._storage)  # noqa: SLF001  # pytest has no public way to copy one
+    twin._store = twin.stash = stash  # noqa: SLF001
+    if hasattr(twin, "_initrequest"):
+        twin._initrequest()  # noqa: SLF001
+    return twin  # type: ignore[no-any-return]
 
 
 def tell_apart(items: Iterable[pytest.Item]) -> None:

@@ -1,0 +1,72 @@
+"""``disttest man``: the manual page, made from the commands as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+import disttest
+from disttest.errors import ExitCode
+from disttest.options.registry import OPTIONS
+
+_LATER_CODES = ((129, "ended by SIGHUP"), (130, "ended by Ctrl-C (SIGINT)"), (143, "ended by SIGTERM"))
+
+
+@click.command()
+@click.pass_context
+def man(context: click.Context) -> None:
+    """Print the manual page, as in: disttest man > ~/.local/share/man/man1/disttest.1."""
+    group = context.find_root().command
+    assert isinstance(group, click.Group)
+    click.echo("\n".join(_page(group)))
+
+
+def _page(group: click.Group) -> Iterator[str]:
+    shown = [(name, each) for name, each in group.commands.items() if not each.hidden]
+    yield f'.TH DISTTEST 1 "" "disttest {disttest.__version__}" "User Commands"'
+    yield from _section(
+        "NAME", "disttest \\- distributed PyTorch tests on real ranks, one verdict for each test"
+    )
+    yield from _section("SYNOPSIS")
+    for name, each in shown:
+        usage = each.collect_usage_pieces(click.Context(each))
+        yield from (".br", f"\\fBdisttest {_plain(name)}\\fR {_plain(' '.join(usage))}")
+    yield from _section("COMMANDS")
+    for name, each in shown:
+        yield f".SS disttest {_plain(name)}"
+        yield _plain(each.help or "")
+        yield from _options(each)
+    yield from _section("ENVIRONMENT")
+    for option in OPTIONS:
+        if option.has_variable:
+            yield from _entry(option.variable, f"The same as {option.flag}.")
+    yield from _section("EXIT STATUS")
+    for code in ExitCode:
+        yield from _entry(str(code.value), code.name.lower().replace("_", " "))
+    for number, meaning in _LATER_CODES:
+        yield from _entry(str(number), meaning)
+
+
+def _section(title: str, *lines: str) -> Iterator[str]:
+    yield f".SH {title}"
+    yield from lines
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    context = click.Context(command)
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        if record is not None and "--help" not in record[0]:
+            yield from _entry(*record)
+
+
+def _entry(name: str, text: str) -> Iterator[str]:
+    yield from (".TP", f"\\fB{_plain(name)}\\fR", _plain(text))
+
+
+def _plain(text: str) -> str:
+    """A text in which troff sees no request and no escape: one line, without click's marks."""
+    line = " ".join(text.replace("\b", "").split()).replace("\\", "\\e").replace("-", "\\-")
+    line = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in line)
+    return f"\\&{line}" if line.startswith((".", "'")) else line

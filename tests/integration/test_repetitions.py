@@ -1,0 +1,73 @@
+"""Tests that are run several times, and those that failed once more."""
+
+from disttest.model import Outcome
+
+SUITE = """
+    import os
+    import unittest
+    from pathlib import Path
+
+    import pytest
+    import torch
+
+    SEEDS = Path(__file__).parent / "seeds"
+
+    @pytest.mark.world_size(2)
+    def test_ranks(world):
+        if world.rank == 0:
+            SEEDS.mkdir(exist_ok=True)
+            (SEEDS / str(torch.initial_seed())).touch()
+
+    class TestOwn(unittest.TestCase):
+        def test_method(self):
+            pass
+
+    @pytest.mark.parametrize("value", [1])
+    def test_until_the_file_is_there(value, tmp_path):
+        assert not list(tmp_path.iterdir())
+        count = Path(__file__).parent / "count"
+        count.write_text(count.read_text() + "x" if count.exists() else "x")
+        assert len(count.read_text()) != 2
+"""
+COLLECTED_BY_RANKS = """
+    import threading
+
+    import pytest
+
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    @pytest.mark.world_size(2)
+    def test_beside_a_thread(world):
+        pass
+"""
+
+
+def names(ended):
+    return [outcome.test.nodeid.partition("::")[2] for outcome in ended.run.tests]
+
+
+def test_each_runs_so_often_and_the_failed_one_runs_alone_afterwards(lab):
+    lab.write(test_suite=SUITE, test_thread=COLLECTED_BY_RANKS)
+
+    ended = lab.run("run", "test_suite.py", "test_thread.py", "--repeat", "3")
+    assert 1 == ended.exit_code, ended.output
+    once = [
+        "test_ranks[2xgloo]",
+        "TestOwn::test_method",
+        "test_until_the_file_is_there[1]",
+        "test_beside_a_thread[2xgloo]",
+    ]
+    assert sorted(name + number for name in once for number in ("", "#2", "#3")) == sorted(names(ended))
+    assert ["test_until_the_file_is_there[1]#2"] == [
+        bad.test.nodeid.partition("::")[2] for bad in ended.run.bad
+    ]
+    assert 3 == len(list((lab.folder / "seeds").iterdir()))
+    assert "repeat: disttest run 'test_suite.py::test_until_the_file_is_there[1]' --repeat 3" in ended.output
+
+    again = lab.run("run", ".", "--last-failed", "--until-fail", "--repeat", "2")
+    assert ["test_until_the_file_is_there[1]", "test_until_the_file_is_there[1]#2"] == names(again)
+    assert 0 == again.exit_code, again.output
+    (lab.folder / "count").write_text("x")
+    stopped = lab.run("run", "test_suite.py", "-k", "file_is_there", "--until-fail")
+    assert 100 == len(stopped.run.tests)
+    assert [Outcome.FAILED, Outcome.NOT_RUN] == [outcome.final.outcome for outcome in stopped.run.tests][:2]

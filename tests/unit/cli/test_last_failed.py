@@ -1,0 +1,57 @@
+"""``--last-failed`` names the tests that failed before, as they are named from here."""
+
+import pytest
+from sample_runs import SampleRun
+
+from disttest.cli.last_failed import only_failed
+from disttest.errors import UsageError
+from disttest.model import Outcome
+from disttest.results.journal import FILE_NAME, Journal
+
+FAILED = "tests/test_ddp.py::test_bad[2xgloo]"
+
+
+@pytest.fixture
+def results(tmp_path):
+    sample = SampleRun()
+    sample.test(name="test_good")
+    sample.test(Outcome.FAILED, name="test_bad", message="no")
+    sample.finish(1)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    journal = Journal(folder / FILE_NAME)
+    for event in sample.events:
+        journal.append(event)
+    journal.close()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "target",
+    [".", "tests", "./tests/", "tests/test_ddp.py", "tests/test_ddp.py::test_bad", FAILED],
+)
+def test_targets_are_narrowed_to_what_failed_beneath_them(results, target):
+    warnings = []
+
+    assert (FAILED,) == only_failed(("other.py", target), results, warnings.append)
+    assert [] == warnings
+
+
+@pytest.mark.parametrize("target", ["tests/test_dd", "test_ddp.py", "tests/test_ddp.py::test_good", "ddp"])
+def test_where_nothing_failed_all_is_run_and_that_is_said(results, target):
+    warnings = []
+
+    assert (target,) == only_failed((target,), results, warnings.append)
+    assert [f"--last-failed: none of these tests failed in {results}: all of them run"] == warnings
+
+
+def test_the_newest_results_here_are_meant(results, monkeypatch):
+    monkeypatch.chdir(results.parent)
+
+    assert (FAILED,) == only_failed((".",), None, pytest.fail)
+
+
+def test_without_results_there_is_nothing_to_go_by(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="--last-failed: there are no results in results"):
+        only_failed((".",), None, pytest.fail)
