@@ -140,7 +140,9 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
         owes_failures = True
     else:
         assert hardware is not None
-        mode = choose_progress(progress, pytest_args, environment(), results, selection.timings)
+        debugged = ["--pdb"] if options.debug_rank is not None else []
+        asked_of_pytest = [*debugged, *pytest_args]
+        mode = choose_progress(progress, asked_of_pytest, environment(), results, selection.timings)
         extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *pytest_args]
         argv = pytest_command(resolved, _given(flags, results), extra)
         result = run_guarded(

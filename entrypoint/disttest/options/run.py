@@ -33,6 +33,14 @@ class WorldSettings(Frozen):
     """Whose rules judge tests that start their ranks by themselves."""
     spmd: int = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
+    debug_rank: int | None = default_of("debug-rank")
+    """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
+    terminal: str = ""
+    """Device of the terminal on which ranks are debugged; empty: none is."""
+
+    def may_debug(self, rank: int) -> bool:
+        """Whether this rank may take the terminal."""
+        return bool(self.terminal) and self.debug_rank in (None, rank)
 
 
 class RunOptions(WorldSettings):

@@ -33,9 +33,11 @@ from disttest.planning.pools import SCHEDULERS
 LAUNCHERS = ("local", *SCHEDULERS)
 
 
-def _of_each_run(name: str, type_: Type, help_: str, *, plan: bool = False, **more: Any) -> Option:
+def _of_each_run(
+    name: str, type_: Type, help_: str, *, plan: bool = False, inputs_of_action: bool = True, **more: Any
+) -> Option:
     """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
-    inputs = ("run", "plan") if plan else ("run",)
+    inputs = ("run", "plan") if plan else ("run",) if inputs_of_action else ()
     return Option(
         name=name,
         type=type_,
@@ -138,6 +140,12 @@ RUN_OPTIONS = (
         member_of(FlakyRule),
         "Whether flaky tests fail the run: those that passed only when tried again.",
         default=FlakyRule.PASS,
+    ),
+    _of_each_run(
+        "debug-rank",
+        Type(form="K", parse=WHOLE.parse),
+        "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
+        inputs_of_action=False,
     ),
     _of_each_run(
         "repeat",

@@ -55,7 +55,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         kind=kind,
         isolation=_isolation(item, options, kind),
         timeout_s=_timeout_s(item, options),
-        exclusive=closest_mark(item, "exclusive") is not None,
+        exclusive=closest_mark(item, "exclusive") is not None or bool(options.terminal),
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
     )
 

@@ -18,6 +18,7 @@ from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_chil
 from disttest.limits import (
     CREW_CANCEL_S,
     MAIN_MARGIN_S,
+    NO_LIMIT_S,
     RANKS_LEAVE_S,
     TICK_S,
     WORLD_SILENCE_S,
@@ -231,6 +232,8 @@ class Crew:
             case TestBegan(nodeid=nodeid):
                 world.begun = _find(world.order.tests, nodeid)
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
+                # Only the world knows how long its ranks are debugged.
+                limit_s = NO_LIMIT_S if world.order.settings.terminal else limit_s
                 world.overdue_s = time.monotonic() + limit_s + WORLD_SILENCE_S
                 self._listener.on_began(world, world.begun)
             case TestJudged(result=result):

@@ -56,6 +56,7 @@ from disttest.runtime.controller.session_options import (
     options_of,
     plan_of,
     rank_order,
+    with_terminal,
 )
 from disttest.runtime.controller.spmd import without_spmd
 from disttest.runtime.controller.starters import InterpreterOrder
@@ -87,7 +88,7 @@ class RunSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.started_s = time.monotonic()
-        self.options = options_of(config)
+        self.options = with_terminal(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -85,6 +86,31 @@ def options_of(config: pytest.Config) -> RunOptions:
         return resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
+
+
+def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:
+    """The options with the terminal on which ranks are debugged, if they are.
+
+    Raises:
+        pytest.UsageError: a rank is to be debugged, and there is no terminal.
+    """
+    if options.debug_rank is None and not config.getoption("usepdb", default=False):
+        return options
+    try:
+        return msgspec.structs.replace(options, terminal=os.ttyname(_stdin(config)))
+    except OSError:
+        if options.debug_rank is None or config.getoption("disttest_rank"):
+            return options
+        raise pytest.UsageError(
+            "disttest: --debug-rank needs a terminal, and standard input is none"
+        ) from None
+
+
+def _stdin(config: pytest.Config) -> int:
+    """Descriptor of the standard input, which pytest has put aside while it captures."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    source = getattr(getattr(capture, "_global_capturing", None), "in_", None)
+    return getattr(source, "targetfd_save", 0)
 
 
 def rank_order(config: pytest.Config) -> InterpreterOrder | ParentOrder | None:

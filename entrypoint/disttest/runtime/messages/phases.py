@@ -14,9 +14,10 @@ from pathlib import Path
 from disttest.descriptors import memory_file
 
 PHASES = ("setup", "call", "teardown")
+_HELD = 0x20
 _BEGUN = 0x40
 _XFAIL = 0x80
-"""Added to a phase: it has begun, and the test is expected to fail in it."""
+"""Added to a phase: somebody debugs the rank; it has begun; the test is expected to fail in it."""
 
 
 class PhaseBoard:
@@ -43,11 +44,15 @@ class PhaseBoard:
 
     def read(self, place: int) -> str:
         """The phase of a rank; whatever a broken one wrote there is read as some phase."""
-        return PHASES[min(self._memory[place] & ~(_BEGUN | _XFAIL), len(PHASES) - 1)]
+        return PHASES[min(self._memory[place] & ~(_HELD | _BEGUN | _XFAIL), len(PHASES) - 1)]
 
     def expects_failure(self, place: int) -> bool:
         """Whether the test was marked as an expected failure when the rank's phase began, as far as one has begun."""
         return not self._memory[place] & _BEGUN or bool(self._memory[place] & _XFAIL)
+
+    def any_held(self) -> bool:
+        """Whether somebody debugs a rank, so that time stands still for all."""
+        return any(byte & _HELD for byte in self._memory[:])
 
 
 class PhaseCell:
@@ -74,3 +79,8 @@ class PhaseCell:
     def write(self, phase: str, *, xfail: bool = False) -> None:
         """Say in which phase this rank is, and whether the test is expected to fail."""
         self._memory[self._place] = PHASES.index(phase) | _BEGUN | (_XFAIL if xfail else 0)
+
+    def hold(self, on: bool) -> None:
+        """Say that somebody debugs this rank, or does no longer."""
+        byte = self._memory[self._place]
+        self._memory[self._place] = byte | _HELD if on else byte & ~_HELD

@@ -43,6 +43,7 @@ from disttest.runtime.rank.child import (
     renew_libraries,
     use_cuda_freely,
 )
+from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
@@ -183,7 +184,7 @@ class _Session:
         self.channel = channel
         self.session = session
         self.order: RunTest | None = None
-        self._phase = PhaseCell(spec.phases, spec.place)
+        self.phase = PhaseCell(spec.phases, spec.place)
         self.gpu: GpuCare | None = None
         self.pristine = hygiene.read_facts()
         self.facts: hygiene.Facts | None = None
@@ -195,7 +196,7 @@ class _Session:
 
     def note_phase(self, phase: str, xfail: bool) -> None:
         """A phase of the running test begins."""
-        self._phase.write(phase, xfail=xfail)
+        self.phase.write(phase, xfail=xfail)
         if phase != "call":
             return
         if shared_fixtures(self.session) > self.shared_before:  # what those have changed stays
@@ -264,6 +265,7 @@ def serve(
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
+    debug_in_rank(spec.settings, spec.rank, session.config, lambda on: state.phase.hold(on))
     state = _Session(spec, channel, session)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
@@ -323,6 +325,7 @@ def serve_orders(
         run: what is done for one test.
     """
     phase = PhaseCell(spec.phases, spec.place)
+    debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
     Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail)).take_over()
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())

@@ -185,6 +185,10 @@ class Attempt:
     cancelled: str = ""
     """Why it was cancelled, if it was."""
     cancelled_s: float = 0.0
+    held_s: float | None = None
+    """Since when somebody debugs a rank, so that no limit counts."""
+    paused_s: float = 0.0
+    """How long somebody has done so."""
 
     @property
     def limit_s(self) -> float:
@@ -230,9 +234,20 @@ class Attempt:
         """How long after it was cancelled the ranks may go on."""
         return 0.0
 
+    def hold(self, now_s: float, *, on: bool) -> None:
+        """Have the limits stand still while a rank is debugged."""
+        if on:
+            self.held_s = now_s if self.held_s is None else self.held_s
+        elif self.held_s is not None:
+            self.paused_s += now_s - self.held_s
+            self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
+            self.held_s = None
+
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
-        if now_s - self.started_s >= self.limit_s:
+        if self.held_s is not None and not self.cancelled:
+            return False
+        if now_s - self.started_s - self.paused_s >= self.limit_s:
             return True
         if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True
@@ -240,7 +255,7 @@ class Attempt:
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` may turn true by itself."""
-        limits = [self.started_s + self.limit_s]
+        limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)
         if self.cancelled:

@@ -88,6 +88,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
+        self.is_held: Callable[[], bool] = lambda: False
+        """Whether somebody debugs a rank."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called every :data:`TICK_S` seconds while a test runs, for what nothing else wakes the loop for."""
 
@@ -143,6 +145,7 @@ class Supervisor:
         tick_s = time.monotonic() + TICK_S
         while not attempt.is_over:
             now_s = time.monotonic()
+            attempt.hold(now_s, on=self.is_held())
             if attempt.overdue(now_s, self._settings.grace):
                 self.end_living(attempt)
                 break

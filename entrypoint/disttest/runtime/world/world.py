@@ -55,6 +55,8 @@ class WorldSupervisor:
         self._clock = clock
         self._ranks = Supervisor(order.home, order.settings)
         self._phases = PhaseBoard(self._shape.size)
+        if order.settings.terminal:  # else no byte of a broken rank can take the limits away
+            self._ranks.is_held = self._phases.any_held
         self._reason = ""
         self._is_good = False
         """Whether the last test was judged, and left the world fit for another one."""

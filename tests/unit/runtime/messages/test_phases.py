@@ -30,6 +30,20 @@ def test_an_expected_failure_is_said_with_the_phase_and_nothing_is_known_before_
     assert ["call", "call", "setup"] == [board.read(place) for place in range(3)]
 
 
+def test_a_rank_that_is_debugged_says_so_and_keeps_its_phase():
+    board = PhaseBoard(2)
+    cell = PhaseCell(board.path, 1)
+    cell.write("call", xfail=True)
+    assert not board.any_held()
+
+    cell.hold(True)
+    assert board.any_held()
+    assert ("call", True) == (board.read(1), board.expects_failure(1))
+    cell.hold(False)
+    assert not board.any_held()
+    assert ("call", True) == (board.read(1), board.expects_failure(1))
+
+
 @pytest.mark.parametrize("byte", [3, 255])
 def test_nonsense_is_read_as_some_phase(byte):
     board = PhaseBoard(1)

@@ -3,11 +3,11 @@
 import pytest
 
 from disttest.host.process import Exit
-from disttest.model import Outcome, RankEnd
+from disttest.model import Outcome, RankEnd, TestCase
 from disttest.results.rulings import STRICT_XPASS, State, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world import rank_handles
-from disttest.runtime.world.attempt import RankProgress
+from disttest.runtime.world.attempt import Attempt, RankProgress
 
 
 def ended(phase, outcome, at_s=1.0):
@@ -162,3 +162,41 @@ def test_an_expected_failure_excuses_no_death():
     record = progress(SETUP, ended("call", Outcome.XFAILED), death=Exit(code=70), died_at_s=2.0).record(1.0)
 
     assert ("exited with code 70 in teardown, before it reported", None) == (record.message, record.outcome)
+
+
+def attempt(**more):
+    test = TestCase(
+        nodeid="t", slug="t", classname="c", name="t", file="t.py", line=1, suite="s", timeout_s=10.0
+    )
+    return Attempt(test=test, number=1, started_s=100.0, started_at_s=0.0, ranks=[progress()], **more)
+
+
+def test_limits_stand_still_while_a_rank_is_debugged():
+    running = attempt()
+    running.hold(105.0, on=True)
+    running.note_failure(105.1)
+    running.hold(500.0, on=True)
+    assert not running.overdue(500.0, grace_s=0.3)
+
+    running.hold(505.0, on=False)
+    assert not running.overdue(505.05, grace_s=0.3)
+    assert running.overdue(505.5, grace_s=0.3)
+    assert 100.0 == running.started_s, "what ranks said before is told by the same clock"
+
+
+def test_the_rest_of_the_limit_counts_afterwards():
+    running = attempt()
+    running.hold(105.0, on=True)
+    running.hold(505.0, on=False)
+
+    assert not running.overdue(509.0, grace_s=0.3)
+    assert running.overdue(510.0, grace_s=0.3)
+    assert 1.0 == running.next_check_s(509.0, grace_s=0.3)
+
+
+def test_a_run_that_ends_does_not_wait_for_a_debugger():
+    running = attempt()
+    running.hold(105.0, on=True)
+    running.cancel("SIGINT came", 106.0)
+
+    assert running.overdue(106.0, grace_s=0.3)

@@ -1,0 +1,99 @@
+"""One rank in a debugger, at a terminal, while its world and its limits wait."""
+
+import time
+
+from terminal import Terminal
+
+from disttest.model import Outcome
+
+LIMIT_S = 2
+SUITE = f"""
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout({LIMIT_S})
+    def test_stops(world):
+        secret = 40 + world.rank
+        breakpoint()
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    def test_fails(world):
+        here = 70 + world.rank
+        dist.barrier()
+        assert world.rank == 0
+        dist.barrier()
+"""
+COLLECTED_BY_RANKS = """
+    import threading
+
+    import pytest
+
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    @pytest.mark.world_size(2)
+    def test_all_fail(world):
+        here = 80 + world.rank
+        assert world.size == 3
+"""
+
+
+def prompt(terminal, rank, count):
+    """Wait until a rank has asked so often."""
+    asked = f"(rank {rank}) "
+    terminal.read_until(lambda screen: screen.count(asked) >= count)
+    assert terminal.screen.count(asked) == count, terminal.screen
+
+
+def answer(terminal, words, shows):
+    terminal.answer(f"{words}\n")
+    terminal.read_until(lambda screen: shows in screen)
+
+
+def test_the_rank_that_was_named_gets_the_terminal_and_time_stands_still(lab):
+    terminal = Terminal(lab.write(test_suite=SUITE), "test_suite.py", "--debug-rank", "1")
+    prompt(terminal, 1, 1)
+    time.sleep(LIMIT_S + 0.5)  # longer than the test may take
+    answer(terminal, "p secret + 1000", "1041")
+    terminal.answer("c\n")
+    prompt(terminal, 1, 3)
+    answer(terminal, "p here + 1000", "1071")
+    terminal.answer("c\n")
+    ended = terminal.end()
+
+    assert Outcome.PASSED is ended.result("test_stops").outcome, ended.output
+    failed = ended.result("test_fails")
+    assert (Outcome.FAILED, 1, (0,)) == (failed.outcome, failed.culprit, failed.victims)
+    assert "rank 1 failed: test_suite.py::test_fails[2xgloo]" in ended.output
+    assert "(rank 0)" not in ended.output
+    assert "1041" not in ended.log("test_stops", 1)
+    assert not failed.notes
+
+
+def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_from(lab):
+    terminal = Terminal(lab.write(test_thread=COLLECTED_BY_RANKS), "test_thread.py", "--pdb")
+    terminal.read_until(lambda screen: "(rank " in screen)
+    first = int(terminal.screen.partition("(rank ")[2][0])
+    for rank in (first, 1 - first):
+        prompt(terminal, rank, 1)
+        answer(terminal, "p here + 1000", str(1080 + rank))
+        terminal.answer("c\n")
+    ended = terminal.end()
+
+    result = ended.result("test_all_fail")
+    assert "all 2 ranks failed: AssertionError: assert 2 == 3" == result.message
+    assert 1 == ended.exit_code
+
+
+def test_without_a_terminal_the_way_to_one_is_told(lab):
+    lab.write(test_suite=SUITE)
+
+    refused = lab.run("run", "test_suite.py", "--debug-rank", "1")
+    assert 4 == refused.exit_code
+    assert "--debug-rank needs a terminal, and standard input is none" in refused.output
+    ended = lab.run("run", "test_suite.py", "-k", "stops")
+    assert (
+        "breakpoint() in a rank, whose output is a log: run the test at a terminal with --debug-rank K"
+        in (ended.result("test_stops").message)
+    )
