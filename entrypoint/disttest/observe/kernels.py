@@ -22,7 +22,7 @@ from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
-_NO_TIMEOUT = -1
+_OF_GROUP = -1
 
 Kernel = Callable[..., Any]
 
@@ -141,7 +141,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         seq = next(group.p2p[operation.name, peer, tag])
     else:
         seq = next(group.collectives)
-    milliseconds = argument(args, operation.timeout, _NO_TIMEOUT)
+    milliseconds = argument(args, operation.timeout, _OF_GROUP)
     root = argument(args, operation.root)
     thread = hub.thread
     return Call(
@@ -154,7 +154,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         root=None if root is None else members[root],
         reduce_op=thread.reduce_op,
         is_async=bool(argument(args, operation.is_async, True)),
-        timeout_s=group.group.timeout_s if milliseconds == _NO_TIMEOUT else milliseconds / 1000,
+        timeout_s=group.group.timeout_s if milliseconds == _OF_GROUP else milliseconds / 1000,
         inputs=inputs,
         outputs=outputs,
         site=call_site(),
