@@ -1,5 +1,6 @@
 """One rank in a debugger, at a terminal, while its world and its limits wait."""
 
+import re
 import time
 
 from terminal import Terminal
@@ -73,8 +74,8 @@ def test_the_rank_that_was_named_gets_the_terminal_and_time_stands_still(lab):
 
 def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_from(lab):
     terminal = Terminal(lab.write(test_thread=COLLECTED_BY_RANKS), "test_thread.py", "--pdb")
-    terminal.read_until(lambda screen: "(rank " in screen)
-    first = int(terminal.screen.partition("(rank ")[2][0])
+    asked = re.compile(r"\(rank (\d)\) ")
+    first = int(asked.search(terminal.read_until(lambda screen: asked.search(screen) is not None))[1])
     for rank in (first, 1 - first):
         prompt(terminal, rank, 1)
         answer(terminal, "p here + 1000", str(1080 + rank))

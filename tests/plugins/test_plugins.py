@@ -337,6 +337,15 @@ MIXED = """
     def test_ordinary():
         pass
 """
+USES_ALLURE = """
+    @pytest.mark.world_size(2)
+    def test_uses_allure(world):
+        import allure
+        allure.dynamic.title("another title")
+        allure.dynamic.parameter("size", world.size)
+        with allure.step("a step"):
+            allure.attach("text", name="attached")
+"""
 WORDS = {"passes": "passed", "fails": "failed", "skips": "skipped", "crashes": "failed", "ordinary": "passed"}
 
 
@@ -344,15 +353,22 @@ def word_of(nodeid: str) -> str:
     return re.search(r"test_(\w+)(\[|$)", nodeid)[1]
 
 
+@pytest.mark.parametrize("thread", ["", THREAD], ids=["forked", "collecting"])
 @pytest.mark.plugins("allure-pytest", "allure-python-commons", "attrs")
-def test_allure_pytest(lab: Lab) -> None:
-    lab.write(test_mixed=MIXED)
+def test_allure_pytest(lab: Lab, thread: str) -> None:
+    lab.write(test_mixed=thread + MIXED + USES_ALLURE)
 
-    lab.run("test_mixed.py", "--", "--alluredir=allure")
+    lab.run("test_mixed.py", "--retries", "1", "--", "--alluredir=allure")
 
     results = [json.loads(path.read_text()) for path in (lab.folder / "allure").glob("*-result.json")]
-    passes = [each for each in results if word_of(each["name"]) == "passes"]
-    assert 2 == len(passes), "one for each rank, as the table says"
+    found = {word_of(each["name"]): each for each in results}
+    assert len(found) == len(results), "one for each test"
+    assert {**WORDS, "skips": "skipped", "crashes": "broken", "uses_allure": "passed"} == {
+        name: each["status"] for name, each in found.items()
+    }
+    assert "rank 1 of 2 failed: " in found["fails"]["statusDetails"]["message"]
+    assert all(each["historyId"] and each["fullName"].startswith("test_mixed#") for each in results)
+    assert found["passes"]["start"] <= found["passes"]["stop"]
 
 
 @pytest.mark.plugins("pytest-html", "pytest-metadata")

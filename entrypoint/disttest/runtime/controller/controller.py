@@ -22,6 +22,7 @@ from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.results.directory import Home
 from disttest.results.verdict import not_run
+from disttest.runtime.controller.allure_results import tell_allure
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
 from disttest.runtime.controller.live_logs import LiveLogs
@@ -132,6 +133,7 @@ class Controller(Listener):
 
     def _heed_plugins(self) -> None:
         """What plugins of others were asked for these tests: done, or told."""
+        tell_allure(self._session.config, self._items)
         for note in notes_on_plugins(self._items.values()):
             self._recorder.noted(note)
         asked = {nodeid: retries_of(item) for nodeid, item in self._items.items()}

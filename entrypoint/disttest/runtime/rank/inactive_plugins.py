@@ -20,9 +20,20 @@ _NOTHING = {"allure_report_dir": None, "clean_alluredir": False, "htmlpath": Non
 
 def stand_aside(config: pytest.Config) -> None:
     """Take those plugins from this rank that are the controller's alone."""
+    _end_allure(config)
     for name in _OF_THE_CONTROLLER:
         if config.pluginmanager.hasplugin(name):
             config.pluginmanager.unregister(name=name)
+
+
+def _end_allure(config: pytest.Config) -> None:
+    """The controller makes one result of what the ranks come to: steps and attachments of theirs go nowhere."""
+    listener = config.pluginmanager.getplugin("allure_listener")
+    if listener is not None:
+        import allure_commons  # type: ignore[import-not-found,unused-ignore]  # it is there with its plugin
+
+        config.pluginmanager.unregister(listener)
+        allure_commons.plugin_manager.unregister(listener)
 
 
 def write_nothing(config: pytest.Config) -> None:
