@@ -75,35 +75,6 @@ def test_the_live_view_shows_what_runs_now_and_where(lab):
     assert 0 == ended.exit_code
 
 
-PRINTS = """
-    import pathlib, time, pytest
-
-    @pytest.mark.world_size(2)
-    @pytest.mark.timeout(60)
-    def test_prints(world):
-        print("begin of", world.rank)
-        while not pathlib.Path("seen").exists():
-            time.sleep(0.01)
-        print("end of", world.rank, end="")
-"""
-
-
-def test_what_ranks_print_is_shown_as_they_print_it_and_again_for_those_that_passed(lab):
-    terminal = Terminal(lab.write(test_prints=PRINTS), "test_prints.py", "-s", "--", "-rP")
-    begun = {f"[rank {rank}] begin of {rank}" for rank in range(2)}
-    terminal.read_until(lambda screen: all(line in without_styles(screen) for line in begun))
-    (lab.folder / "seen").touch()
-    ended = terminal.end()
-    lines = without_styles(ended.output).splitlines()
-
-    assert begun | {f"[rank {rank}] end of {rank}" for rank in range(2)} <= set(lines)
-    assert ["begin of 1", "end of 1"] == lines[(at := _heading(lines, "output of rank 1") + 1) : at + 2]
-
-
-def _heading(lines: list[str], title: str) -> int:
-    return next(number for number, line in enumerate(lines) if f" {title} " in line)
-
-
 def without_styles(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 

@@ -14,6 +14,7 @@ from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.narrative import describe_ranks
 from disttest.results.repeat import repeat_command
+from disttest.results.sanitized import describe_findings
 
 
 @click.command()
@@ -48,13 +49,15 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
-    """The failed tests and the flaky ones, or all whose id contains a text.
+    """The failed tests, the flaky ones and those in which a sanitizer has found something, or all whose id contains a text.
 
     Raises:
         UsageError: no id contains it.
     """
     if not text:
-        return (*run.bad, *run.flaky)
+        told = {outcome.test.nodeid for outcome in (*run.bad, *run.flaky)}
+        warned = (each for each in run.tests if each.final.findings and each.test.nodeid not in told)
+        return (*run.bad, *run.flaky, *warned)
     found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
     if not found:
         raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests")
@@ -71,6 +74,7 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
         *(f"  attempt {attempt.attempt}: {attempt.message}" for attempt in earlier),
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
+        *describe_findings(result.findings),
         f"repeat: {repeat_command(outcome.test, run)}",
     ]
     return "\n".join(part for part in parts if part)

@@ -32,9 +32,7 @@ PYTEST_WORDS = (
     PytestWord(flags=("-x",), help="Stop at the first failure."),
     PytestWord(flags=("--maxfail",), form="N", help="Stop after so many failures."),
     PytestWord(flags=("--lf",), help="Only the tests that failed last time, by pytest's cache."),
-    PytestWord(
-        flags=("-s",), help="Show what tests print as they print it; ranks with their number in front."
-    ),
+    PytestWord(flags=("-s",), help="Show what tests without a world print, as they print it."),
     PytestWord(flags=("-v",), help="Show pytest's own output, with more of it for each further v."),
     PytestWord(flags=("--pdb",), help="Debug a test where it fails; of a world, the rank that fails first."),
 )

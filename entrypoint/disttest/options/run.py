@@ -17,6 +17,7 @@ from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS, default_of
 from disttest.planning.gpu_request import GpuShare
+from disttest.sanitizers.choice import Chosen
 
 
 class WorldSettings(Frozen):
@@ -33,6 +34,8 @@ class WorldSettings(Frozen):
     """Whose rules judge tests that start their ranks by themselves."""
     spmd: int = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
+    sanitize: tuple[Chosen, ...] = default_of("sanitize")
+    """The sanitizers that are on."""
     debug_rank: int | None = default_of("debug-rank")
     """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
     terminal: str = ""

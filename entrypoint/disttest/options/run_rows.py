@@ -29,6 +29,7 @@ from disttest.options.values import (
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
 from disttest.planning.pools import SCHEDULERS
+from disttest.sanitizers.choice import FORM, Chosen, parse_chosen, show_chosen
 
 LAUNCHERS = ("local", *SCHEDULERS)
 
@@ -152,6 +153,13 @@ RUN_OPTIONS = (
         COUNT,
         "Run every test N times, its ranks with another seed each time.",
         default=1,
+        repeated=True,
+    ),
+    _of_each_run(
+        "sanitize",
+        Type(form=FORM, parse=parse_chosen, show=show_chosen),
+        "Tools that look for more in tests that pass; what they find fails the test, or with :warn is told beside it.",
+        default=(Chosen(name="order", fails=False),),
         repeated=True,
     ),
     _of_each_run(

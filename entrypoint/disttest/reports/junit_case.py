@@ -23,6 +23,7 @@ from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.narrative import how_failed
 from disttest.results.repeat import repeat_command
+from disttest.results.sanitized import describe_findings
 
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
@@ -134,6 +135,7 @@ class Cases:
             if len(outcome.attempts) > 1:
                 yield f"===== attempt {attempt.attempt}: {attempt.outcome}: {_message(attempt)} ====="
             yield from (f"note: {one_line(note)}" for note in attempt.notes)
+            yield from (clean(line) for line in describe_findings(attempt.findings))
             for rank in attempt.ranks:
                 yield from self._log_excerpt(attempt, rank)
         yield from self._attachments(outcome)

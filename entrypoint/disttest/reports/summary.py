@@ -14,6 +14,7 @@ from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Tally
 from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult, TestOutcome
@@ -84,6 +85,7 @@ class _Summary:
             self.head(),
             self.failures(),
             self.flaky(),
+            self.sanitizers(),
             self.table(),
             self.cost(),
             self.timeline(),
@@ -205,6 +207,21 @@ class _Summary:
         if len(flaky) > self.detail.listed * 5:
             yield f"- … and {count(len(flaky) - self.detail.listed * 5, 'more flaky test')}"
         yield ""
+
+    def sanitizers(self) -> Iterator[str]:
+        warned = warnings_of(self.run)
+        if not warned:
+            return
+        yield "### Sanitizers"
+        yield ""
+        for each in warned[: self.detail.listed * 5]:
+            finding = each.finding
+            title = f"{escape(each.title)} · {code(each.whose)}<br>{escape(one_line(finding.message))}"
+            words = (escape(one_line(text)) for text in (finding.effect, f"What to do: {finding.advice}"))
+            yield from _collapsible(title, [line for text in words for line in (text, "")])
+        if len(warned) > self.detail.listed * 5:
+            yield f"… and {count(len(warned) - self.detail.listed * 5, 'more finding')}, all in `results.json`."
+            yield ""
 
     def table(self) -> Iterator[str]:
         rows = aggregates.table(self.run)

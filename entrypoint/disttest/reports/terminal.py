@@ -18,6 +18,7 @@ from disttest.reports.aggregates import Row, Tally
 from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
+from disttest.reports.sanitizers import Warned, warnings_of
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
 
@@ -96,6 +97,10 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
+    if warned := warnings_of(run):
+        repository = Repository.of(run)
+        blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository)]
+        yield _titled("sanitizers", blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
     if slowest and (slow := aggregates.slowest(run, slowest)):
         lines = [
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
@@ -133,6 +138,16 @@ def _flaky_line(test: TestOutcome) -> Text:
     return Text(
         f"  {nodeid}: passed at attempt {test.final.attempt}; {aggregates.finding(first)}", style="yellow"
     )
+
+
+def _warning_lines(warned: Warned, repository: Repository) -> Iterator[Text]:
+    finding, place = warned.finding, warned.place(repository)
+    # Like a compiler's message, so that editors can jump to it.
+    start = f"{place}: warning: " if place else ""
+    yield Text(f"  {start}{one_line(finding.message)}", style="yellow")
+    yield Text(f"    {warned.title} · {warned.whose}")
+    yield Text(f"    effect: {one_line(finding.effect)}")
+    yield Text(f"    what to do: {one_line(finding.advice)}")
 
 
 COLUMNS = ("passed", "failed", "flaky", "skipped", "infra", "time", "GPU-min")

@@ -17,7 +17,7 @@ from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/runtime)/|/disttest/masking\.py$|^<"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe))/|/disttest/masking\.py$|^<"
 )
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""

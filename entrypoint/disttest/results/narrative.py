@@ -68,6 +68,8 @@ def how_failed(result: TestResult) -> str:
         return "timed out"
     if result.cause is Cause.INFRASTRUCTURE:
         return "infrastructure"
+    if any(finding.fails for finding in result.findings):
+        return "sanitizer"
     if is_disagreement(result):
         return "ranks disagree"
     culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)

@@ -14,9 +14,10 @@ from _pytest._io import TerminalWriter
 
 from disttest.beneath import Tree
 from disttest.masking import masker
-from disttest.model import Kind, Outcome, TestCase, TestResult, rank_name
+from disttest.model import Kind, Outcome, TestCase, TestResult
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
+from disttest.results.sanitized import describe_findings
 from disttest.runtime.messages.portable import masked, sections_of, serialisable
 from disttest.runtime.messages.protocol import TestJudged
 from disttest.runtime.rank.bridge import outcome_of
@@ -25,7 +26,7 @@ RERUN = "rerun"
 """Outcome of a report that stands for an attempt which is followed by another one."""
 _TAIL = 4096
 _READ = 32 * 1024
-"""How much of the log is read for that, so that a long crash dump can be left out first."""
+"""How much of the log is read for that, so that a long crash dump can be shortened first."""
 
 
 class WorldFailure(TerminalRepr):
@@ -50,6 +51,8 @@ class WorldFailure(TerminalRepr):
         elif self.result.details:
             tw.line()
             tw.line(self.result.details)
+        for line in describe_findings(self.result.findings):
+            tw.line(line)
         if self.result.ranks:
             tw.sep("-", "ranks")
         for line in describe_ranks(self.result, logs_in=self.logs_in):
@@ -76,19 +79,9 @@ def reports_of(
         reports = _accuse(reports, item, test, result, results_dir, repeat)
     elif not _say(reports, result.outcome):
         reports = _good_reports(item, result)
-    if result.outcome is Outcome.PASSED and set("PA") & set(item.config.getoption("reportchars", default="")):
-        _add_output(reports, result, results_dir)
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))
     return reports
-
-
-def _add_output(reports: Sequence[pytest.TestReport], result: TestResult, results_dir: Path) -> None:
-    """For ``-rP``: what the ranks of a test that passed have printed."""
-    told = [(rank_name(rank.rank), _log_tail(rank.log, results_dir)) for rank in result.ranks]
-    call = next((report for report in reports if report.when == "call"), None)
-    if call is not None:
-        call.sections += [(f"output of {name}", text) for name, text in told if text]
 
 
 def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
@@ -198,13 +191,11 @@ def _made_up(
 
 
 def _tail_of(result: TestResult, results_dir: Path) -> str:
-    """The end of what the speaking rank printed; the stacks below it are told elsewhere."""
-    return _log_tail(result.ranks[_speaker(result)].log, results_dir) if result.ranks else ""
-
-
-def _log_tail(log: str, results_dir: Path) -> str:
+    """The end of what the speaking rank printed; the stacks below it are told elsewhere, crash dumps shortened."""
+    if not result.ranks:
+        return ""
     try:
-        with os.fdopen(Tree(results_dir).open(log), "rb") as file:
+        with os.fdopen(Tree(results_dir).open(result.ranks[_speaker(result)].log), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _READ))
             text = file.read().decode("utf-8", "replace")

@@ -68,6 +68,8 @@ class TestDone(Message):
     """Keys that the test has left in the store of the world, which deletes them once all ranks are done."""
     exit_code: int | None = None
     """The rank leaves with this code, now; None: it stays for the next order."""
+    seen: dict[str, msgspec.Raw] = {}
+    """Name of a sanitizer -> what its recorder has seen in the test."""
 
 
 class RanksJoined(Message):

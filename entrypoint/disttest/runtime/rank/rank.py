@@ -48,6 +48,7 @@ from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
+from disttest.runtime.rank.sanitizing import Recorders
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:
@@ -186,6 +187,7 @@ class _Session:
         self.order: RunTest | None = None
         self.phase = PhaseCell(spec.phases, spec.place)
         self.gpu: GpuCare | None = None
+        self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
         self.pristine = hygiene.read_facts()
         self.facts: hygiene.Facts | None = None
         """After the last test, if nothing had to be put back."""
@@ -354,6 +356,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed)
     if state.gpu is not None:
         state.gpu.begin()
+    state.recorders.begin()
     run_protocol(items, order)
     shared = bool(shared_fixtures(session))
     cleanup = hygiene.clean_up(
@@ -370,6 +373,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             # The store is on one node, whose world does not know when the ranks of the others are done.
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
+            seen=state.recorders.reports(),
         )
     )
 

@@ -13,15 +13,20 @@ from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.sanitizing import sanitized
+from disttest.sanitizers.choice import Chosen
 
 
-def judge_attempt(attempt: Attempt, *, world_id: str, rule: VerdictRule) -> TestResult:
+def judge_attempt(
+    attempt: Attempt, *, world_id: str, rule: VerdictRule, sanitize: Sequence[Chosen] = ()
+) -> TestResult:
     """What the test came to, from what its ranks have said and done; it ends now.
 
     Args:
         attempt: over, or given up.
         world_id: the world that ran it.
         rule: how ranks are judged that a main process has started.
+        sanitize: the sanitizers that are on.
     """
     circumstances: dict[str, Any] = {
         "attempt": attempt.number,
@@ -32,7 +37,7 @@ def judge_attempt(attempt: Attempt, *, world_id: str, rule: VerdictRule) -> Test
     }
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
     if attempt.test.kind is Kind.RANKS:
-        return judge(attempt.test, records, **circumstances)
+        return sanitized(judge(attempt.test, records, **circumstances), attempt.ranks, sanitize)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
     joined = _that_count(attempt.ranks[0].joined, main)
     result = judge_hosted(

@@ -180,7 +180,8 @@ class WorldSupervisor:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
             self._ranks.watch(attempt)
             result = self._judge(attempt)
-            self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad
+            # Ranks that have called different things may have left some that the next test would meet.
+            self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
@@ -251,7 +252,10 @@ class WorldSupervisor:
         return attempt
 
     def _judge(self, attempt: Attempt) -> TestResult:
-        return judge_attempt(attempt, world_id=self._order.world_id, rule=self._order.settings.verdict)
+        settings = self._order.settings
+        return judge_attempt(
+            attempt, world_id=self._order.world_id, rule=settings.verdict, sanitize=settings.sanitize
+        )
 
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
         """Send a verdict up, with the pytest reports that stand for it when it is the first."""

@@ -1,0 +1,59 @@
+"""What sanitizers have found in tests that passed all the same: equal findings of many tests are told once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from disttest.model import SanitizerFinding, SeenCall
+from disttest.reports.location import Location, Repository
+from disttest.reports.text import count, one_line
+from disttest.results.fold import RunResult, TestOutcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """A finding that fails no test, and the tests in which it was made."""
+
+    finding: SanitizerFinding
+    """As it is in the first of them."""
+    tests: tuple[TestOutcome, ...] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """``sanitizer order: group-order``."""
+        return one_line(f"sanitizer {self.finding.sanitizer}: {self.finding.kind}")
+
+    @property
+    def whose(self) -> str:
+        """The test, or the first of them and how many more."""
+        first = one_line(self.tests[0].test.nodeid)
+        return first if len(self.tests) == 1 else f"{first} and {count(len(self.tests) - 1, 'more test')}"
+
+    def place(self, repository: Repository) -> Location | None:
+        """The first line that it is about and that is the user's; the test's own if none is."""
+        for call in _decisive(self.finding):
+            if call.file and (file := repository.traced(call.file)):
+                return Location(file=file, line=max(1, call.line))
+        test = self.tests[0].test
+        file = repository.relative(test.file) if test.file else None
+        return Location(file=file, line=max(1, test.line)) if file else None
+
+
+def warnings_of(run: RunResult) -> list[Warned]:
+    """The findings of the last attempts that fail nothing, those about the same lines together."""
+    groups: dict[tuple[object, ...], list[tuple[SanitizerFinding, TestOutcome]]] = defaultdict(list)
+    for test in run.tests:
+        for finding in test.final.findings:
+            if not finding.fails:
+                lines = frozenset((call.file, call.line) for call in _decisive(finding))
+                groups[finding.sanitizer, finding.kind, lines].append((finding, test))
+    return [
+        Warned(finding=members[0][0], tests=tuple({test.test.nodeid: test for _, test in members}.values()))
+        for members in groups.values()
+    ]
+
+
+def _decisive(finding: SanitizerFinding) -> Iterator[SeenCall]:
+    yield from (call for order in finding.orders for call in order.calls if call.decides)

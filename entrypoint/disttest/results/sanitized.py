@@ -1,0 +1,46 @@
+"""What the findings of sanitizers make of a result, and how they are told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from disttest.model import Cause, Outcome, SanitizerFinding, TestResult
+
+MOST_FINDINGS = 20
+"""Findings of one sanitizer in one test; a loop that goes wrong in a hundred ways needs no more."""
+
+
+def with_findings(
+    result: TestResult, findings: Sequence[SanitizerFinding], notes: Iterable[str] = ()
+) -> TestResult:
+    """A result with further findings; those that fail a test make it a failure.
+
+    Args:
+        result: of a test that has passed.
+        findings: of one sanitizer.
+        notes: what it could not look at.
+    """
+    kept, more = findings[:MOST_FINDINGS], len(findings) - MOST_FINDINGS
+    notes = [*notes, *([f"{more} more findings of sanitizer {findings[0].sanitizer}"] if more > 0 else [])]
+    result = msgspec.structs.replace(
+        result, findings=(*result.findings, *kept), notes=(*result.notes, *notes)
+    )
+    failing = [finding for finding in kept if finding.fails]
+    if not failing or result.outcome.is_bad:
+        return result
+    return msgspec.structs.replace(
+        result,
+        outcome=Outcome.FAILED,
+        cause=Cause.TEST,
+        message=f"sanitizer {failing[0].sanitizer}: {failing[0].message}",
+    )
+
+
+def describe_findings(findings: Iterable[SanitizerFinding]) -> Iterator[str]:
+    """Each in three lines: what it is, what comes of it, what to do."""
+    for finding in findings:
+        yield f"sanitizer {finding.sanitizer}: {finding.message}"
+        yield f"  effect: {finding.effect}"
+        yield f"  what to do: {finding.advice}"

@@ -1,0 +1,55 @@
+"""From the calls of all ranks to what is wrong with their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from disttest.model import SanitizerFinding
+from disttest.sanitizers.order.events import Events
+from disttest.sanitizers.order.extras import find_extras, find_never_waited
+from disttest.sanitizers.order.mismatches import find_mismatches
+from disttest.sanitizers.order.ordering import find_order
+from disttest.sanitizers.order.stream import Stream
+from disttest.sanitizers.sanitizer import Judgement
+
+_decoder = msgspec.json.Decoder(Stream)
+
+
+def judge_order(streams: Mapping[int, Stream]) -> tuple[SanitizerFinding, ...]:
+    """What is wrong with a test that has passed on all ranks.
+
+    Args:
+        streams: rank -> its calls, of all ranks of the world.
+    """
+    if any(stream.doubtful for stream in streams.values()):
+        return ()
+    events = Events(streams)
+    is_whole = not any(stream.beyond for stream in streams.values())
+    extras = tuple(find_extras(events)) if is_whole else ()
+    told = {
+        call.where for finding in extras for order in finding.orders for call in order.calls if call.decides
+    }
+    return (
+        *find_mismatches(events),
+        *extras,
+        *find_order(events),
+        *find_never_waited(events, told),
+    )
+
+
+def limits_of(streams: Mapping[int, Stream]) -> tuple[str, ...]:
+    """What was not compared, in words."""
+    cut = {rank: stream.beyond for rank, stream in streams.items() if stream.beyond}
+    if not cut:
+        return ()
+    rank, more = min(cut.items())
+    kept = len(streams[rank].calls)
+    return (f"order was compared for the first {kept:,} calls; rank {rank} has issued {more:,} more",)
+
+
+def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
+    """What follows from what the ranks have sent."""
+    streams = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
+    return Judgement(judge_order(streams), limits_of(streams))

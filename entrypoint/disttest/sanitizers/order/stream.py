@@ -1,0 +1,97 @@
+"""What a rank has called in a test, as data: each distinct call once, and the order of all by number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from disttest.model import Frozen
+
+MOST_CALLS = 50_000
+"""Calls of one test that are kept."""
+
+
+class Spec(NamedTuple):
+    """A tensor, as far as ranks must agree on it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class StreamGroup(Frozen):
+    """A process group that the rank has used."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """How messages name it."""
+        return self.description or self.name
+
+
+class Signature(Frozen):
+    """A call, with everything that tells it from others but its place in the order."""
+
+    op: str
+    group: StreamGroup
+    peer: int | None = None
+    """As in :class:`disttest.observe.Call`."""
+    tag: int = 0
+    root: int | None = None
+    reduce_op: str = ""
+    """Empty: none, or not known."""
+    inputs: tuple[Spec, ...] = ()
+    outputs: tuple[Spec, ...] = ()
+    file: str = ""
+    line: int = 0
+    thread: int = 0
+    """Threads of the rank, numbered as they called first."""
+    batched: bool = False
+    """Part of a ``batch_isend_irecv``, within which order does not matter."""
+    dropped: bool = False
+    """An asynchronous call whose handle its caller has thrown away."""
+
+    @property
+    def family(self) -> str:
+        """Operations that do the same, with another layout of their tensors, and meet each other on every backend."""
+        return self.op.removesuffix("_base")
+
+    @property
+    def is_p2p(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.peer is not None
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it is a send."""
+        return self.op == "send"
+
+    @property
+    def where(self) -> str:
+        """``test_step.py:39``; empty where nobody in Python has called."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+
+
+class Stream(Frozen):
+    """All calls of one rank in one test."""
+
+    signatures: tuple[Signature, ...] = ()
+    calls: tuple[int, ...] = ()
+    """Each an index of ``signatures``, in the order of issue."""
+    beyond: int = 0
+    """How many more there were."""
+    doubtful: bool = False
+    """Nothing follows from it: a call or a wait has raised, which its test may have meant, or the default group numbers
+    its ranks otherwise than their world."""

@@ -1,0 +1,39 @@
+"""What a sanitizer is: a recorder in each rank, and a judge of what all of them have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.model import Frozen, SanitizerFinding
+from disttest.observe import Tool
+
+
+class Recorder(Tool):
+    """The part that is in a rank; it notes of one test after another what its judge has to know."""
+
+    def begin(self) -> None:
+        """A test begins."""
+
+    def report(self) -> Frozen:
+        """What was seen since, as data."""
+        raise NotImplementedError
+
+
+class Judgement(NamedTuple):
+    """What the calls of a test came to."""
+
+    findings: tuple[SanitizerFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+
+class Sanitizer(Frozen):
+    """A row of the table."""
+
+    make_recorder: Callable[[int], Recorder]
+    """For the rank with this number."""
+    judge: Callable[[Mapping[int, msgspec.Raw]], Judgement]
+    """From what the recorders of all ranks have reported, as JSON, in a test that has passed on all of them."""

@@ -1,0 +1,303 @@
+"""The comparison of the ranks' calls, on streams made by hand and by hypothesis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.model import SanitizerFinding
+from disttest.observe import ANY_SOURCE
+from disttest.sanitizers.order.judge import judge_order, limits_of
+from disttest.sanitizers.order.kinds import Kind
+from disttest.sanitizers.order.stream import Signature, Spec, Stream, StreamGroup
+
+FOUR = Spec("float32", (4,))
+
+
+def group_of(*ranks: int, name: str = "default") -> StreamGroup:
+    return StreamGroup(name=name, description=name, ranks=ranks)
+
+
+PAIR = group_of(0, 1)
+
+
+def all_reduce(group: StreamGroup = PAIR, **fields: Any) -> Signature:
+    return Signature(**{"op": "allreduce", "group": group, "reduce_op": "SUM", "inputs": (FOUR,), **fields})
+
+
+def send(to: int, group: StreamGroup = PAIR, **fields: Any) -> Signature:
+    return Signature(**{"op": "send", "group": group, "peer": to, "inputs": (FOUR,), **fields})
+
+
+def recv(frm: int, group: StreamGroup = PAIR, **fields: Any) -> Signature:
+    return Signature(**{"op": "recv", "group": group, "peer": frm, "outputs": (FOUR,), **fields})
+
+
+def stream(calls: Sequence[Signature], **fields: Any) -> Stream:
+    known = list(dict.fromkeys(calls))
+    return Stream(signatures=tuple(known), calls=tuple(map(known.index, calls)), **fields)
+
+
+def judge(*ranks: Sequence[Signature]) -> tuple[SanitizerFinding, ...]:
+    return judge_order({rank: stream(calls) for rank, calls in enumerate(ranks)})
+
+
+def only(findings: Sequence[SanitizerFinding]) -> SanitizerFinding:
+    (finding,) = findings
+    return finding
+
+
+class TestAgreement:
+    def test_the_same_calls_are_nothing_to_tell(self):
+        calls = [all_reduce(), all_reduce(), Signature(op="barrier", group=PAIR)]
+
+        assert judge(calls, calls) == ()
+
+    def test_who_is_in_no_group_calls_nothing(self):
+        assert judge([all_reduce()], [all_reduce()], []) == ()
+
+    def test_cpp_does_not_tell_its_reduction(self):
+        assert judge([all_reduce(reduce_op="")], [all_reduce(reduce_op="MAX")]) == ()
+
+    def test_gathering_into_a_list_meets_gathering_into_a_tensor(self):
+        parts = Signature(op="allgather", group=PAIR, inputs=(FOUR,), outputs=(FOUR, FOUR))
+        whole = Signature(op="allgather_base", group=PAIR, inputs=(FOUR,), outputs=(Spec("float32", (8,)),))
+
+        assert judge([parts], [whole]) == ()
+
+    @pytest.mark.parametrize("op", ["alltoall_base", "alltoall"])
+    def test_an_exchange_may_be_uneven(self, op):
+        calls = [
+            Signature(op=op, group=PAIR, inputs=(Spec("float32", (n,)),), outputs=(FOUR,)) for n in (3, 5)
+        ]
+
+        assert judge(*[[call] for call in calls]) == ()
+
+    def test_who_has_nothing_to_exchange_has_no_dtype(self):
+        call = Signature(op="alltoall", group=PAIR, inputs=(FOUR,), outputs=(FOUR,))
+
+        assert judge([call], [Signature(op="alltoall", group=PAIR)]) == ()
+
+    def test_bytes_may_be_received_as_bytes(self):
+        assert judge([send(1)], [recv(0, outputs=(Spec("uint8", (16,)),))]) == ()
+
+    def test_a_group_may_be_described_otherwise_elsewhere(self):
+        other = StreamGroup(name="default", description="mine", ranks=(0, 1))
+
+        assert judge([all_reduce()], [all_reduce(other)]) == ()
+
+    def test_a_group_of_other_processes_is_left_alone(self):
+        assert judge([all_reduce(group_of(0, 7))], []) == ()
+
+    def test_nothing_follows_from_calls_that_have_raised(self):
+        streams = {0: stream([all_reduce()], doubtful=True), 1: stream([])}
+
+        assert judge_order(streams) == ()
+
+
+class TestMismatch:
+    @pytest.mark.parametrize(
+        ("here", "there", "words"),
+        [
+            (all_reduce(), all_reduce(reduce_op="MAX"), ("SUM", "MAX")),
+            (all_reduce(), all_reduce(inputs=(Spec("int32", (4,)),)), ("float32[4]", "int32[4]")),
+            (
+                all_reduce(inputs=(Spec("float32", (2, 3)),)),
+                all_reduce(inputs=(Spec("float32", (3, 2)),)),
+                ("float32[2, 3]", "float32[3, 2]"),
+            ),
+            (
+                Signature(op="broadcast", group=PAIR, root=0, inputs=(FOUR,)),
+                Signature(op="broadcast", group=PAIR, root=1, inputs=(FOUR,)),
+                ("from rank 0", "from rank 1"),
+            ),
+            (all_reduce(), Signature(op="barrier", group=PAIR), ("all_reduce SUM", "barrier")),
+        ],
+    )
+    def test_what_differs_is_told_with_both_lines(self, here, there, words):
+        finding = only(judge([at(here, "a.py", 3)], [at(there, "a.py", 5)]))
+
+        assert finding.kind == Kind.MISMATCH
+        assert finding.message.startswith("ranks disagree at collective #1 of group default: rank 0 called ")
+        for part in (*words, "a.py:3", "a.py:5"):
+            assert part in finding.message
+
+    def test_the_odd_one_of_three_is_named(self):
+        group = group_of(0, 1, 2)
+        finding = only(judge([all_reduce(group)], [all_reduce(group)], [all_reduce(group, reduce_op="MAX")]))
+
+        assert "ranks 0,1 called all_reduce SUM" in finding.message
+        assert "rank 2 called all_reduce MAX" in finding.message
+
+    def test_lists_are_compared_part_by_part(self):
+        wide, tall = Spec("float32", (2, 3)), Spec("float32", (3, 2))
+        calls = [Signature(op="allgather", group=PAIR, inputs=(s,), outputs=(s, s)) for s in (wide, tall)]
+
+        assert only(judge(*[[call] for call in calls])).kind == Kind.MISMATCH
+
+    def test_a_line_in_a_loop_is_told_once(self):
+        assert only(judge([all_reduce()] * 50, [all_reduce(reduce_op="MAX")] * 50)).kind == Kind.MISMATCH
+
+    def test_after_other_operations_nothing_can_be_compared(self):
+        barrier = Signature(op="barrier", group=PAIR)
+
+        assert only(judge([all_reduce(), barrier, barrier], [barrier, all_reduce()])).kind == Kind.MISMATCH
+
+    @pytest.mark.parametrize("taken", [Spec("int32", (4,)), Spec("float32", (8,))])
+    def test_a_message_is_received_as_it_was_sent(self, taken):
+        assert only(judge([send(1)], [recv(0, outputs=(taken,))])).kind == Kind.MISMATCH
+
+
+class TestExtra:
+    def test_a_collective_that_one_rank_has_not_called(self):
+        finding = only(judge([all_reduce()], [all_reduce(), at(all_reduce(), "a.py", 9)]))
+
+        assert finding.kind == Kind.EXTRA
+        assert "rank 1 called all_reduce SUM of float32[4] at a.py:9, rank 0 never did" in finding.message
+
+    def test_its_handle_is_no_second_finding(self):
+        assert only(judge([], [at(all_reduce(dropped=True), "a.py", 9)])).kind == Kind.EXTRA
+
+    def test_a_message_that_nobody_receives(self):
+        assert "rank 1 never receives it" in only(judge([send(1)], [])).message
+
+    def test_what_is_taken_from_anybody_is_not_counted(self):
+        anybody = Signature(op="recv_any_source", group=PAIR, peer=ANY_SOURCE, outputs=(FOUR,))
+
+        assert judge([send(1), send(1)], [anybody, recv(0)]) == ()
+
+    def test_a_stream_that_was_cut_has_no_end(self):
+        streams = {0: stream([all_reduce()], beyond=5), 1: stream([all_reduce(), all_reduce()])}
+
+        assert judge_order(streams) == ()
+        assert limits_of(streams) == ("order was compared for the first 1 calls; rank 0 has issued 5 more",)
+
+
+class TestOrder:
+    first, second = group_of(0, 1, name="first"), group_of(0, 1, name="second")
+
+    def test_two_groups_in_opposite_order(self):
+        a, b = at(all_reduce(self.first), "a.py", 1), at(all_reduce(self.second), "a.py", 2)
+        finding = only(judge([a, b], [b, a]))
+
+        assert finding.kind == Kind.GROUP_ORDER
+        assert (
+            "rank 0 calls all_reduce #1 of group first at a.py:1, then all_reduce #1 of group second at a.py:2"
+            in (finding.message)
+        )
+        assert [[call.decides for call in order.calls] for order in finding.orders] == [[True, True]] * 2
+
+    def test_three_groups_in_a_circle(self):
+        groups = [group_of(0, 1, name="x"), group_of(1, 2, name="y"), group_of(0, 2, name="z")]
+        x, y, z = map(all_reduce, groups)
+
+        assert only(judge([x, z], [y, x], [z, y])).kind == Kind.GROUP_ORDER
+
+    def test_other_threads_have_orders_of_their_own(self):
+        a, b = all_reduce(self.first), all_reduce(self.second, thread=1)
+
+        assert judge([a, b], [b, a]) == ()
+
+    def test_a_message_crosses_a_collective(self):
+        assert only(judge([send(1), all_reduce()], [all_reduce(), recv(0)])).kind == Kind.P2P_ORDER
+
+    def test_tags_in_opposite_order(self):
+        one, two = {"tag": 1}, {"tag": 2}
+        finding = only(judge([send(1, **one), send(1, **two)], [recv(0, **two), recv(0, **one)]))
+
+        assert finding.kind == Kind.P2P_ORDER
+        assert "send to rank 1 with tag 2" in finding.message
+
+    def test_both_send_first(self):
+        assert only(judge([send(1), recv(1)], [send(0), recv(0)])).kind == Kind.P2P_CYCLE
+
+    def test_a_ring_of_sends(self):
+        ring = group_of(0, 1, 2)
+        calls = [[send((rank + 1) % 3, ring), recv((rank - 1) % 3, ring)] for rank in range(3)]
+
+        assert only(judge(*calls)).kind == Kind.P2P_CYCLE
+
+    def test_a_batch_has_no_order(self):
+        batch = {"batched": True}
+
+        assert judge([send(1, **batch), recv(1, **batch)], [send(0, **batch), recv(0, **batch)]) == ()
+
+    def test_each_cycle_of_lines_is_told_once(self):
+        a, b = all_reduce(self.first), all_reduce(self.second)
+
+        assert only(judge([a, b] * 50, [b, a] * 50)).kind == Kind.GROUP_ORDER
+
+
+class TestNeverWaited:
+    def test_a_handle_that_is_thrown_away(self):
+        call = at(all_reduce(dropped=True), "a.py", 9)
+        finding = only(judge([call], [call]))
+
+        assert finding.kind == Kind.NEVER_WAITED
+        assert finding.message == (
+            "ranks 0,1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is thrown away"
+        )
+
+
+def at(call: Signature, file: str, line: int) -> Signature:
+    return msgspec.structs.replace(call, file=f"/repo/{file}", line=line)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[list[Signature]]:
+    """What three ranks do that all go through one list of events in order: it fits together by construction."""
+    groups = [group_of(0, 1, 2), group_of(0, 1, name="a"), group_of(1, 2, name="b")]
+    ranks: list[list[Signature]] = [[], [], []]
+    for _ in range(draw(st.integers(0, 30))):
+        if draw(st.booleans()):
+            call = all_reduce(draw(st.sampled_from(groups)), line=draw(st.integers(1, 5)), file="/repo/a.py")
+            for rank in call.group.ranks:
+                ranks[rank].append(call)
+        else:
+            source, target = draw(st.permutations([0, 1, 2]))[:2]
+            tag = draw(st.integers(0, 2))
+            ranks[source].append(send(target, groups[0], tag=tag))
+            ranks[target].append(recv(source, groups[0], tag=tag))
+    return ranks
+
+
+@given(programs())
+def test_calls_that_fit_together_are_nothing_to_tell(ranks):
+    assert judge(*ranks) == ()
+
+
+@given(programs(), st.randoms())
+def test_a_missing_call_is_found(ranks, random):
+    some = [rank for rank, calls in enumerate(ranks) if calls]
+    if some:
+        rank = random.choice(some)
+        del ranks[rank][random.randrange(len(ranks[rank]))]
+
+        assert {finding.kind for finding in judge(*ranks)} & {Kind.EXTRA, Kind.MISMATCH}
+
+
+@given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
+def test_groups_that_share_one_rank_at_most_may_be_used_in_any_order(numbers, random):
+    """Each of them is of rank 0 and one other: what rank 0 does first is no other rank's business."""
+    groups = [group_of(0, other, name=f"g{other}") for other in (1, 2, 3, 4)]
+    mine = [all_reduce(groups[number]) for number in numbers]
+    random.shuffle(mine)
+    others = [[call for call in mine if call.group is group] for group in groups]
+
+    assert judge(mine, *others) == ()
+
+
+@given(st.integers(2, 6), st.data())
+def test_any_exchange_of_two_neighbours_of_two_groups_is_found(length, data):
+    first, second = group_of(0, 1, name="first"), group_of(0, 1, name="second")
+    calls = [all_reduce((first, second)[number % 2]) for number in range(length)]
+    swapped = list(calls)
+    place = data.draw(st.integers(0, length - 2))
+    swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
+
+    assert [finding.kind for finding in judge(calls, swapped)] == [Kind.GROUP_ORDER]
