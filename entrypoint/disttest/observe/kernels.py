@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from disttest.observe import hub
+from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.groups import known
 from disttest.observe.operations import FUNCTIONAL, OPERATIONS, WAIT, Operation, argument, tensors
 from disttest.observe.records import ANY_SOURCE, Call, Wait, WaitKind
@@ -48,21 +49,12 @@ class Kernels:
             hub.note_gap(f"{library}::{name}: torch {torch.__version__} does not have it")
             return
         kernel = make(operator.redispatch)
-        _keep_from_dynamo(kernel)
+        keep_from_dynamo(kernel)
         self._libraries[library].impl(name, _KEY, kernel, True)  # type: ignore[call-arg]  # with the key set
 
     def remove(self) -> None:
         """Take them out of the dispatcher."""
         self._libraries.clear()
-
-
-def _keep_from_dynamo(kernel: Any) -> None:
-    """Keep Dynamo from compiling the kernel and what it calls, without importing Dynamo, which takes a second."""
-    from torch._C._dynamo import eval_frame
-
-    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
-    strategy = eval_frame._FrameExecStrategy(skip, skip)  # noqa: SLF001
-    eval_frame.set_code_exec_strategy(kernel.__code__, strategy)
 
 
 def _collective(operation: Operation, redispatch: Kernel) -> Kernel:

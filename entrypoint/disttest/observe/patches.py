@@ -16,6 +16,7 @@ from torch.autograd.variable import Variable
 from torch.distributed import distributed_c10d as c10d
 
 from disttest.observe import groups, hub
+from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.records import Call, Wait, WaitKind
 
 _ISSUING = (
@@ -77,6 +78,7 @@ class Patches:
         replacement = make(original)
         replacement.__name__, replacement.__doc__ = name, original.__doc__
         vars(replacement)["_torchdynamo_disable"] = True  # what torch.compiler.disable sets
+        keep_from_dynamo(replacement)
         self._put(owner, name, replacement)
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
