@@ -8,7 +8,15 @@ import pytest
 from playwright.sync_api import Page, expect
 from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
-from disttest.model import Outcome
+from disttest.model import (
+    Deadlock,
+    DeadlockKind,
+    Edge,
+    Outcome,
+    RankCalls,
+    SanitizerFinding,
+    SeenCall,
+)
 from disttest.reports import write_reports
 from disttest.reports.html import render_html
 
@@ -252,6 +260,90 @@ class TestLogs:
 
         expect(page.get_by_label("Log of rank 0")).to_contain_text("<script>alert('log')</script>")
         expect(page.get_by_label("Log of rank 2")).to_have_text("There is no file logs/gone.log.")
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory):
+    def order(number, *calls):
+        file = "/nowhere/repo/tests/test_ddp.py"
+        seen = (
+            SeenCall(what=f"all_reduce SUM, group {name}", file=file, line=line, decides=decides)
+            for name, line, decides in calls
+        )
+        return RankCalls(rank=number, calls=tuple(seen))
+
+    finding = SanitizerFinding(
+        sanitizer="order",
+        kind="group-order",
+        message="ranks use groups in orders that wait for each other: <b>rank 0</b> calls a, then b",
+        effect="Gloo passes. Over NCCL the ranks wait for each other.",
+        advice="Issue them in the same order on all ranks.",
+        orders=(
+            order(0, ("default", 8, False), ("first", 9, True), ("second", 10, True)),
+            order(1, ("default", 8, False), ("second", 12, True), ("first", 13, True)),
+        ),
+    )
+    edges = (
+        Edge(rank=0, what="recv #1 from rank 1", where="test_ddp.py:33", since_s=1.5, ranks=(1,)),
+        Edge(rank=1, what="all_reduce #3 of group default", since_s=1.0, ranks=(0, 2)),
+        Edge(rank=3, what="barrier #1 of group default", ranks=(2,), reason="which has finished the test"),
+    )
+    deadlock = Deadlock(kind=DeadlockKind.FINISHED, edges=edges, finished=(2,), after_s=2.0)
+    folder = tmp_path_factory.mktemp("proven")
+    sample = SampleRun()
+    sample.test(name="test_groups", findings=(finding,), ranks=(rank(0), rank(1)))
+    sample.test(name="test_groups", size=4, findings=(finding,))
+    sample.test(Outcome.FAILED, name="test_waits", message="deadlock: no rank can go on", deadlock=deadlock)
+    write_reports(sample.finish(), folder)
+    return folder / "report.html"
+
+
+class TestWhatWasProven:
+    """Findings of sanitizers with both orders side by side, and the graph of a deadlock."""
+
+    def test_a_finding_of_two_tests_has_one_card(self, visit, proven):
+        page = visit().open(proven)
+        card = page.locator("#sanitizers .card")
+
+        expect(card).to_have_count(1)
+        expect(card).to_contain_text("sanitizer order: group-order")
+        expect(card).to_contain_text("<b>rank 0</b> calls a, then b")
+        expect(card).to_contain_text("and 1 more test")
+        expect(card).to_contain_text("tests/test_ddp.py:9")
+
+    def test_the_orders_of_the_ranks_stand_side_by_side(self, visit, proven):
+        page = visit().open(proven)
+        page.locator("#sanitizers").get_by_role("button").click()
+        lists = page.get_by_role("dialog").locator(".orders ol")
+
+        expect(lists).to_have_count(2)
+        decisive = lists.nth(1).locator(".decides")
+        expect(decisive).to_have_text(
+            ["all_reduce SUM, group secondtest_ddp.py:12", "all_reduce SUM, group firsttest_ddp.py:13"]
+        )
+
+    def test_a_deadlock_is_a_graph_and_a_list(self, visit, proven):
+        page = visit().open(proven, "#test=2")
+        graph = page.locator("svg.graph")
+
+        expect(graph.locator(".node")).to_have_count(4)
+        expect(graph.locator(".finished text")).to_have_text("2")
+        expect(graph.locator(".waits-for")).to_have_count(4)
+        expect(page.locator(".waits li")).to_have_text(
+            [
+                "rank 0 waits in recv #1 from rank 1 at test_ddp.py:33 (1.5 s) for rank 1",
+                "rank 1 waits in all_reduce #3 of group default (1.0 s) for rank 0, rank 2",
+                "rank 3 waits in barrier #1 of group default (0 s) for rank 2, which has finished the test",
+            ]
+        )
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("number", [0, 2])
+    def test_nothing_is_wider_than_a_phone(self, visit, proven, scheme, number):
+        page = visit(width=360, scheme=scheme).open(proven, f"#test={number}")
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.locator("#test").evaluate("sheet => sheet.scrollWidth <= sheet.clientWidth")
 
 
 class TestHostileText:

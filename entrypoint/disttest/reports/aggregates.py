@@ -12,7 +12,6 @@ from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.narrative import how_ended
 from disttest.results.repeat import repeat_command
-from disttest.results.sanitized import describe_findings
 
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
@@ -180,8 +179,7 @@ def evidence(result: TestResult) -> list[str]:
     sections = (
         clean(f"----- {', '.join(who)}: {deed} -----\n{text}") for (deed, text), who in speakers.items()
     )
-    found = clean("\n".join(describe_findings(result.findings)))
-    return [part.strip("\n") for part in (clean(result.details), found, *sections) if part.strip()]
+    return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
 
 
 def _was_cleared_away(rank: RankRecord) -> bool:

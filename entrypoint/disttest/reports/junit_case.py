@@ -122,7 +122,8 @@ class Cases:
     def _body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
         """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
         result = result or outcome.final
-        parts = [clean(result.message), *_labels(result), *evidence(result)]
+        found = clean("\n".join(describe_findings(result.findings)))
+        parts = [clean(result.message), *_labels(result), *evidence(result), found]
         text = shorten("\n\n".join(part for part in parts if part.strip()), self.budget.details)
         return safe_text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
 

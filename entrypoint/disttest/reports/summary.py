@@ -19,6 +19,7 @@ from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
+from disttest.results.sanitized import describe_findings
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
@@ -141,13 +142,14 @@ class _Summary:
             if len(group.tests) > self.detail.listed:
                 yield f"- … and {count(len(group.tests) - self.detail.listed, 'more test')}"
             yield ""
+        findings = ["\n".join(describe_findings(result.findings))] if result.findings else []
         if aggregates.who(result):
             yield f"{escape(aggregates.who(result))}, in {escape(result.phase)}."
             yield ""
         yield from (f"- attempt {a.attempt}: {escape(aggregates.finding(a))}" for a in test.attempts[:-1])
         if len(test.attempts) > 1:
             yield ""
-        yield from self.block("\n\n".join(aggregates.evidence(result)))
+        yield from self.block("\n\n".join([*aggregates.evidence(result), *findings]))
         yield from self.ranks(result)
         yield f"Repeat: {exact_code(group.repeat)}"
         yield ""

@@ -12,6 +12,7 @@ from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import aggregates, trend
 from disttest.reports.aggregates import KINDS
 from disttest.reports.html.collectives import collective_table, ticks
+from disttest.reports.html.findings import deadlock_data, finding_data
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
@@ -106,7 +107,8 @@ def _shape_key(test: TestOutcome) -> tuple[int, str]:
 
 
 def _is_worth_opening(test: TestOutcome) -> bool:
-    return test.final.outcome.is_bad or len(test.attempts) > 1 or any(a.notes for a in test.attempts)
+    told = any(attempt.notes or attempt.findings for attempt in test.attempts)
+    return test.final.outcome.is_bad or len(test.attempts) > 1 or told
 
 
 def _log_folder(test: TestOutcome) -> str:
@@ -178,6 +180,8 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
         "text": shorten("\n\n".join(aggregates.evidence(result)), budget.details),
         "notes": [one_line(note) for note in result.notes],
         "collectives": collective_table(result),
+        "findings": [finding_data(finding) for finding in result.findings],
+        "deadlock": deadlock_data(result.deadlock) if result.deadlock else None,
         "ranks": [
             dict(_rank(rank, logs, budget)) | {"ticks": ticks(rank, result.started_at_s)}
             for rank in result.ranks

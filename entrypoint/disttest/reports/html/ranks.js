@@ -88,6 +88,8 @@
     const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`, found.fault];
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
+    if (attempt.deadlock) parts.push(...page.deadlock(attempt.deadlock));
+    if (attempt.findings.length) parts.push(...page.findings(attempt.findings));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));
     if (attempt.collectives) parts.push(...collectives(attempt.collectives));
     if (attempt.text) parts.push(el("h3", null, "What was found"), el("pre", { tabindex: "0", "aria-label": "What was found" }, attempt.text));

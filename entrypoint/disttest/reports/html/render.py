@@ -18,11 +18,12 @@ from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
 from disttest.results.narrative import how_failed
 
-SCRIPTS = ("page.js", "timeline.js", "tests.js", "ranks.js")
+SCRIPTS = ("page.js", "timeline.js", "tests.js", "findings.js", "ranks.js")
 MAX_CARDS = 200
 
 
@@ -50,6 +51,9 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             groups=groups[:MAX_CARDS],
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
+            warned=warnings_of(run),
+            max_cards=MAX_CARDS,
+            repository=repository,
             left_out=len(run.tests) - len(page.tests),
             how_failed=how_failed,
             place=lambda test: locate(test, repository),

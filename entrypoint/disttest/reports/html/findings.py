@@ -1,0 +1,58 @@
+"""What sanitizers have found, and the proof of a deadlock, as the page draws them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disttest.model import Deadlock, Edge, SanitizerFinding, rank_name
+from disttest.reports.text import duration, one_line
+
+MOST_DRAWN = 16
+"""Ranks of a graph; with more of them the arrows hide each other, and the list says it better."""
+
+
+def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
+    """One finding with the calls of its ranks side by side."""
+    return {
+        "title": one_line(f"{finding.sanitizer}: {finding.kind}"),
+        "message": one_line(finding.message, 4000),
+        "effect": one_line(finding.effect, 2000),
+        "advice": one_line(finding.advice, 2000),
+        "fails": finding.fails,
+        "orders": [
+            {
+                "name": rank_name(order.rank),
+                "calls": [
+                    {
+                        "what": one_line(call.what, 300),
+                        "where": one_line(call.where, 200),
+                        "decides": call.decides,
+                    }
+                    for call in order.calls
+                ],
+            }
+            for order in finding.orders
+        ],
+    }
+
+
+def deadlock_data(deadlock: Deadlock) -> dict[str, Any]:
+    """The ranks and who waits for whom; no ranks to draw where there are too many."""
+    ranks = sorted({rank for edge in deadlock.edges for rank in (edge.rank, *edge.ranks)})
+    drawn = ranks if len(ranks) <= MOST_DRAWN else []
+    return {
+        "nodes": [{"rank": rank, "finished": rank in deadlock.finished} for rank in drawn],
+        "edges": [
+            {"rank": edge.rank, "ranks": edge.ranks, "text": _sentence(edge)} for edge in deadlock.edges
+        ],
+        "label": f"{len(drawn)} ranks and who waits for whom; the list below has it in words",
+    }
+
+
+def _sentence(edge: Edge) -> str:
+    """``rank 0 waits in recv #1 from rank 1 at test_x.py:3 (1.2 s) for rank 1, which has finished the test``."""
+    place = f" at {edge.where}" if edge.where else ""
+    whom = f" for {', '.join(map(rank_name, edge.ranks))}" if edge.ranks else ""
+    reason = f", {edge.reason}" if edge.reason else ""
+    waits = f"{rank_name(edge.rank)} waits in {edge.what}{place} ({duration(edge.since_s)})"
+    return one_line(f"{waits}{whom}{reason}", 1000)
