@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from disttest.errors import InfrastructureError
+from disttest.host.huge_pages import before_world
 from disttest.host.process import Child, Exit, fork_child, leave
 from disttest.limits import KILL_S
 from disttest.model import Frozen
@@ -248,6 +249,7 @@ def _fork_world(
 
         make_world(order.world, channel, starter_for(order), now).run()
 
+    before_world()
     return fork_child(world, new_session=True)
 
 
