@@ -58,6 +58,12 @@ class TestAgreement:
 
         assert judge(calls, calls) == ()
 
+    def test_a_handle_that_all_throw_away_is_told_all_the_same(self):
+        assert only(judge([all_reduce(dropped=True)], [all_reduce(dropped=True)])).kind == Kind.NEVER_WAITED
+
+    def test_a_send_to_itself_is_nobody_elses_business(self):
+        assert judge([send(0), recv(0)], []) == ()
+
     def test_who_is_in_no_group_calls_nothing(self):
         assert judge([all_reduce()], [all_reduce()], []) == ()
 

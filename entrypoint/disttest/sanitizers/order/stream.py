@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from disttest.model import Frozen
 
-MOST_CALLS = 50_000
+MOST_CALLS = 20_000
 """Calls of one test that are kept."""
 
 
