@@ -99,7 +99,7 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
     if warned := warnings_of(run):
         repository = Repository.of(run)
-        blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository)]
+        blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository, width)]
         yield _titled("sanitizers", blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
     if slowest and (slow := aggregates.slowest(run, slowest)):
         lines = [
@@ -140,14 +140,16 @@ def _flaky_line(test: TestOutcome) -> Text:
     )
 
 
-def _warning_lines(warned: Warned, repository: Repository) -> Iterator[Text]:
+def _warning_lines(warned: Warned, repository: Repository, width: int) -> Iterator[Text]:
     finding, place = warned.finding, warned.place(repository)
     # Like a compiler's message, so that editors can jump to it.
     start = f"{place}: warning: " if place else ""
-    yield Text(f"  {start}{one_line(finding.message)}", style="yellow")
-    yield Text(f"    {warned.title} · {warned.whose}")
-    yield Text(f"    effect: {one_line(finding.effect)}")
-    yield Text(f"    what to do: {one_line(finding.advice)}")
+    first = _whole(f"  {start}{one_line(finding.message)}")
+    first.stylize("yellow")
+    yield first
+    yield _whole(f"    {warned.title} · {warned.whose}")
+    yield _hanging("    effect: ", one_line(finding.effect), width)
+    yield _hanging("    what to do: ", one_line(finding.advice), width)
 
 
 COLUMNS = ("passed", "failed", "flaky", "skipped", "infra", "time", "GPU-min")
