@@ -9,20 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from documents import ROOT, blocks, commands, write_files
 from environments import make_environment, packages_but_ours, uv
-from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = "https://github.com/org/dist-tests"
-
-
-def blocks(title: str) -> list[tuple[str, str]]:
-    """The language and text of each code block below a title of the README."""
-    tokens = MarkdownIt("commonmark").parse((ROOT / "README.md").read_text())
-    titles = [token.content for token in tokens]
-    start = titles.index(title)
-    end = next(i for i, token in enumerate(tokens[start:], start) if token.type == "heading_open")
-    return [(token.info, token.content) for token in tokens[start:end] if token.type == "fence"]
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +77,11 @@ def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repos
         GIT_CONFIG_KEY_0=f"url.file://{repository}.insteadOf",
         GIT_CONFIG_VALUE_0=PUBLISHED,
     )
-    said = []
+    first_screen = blocks("README.md", "Your own tests")
+    write_files(first_screen, somebody.folder)
 
-    for language, text in blocks("Your own tests"):
-        if language == "python":
-            name = re.search(r"^# (\w+\.py)\n", text)
-            assert name, text
-            (somebody.folder / name[1]).write_text(text)
-        elif language == "sh":
-            said.append(somebody.types(text))
+    installed, ran = (somebody.types(typed) for typed, _ in commands(first_screen))
 
-    installed, ran = said
     assert "Successfully installed dist-tests-" in installed
     assert "2 passed" in ran.partition("passed: ")[0], ran
     assert "passed: 2 passed" in ran
