@@ -91,6 +91,8 @@ class TestFindings:
         sheet = page.get_by_role("dialog")
 
         expect(sheet.locator(".track .hung")).to_have_count(2)
+        expect(sheet.locator(".lanes .axis span")).to_have_count(3)
+        expect(sheet.locator(".track .hung").first).to_have_text(re.compile(r"still in call \d"))
         expect(sheet.locator("pre", has_text="in test_hang").first).to_be_visible()
 
     def test_a_hang_shows_the_collective_at_which_the_ranks_part(self, visit, red):
@@ -100,7 +102,9 @@ class TestFindings:
 
         expect(parting).to_have_count(1)
         expect(parting).to_contain_text("ranks differ")
-        expect(parting.locator("td")).to_contain_text([re.compile("barrier waits"), "not in its recorder"])
+        expect(parting.locator("td")).to_contain_text(
+            [re.compile(r"barrier waits · .*, for \d"), "not in its recorder"]
+        )
 
     def test_the_culprit_comes_first_and_is_marked(self, visit, red):
         page = visit().open(red)

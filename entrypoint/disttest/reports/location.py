@@ -75,6 +75,24 @@ def locate(test: TestOutcome, repository: Repository) -> Location | None:
     return next(frames, start)
 
 
+def source_line(test: TestOutcome, repository: Repository) -> str:
+    """The code of that line, as pytest's traceback has it; empty where it has not."""
+    place = locate(test, repository)
+    for text in map(clean, _words(test.final)):
+        for match in reversed(list(_PYTEST.finditer(text))):
+            if place is not None and _location(match, repository) == place:
+                return _code_at(text, match)
+    return ""
+
+
+def _code_at(text: str, match: re.Match[str]) -> str:
+    """An entry in full has its place below the code, which is marked; a short one has it above."""
+    if text.startswith("in ", match.end()):
+        return next(iter(text[match.end() :].splitlines()[1:2]), "").strip()
+    above = reversed(text[: match.start()].splitlines())
+    return next((line[1:].strip() for line in above if line.startswith(">")), "")
+
+
 def _words(result: TestResult) -> Iterator[str]:
     """What the culprit left behind, the most telling first."""
     rank = _accused(result)

@@ -17,7 +17,7 @@ from disttest.model import Cause, Invocation, Outcome, RankEnd
 from disttest.reports.annotations import render_annotations
 from disttest.reports.ctrf import ctrf_pieces
 from disttest.reports.junit import render_junit
-from disttest.reports.location import Repository, locate
+from disttest.reports.location import Repository, locate, source_line
 
 
 def lines_of(sample: SampleRun) -> list[str]:
@@ -27,6 +27,28 @@ def lines_of(sample: SampleRun) -> list[str]:
 def place_of(sample: SampleRun) -> str:
     run = sample.finish()
     return str(locate(run.tests[0], Repository.of(run)))
+
+
+class TestSource:
+    @pytest.mark.parametrize(
+        ("details", "code"),
+        [
+            (ASSERTION, "assert x[0] == 3"),
+            (
+                "tests/a.py:3: in test_x\n    helper()\ntests/b.py:7: in helper\n    dist.barrier()\n",
+                "dist.barrier()",
+            ),
+            (f"{ASSERTION}\n/opt/venv/site-packages/torch/x.py:5: RuntimeError", "assert x[0] == 3"),
+            ("no traceback", ""),
+            ("tests/a.py:3: in test_x", ""),
+        ],
+    )
+    def test_the_line_of_the_place_is_found_in_the_traceback(self, details, code):
+        sample = SampleRun()
+        sample.test(Outcome.FAILED, message="m", details=details)
+        run = sample.finish()
+
+        assert code == source_line(run.tests[0], Repository.of(run))
 
 
 class TestWhich:

@@ -185,6 +185,21 @@ def test_a_hung_rank_that_called_nothing_has_a_column():
     assert table["rows"][0]["cells"][1] is None
 
 
+def test_the_culprit_has_a_column_though_nobody_asked_it():
+    ranks = (rank(0, collectives=called((1, "barrier", False))), rank(1, Outcome.FAILED), rank(2))
+    result = TestResult(nodeid="x", outcome=Outcome.FAILED, started_at_s=10.0, ranks=ranks, culprit=1)
+    table = collective_table(result)
+
+    assert table["ranks"] == ["rank 0", "rank 1"]
+    assert table["rows"][0]["cells"][1] == {"unasked": "failed"}
+
+
+def test_a_card_shows_the_line_that_failed(tmp_path):
+    page = render_html(mixed_run(tmp_path), tmp_path)
+
+    assert 1 == page.count('<p class="source"><code>assert x[0] == 3</code></p>')
+
+
 def test_no_recorder_no_table():
     assert collective_table(TestResult(nodeid="x", outcome=Outcome.FAILED, ranks=(rank(0),))) is None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from disttest.model import Collective, RankRecord, TestResult, rank_name
 from disttest.reports.text import one_line
+from disttest.results.narrative import how_ended
 
 MAX_ROWS = 60
 MOST_CALLS = 2_000
@@ -21,11 +22,12 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
     """
     if not any(rank.collectives for rank in result.ranks):
         return None
-    # A rank that hangs was asked too; that it has nothing to show is what the reader looks for.
-    ranks = [rank for rank in result.ranks if rank.collectives or rank.hung]
+    # A rank that hangs was asked too; that it has nothing to show is what the reader looks for. So it is with the culprit.
+    ranks = [rank for rank in result.ranks if _was_asked(rank) or rank.rank == result.culprit]
     calls = [
         {(call.group, call.seq): call for call in rank.collectives[-MOST_CALLS:] if not call.p2p}
         for rank in ranks
+        if _was_asked(rank)
     ]
     first_s: dict[_Key, float] = {}
     for mine in calls:
@@ -39,11 +41,26 @@ def collective_table(result: TestResult) -> dict[str, Any] | None:
             {
                 "name": f"{one_line(key[0], 60)} #{key[1]}",
                 "parts": key == parting,
-                "cells": [_cell(mine.get(key), result.started_at_s) for mine in calls],
+                "cells": [*_cells(key, ranks, calls, result.started_at_s)],
             }
             for key in order[-MAX_ROWS:]
         ],
     }
+
+
+def _was_asked(rank: RankRecord) -> bool:
+    return bool(rank.collectives) or rank.hung
+
+
+def _cells(
+    key: _Key, ranks: Sequence[RankRecord], calls: Sequence[dict[_Key, Collective]], started_at_s: float
+) -> Iterator[dict[str, Any] | None]:
+    told = iter(calls)
+    for rank in ranks:
+        if _was_asked(rank):
+            yield _cell(next(told).get(key), started_at_s)
+        else:
+            yield {"unasked": how_ended(rank)}
 
 
 def ticks(rank: RankRecord, started_at_s: float) -> list[tuple[float, bool]]:

@@ -91,7 +91,7 @@
     if (attempt.deadlock) parts.push(...page.deadlock(attempt.deadlock));
     if (attempt.findings.length) parts.push(...page.findings(attempt.findings));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));
-    if (attempt.collectives) parts.push(...collectives(attempt.collectives));
+    if (attempt.collectives) parts.push(...collectives(attempt.collectives, attempt.duration));
     if (attempt.text) parts.push(el("h3", null, "What was found"), el("pre", { tabindex: "0", "aria-label": "What was found" }, attempt.text));
     if (attempt.ranks.some((rank) => rank.text || rank.log || rank.missing)) parts.push(...logs(attempt));
     return parts;
@@ -104,7 +104,8 @@
     const culprit = attempt.ranks.find((rank) => rank.rank === attempt.culprit);
     const parted = culprit ? culprit.failed : null;
     return el("div", { class: "lanes", role: "list", "aria-label": `Ranks over ${seconds(total)}` },
-      ...attempt.ranks.flatMap((rank) => laneOf(rank, attempt, total, parted)));
+      ...attempt.ranks.flatMap((rank) => laneOf(rank, attempt, total, parted)),
+      el("div", { class: "axis", "aria-hidden": "true" }, ...[0, 0.5, 1].map((part) => el("span", null, seconds(part * total)))));
   }
 
   // Phases have lengths but no beginnings: where a rank failed is known, so its phases end there.
@@ -142,8 +143,8 @@
     const gone = rank.failed !== null && rank.failed > at ? rank.failed : at;
     const died = rank.how === "crashed";
     const waited = rank.hung || ended;
-    if (died && gone > at) put("waits", at, gone - at, rank.phase);
-    if (waited && total > at) put(rank.hung ? "hung" : "waits", at, total - at, rank.hung ? `still in ${rank.phase}` : `${rank.phase}, then ended by disttest`);
+    if (died && gone > at) put("waits", at, gone - at, `${rank.phase} ${seconds(gone - at)}`);
+    if (waited && total > at) put(rank.hung ? "hung" : "waits", at, total - at, `${rank.hung ? `still in ${rank.phase}` : `${rank.phase}, then ended by disttest`} ${seconds(total - at)}`);
     for (const [time, done] of rank.ticks) {
       const tick = el("i", { class: done ? "tick" : "tick open", title: `collective at ${seconds(time)}` });
       tick.style.left = `min(${share(time)}, calc(100% - 3px))`;
@@ -162,13 +163,17 @@
   }
 
   // A row for each collective; the first one that the ranks do not share is where they part.
-  function collectives(table) {
+  function collectives(table, duration) {
+    const state = (cell) => (cell.done ? `done · ${seconds(cell.at)}` : `waits · ${seconds(cell.at)}, for ${seconds(duration - cell.at)}`);
+    const cellOf = (cell) => {
+      if (!cell) return el("td", { class: "none" }, "not in its recorder");
+      if (cell.unasked) return el("td", { class: "none" }, `not asked: ${cell.unasked}`);
+      return el("td", null, el("b", null, cell.op), ` ${state(cell)}`,
+        el("div", { class: "small muted" }, bidi([cell.inputs, cell.where].filter(Boolean).join(" · "))));
+    };
     const rows = table.rows.map((row) => el("tr", { class: row.parts ? "parts" : null },
       el("th", { scope: "row" }, row.name, row.parts ? el("span", { class: "badge failed" }, "ranks differ") : null),
-      ...row.cells.map((cell) => (cell
-        ? el("td", null, el("b", null, cell.op), ` ${cell.done ? "done" : "waits"} · ${seconds(cell.at)}`,
-          el("div", { class: "small muted" }, bidi([cell.inputs, cell.where].filter(Boolean).join(" · "))))
-        : el("td", { class: "none" }, "not in its recorder")))));
+      ...row.cells.map(cellOf)));
     return [
       el("h3", null, "Collectives"),
       el("div", { class: "scroll collectives", tabindex: "0", role: "region", "aria-label": "Collectives of the ranks" },

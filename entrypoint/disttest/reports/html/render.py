@@ -16,7 +16,7 @@ from markupsafe import Markup
 from disttest.reports import aggregates, trend
 from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
-from disttest.reports.location import Repository, locate
+from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line
@@ -57,6 +57,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             left_out=len(run.tests) - len(page.tests),
             how_failed=how_failed,
             place=lambda test: locate(test, repository),
+            source=lambda test: one_line(source_line(test, repository), 160),
             table=aggregates.table(run),
             tally=aggregates.tally(run),
             costs=cost_lines(run),
