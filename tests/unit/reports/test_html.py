@@ -6,6 +6,7 @@ import json
 import re
 from importlib.resources import files
 
+import msgspec
 import pytest
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
@@ -13,6 +14,7 @@ from disttest.model import Collective, Outcome, TestResult
 from disttest.reports.html import render_html
 from disttest.reports.html.collectives import collective_table
 from disttest.reports.html.data import choose_tests
+from disttest.reports.summary import render_summary
 from disttest.reports.write import write_reports
 
 
@@ -192,6 +194,13 @@ def test_the_culprit_has_a_column_though_nobody_asked_it():
 
     assert table["ranks"] == ["rank 0", "rank 1"]
     assert table["rows"][0]["cells"][1] == {"unasked": "failed"}
+
+
+def test_the_command_can_be_copied(tmp_path):
+    run = msgspec.structs.replace(mixed_run(tmp_path), argv=("run", "-k", "a or b"))
+
+    assert "run -k &#39;a or b&#39;</code>" in render_html(run, tmp_path)
+    assert "run -k &#39;a or b&#39;</code>" in render_summary(run).replace("'", "&#39;")
 
 
 def test_a_card_shows_the_line_that_failed(tmp_path):

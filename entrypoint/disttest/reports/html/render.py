@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -44,6 +45,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
         _template()
         .render(
             run=run,
+            command=shlex.join(run.argv),
             green=aggregates.is_green(run),
             verdict=aggregates.verdict(run),
             headline=aggregates.headline(run),
