@@ -48,6 +48,10 @@ EVIDENCE_S = 0.6
 """How long ranks may take to tell what they were doing; most need a few milliseconds, some cannot answer."""
 NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
+DEADLOCK_STACKS_S = 0.3
+"""How long ranks may take to tell their stacks, which have to confirm what they say they wait in."""
+DEADLOCK_FIRST_PAUSE_S = 1.0
+"""Until stacks that did not confirm it are asked for again; then twice as long each time."""
 MAIN_MARGIN_S = 3.0
 """A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
 MAIN_CANCEL_S = 1.2

@@ -7,6 +7,7 @@ otherwise are durations in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, dataclass_transform
 
@@ -197,6 +198,11 @@ def rank_name(rank: int) -> str:
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
 
 
+def rank_names(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1,2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
+
+
 class Collective(Frozen):
     """One collective (or point-to-point call) as a rank's flight recorder has it."""
 
@@ -231,6 +237,8 @@ class DeadlockKind(StrEnum):
     """They have called the same, with different roots."""
     GROUPS = "groups"
     """They wait in different groups for each other."""
+    CYCLE = "cycle"
+    """They wait for each other in calls of one group that do not meet."""
     POINT_TO_POINT = "point-to-point"
     """They wait in sends and receives that do not match."""
     STORE = "store"
@@ -268,6 +276,8 @@ class Deadlock(Frozen):
     """Ranks that have finished the test, or are gone."""
     after_s: Seconds = 0.0
     """Seconds from the start of the test to the proof."""
+    ended: bool = False
+    """Whether the test was ended for it; else it went on to its time limit."""
 
 
 class RankRecord(Frozen):
@@ -391,6 +401,11 @@ class TestResult(Frozen):
     """The proof that its ranks waited for each other, where there is one."""
     findings: tuple[SanitizerFinding, ...] = ()
     """What sanitizers have found."""
+
+    @property
+    def ends_by_deadlock(self) -> bool:
+        """Whether it was ended for its deadlock, before its time limit."""
+        return self.deadlock is not None and self.deadlock.ended
 
     @property
     def is_false_green_avoided(self) -> bool:

@@ -301,7 +301,7 @@ TIMED = """
 def test_pytest_timeout(lab: Lab) -> None:
     lab.write(test_timed=TIMED)
 
-    ended = lab.run("test_timed.py", "--", "--timeout", "4")
+    ended = lab.run("test_timed.py", "--deadlock", "off", "--", "--timeout", "4")
 
     assert "rank 1 never joined barrier #1" in ended.result("test_hangs").message
     assert "(timed out after 4 s)" in ended.result("test_hangs").message

@@ -81,6 +81,25 @@ def age_of(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at(pid) / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_ticks(pid: int) -> int:
+    """CPU time of a process so far, all its threads together, in hundredths of a second.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    return sum(map(int, stat_of(pid)[11:13]))
+
+
+def is_at_rest(pid: int) -> bool:
+    """Whether all threads of a process wait for something, and none has work to do."""
+    try:
+        threads = [task / "stat" for task in Path(f"/proc/{pid}/task").iterdir()]
+        states = {path.read_text().rpartition(")")[2].split()[0] for path in threads}
+    except OSError:
+        return False
+    return states <= {"S", "I"}
+
+
 def process_state(pid: int) -> str:
     """The kernel's letter for what a process does (``R``, ``S``, ``D``, ``T``, …); empty if it is gone."""
     with contextlib.suppress(ProcessLookupError):

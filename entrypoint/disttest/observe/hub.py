@@ -104,6 +104,7 @@ def begin_wait(
     keys: tuple[str, ...] = (),
     timeout_s: float | None = None,
     site: Site | None = None,
+    ranks: tuple[int, ...] = (),
 ) -> Wait | None:
     """The thread begins to wait; None where nobody is to be told."""
     if thread.quiet or not (_told["on_wait"] or _told["on_done"]):
@@ -116,6 +117,7 @@ def begin_wait(
         timeout_s=timeout_s,
         site=site or call_site(),
         thread=threading.get_ident(),
+        ranks=ranks,
     )
     tell("on_wait", wait)
     return wait

@@ -196,11 +196,19 @@ def _store_wait(original: _Original) -> _Original:
     return wait
 
 
+def _shortest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The shortest time limit among arguments: one of them, or of a store."""
+    values = (*args, *kwargs.values())
+    limits = [each for each in values if isinstance(each, timedelta)]
+    limits += [each.timeout for each in values if isinstance(each, dist.Store)]  # type: ignore[attr-defined]
+    return min(limit.total_seconds() for limit in limits) if limits else None
+
+
 def _make_group(original: _Original) -> _Original:
     def make(group_size: int, group_rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        limit = kwargs.get("timeout")
-        with hub.waiting(WaitKind.GROUP, timeout_s=limit.total_seconds() if limit else None):
+        members = tuple(ranks or range(group_size))
+        with hub.waiting(WaitKind.GROUP, timeout_s=_shortest(args, kwargs), ranks=members):
             made = original(group_size, group_rank, ranks, *args, **kwargs)
         if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
             hub.tell("on_group", groups.note_made(made[0], tuple(ranks)), made=True)

@@ -130,3 +130,5 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How long it waits; None if nobody said, or for ever."""
     site: Site
     thread: int
+    ranks: tuple[int, ...] = ()
+    """Of the default group: the members of a group that is being made."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
+from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS, default_of
@@ -32,6 +32,8 @@ class WorldSettings(Frozen):
     """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = default_of("verdict")
     """Whose rules judge tests that start their ranks by themselves."""
+    deadlock: DeadlockRule = default_of("deadlock")
+    """What becomes of a test whose ranks wait for each other for ever."""
     spmd: int = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
     sanitize: tuple[Chosen, ...] = default_of("sanitize")

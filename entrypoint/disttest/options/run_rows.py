@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disttest.model import FlakyRule, VerdictRule
+from disttest.model import DeadlockRule, FlakyRule, VerdictRule
 from disttest.options.option import Option, rows_of
 from disttest.options.values import (
     AUTO,
@@ -116,6 +116,13 @@ RUN_OPTIONS = (
         "Log C frames of hanging ranks too, by py-spy, which needs ptrace.",
         default=False,
         otherwise="false",
+    ),
+    _of_each_run(
+        "deadlock",
+        member_of(DeadlockRule),
+        "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
+        default=DeadlockRule.FAIL,
+        repeated=True,
     ),
     _of_each_run(
         "verdict",

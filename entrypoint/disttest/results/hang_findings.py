@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import Collective, RankEnd, RankRecord
+from disttest.model import Collective, RankEnd, RankRecord, rank_names
 from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe))/|/disttest/masking\.py$|^<"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe|deadlock))/|/disttest/masking\.py$|^<"
 )
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
@@ -150,9 +150,9 @@ def _missing(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fin
     absent = [rank for rank in ranks if _at(rank, pending) is None and (rank.hung or _has_finished(rank))]
     if not absent:
         return None
-    names = _names([rank.rank for rank in absent])
+    names = rank_names([rank.rank for rank in absent])
     verb = "wait" if len(here) > 1 else "waits"
-    message = f"{names} never joined {pending.name}: {_names(here)} {verb}{_place(pending)}"
+    message = f"{names} never joined {pending.name}: {rank_names(here)} {verb}{_place(pending)}"
     message += "".join(f", {whereabouts(rank)}" for rank in absent[:4])
     return Finding(message, absent[0].rank if len(absent) == 1 else None)
 
@@ -163,7 +163,7 @@ def _incomplete(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) ->
         return None
     pending = next(iter(waiting.values()))
     return Finding(
-        f"{pending.name} does not complete, although {_names(sorted(waiting))} called it{_place(pending)}"
+        f"{pending.name} does not complete, although {rank_names(sorted(waiting))} called it{_place(pending)}"
     )
 
 
@@ -188,7 +188,7 @@ def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Findi
     if not hung or any(rank.phase != "teardown" for rank in hung):
         return None
     done = [rank for rank in ranks if not rank.hung]
-    rest = f"; {_names([rank.rank for rank in done])} had finished" if done else ""
+    rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
     return Finding(f"the test finished, its tear-down hangs: {_all_whereabouts(hung)}{rest}", _only(hung))
 
 
@@ -197,7 +197,7 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
     if not any(_user_frame(list(_frames(r))) or r.stacks.startswith(PROCESS_STATE) for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
-    rest = f"; {_names([rank.rank for rank in done])} had finished" if done else ""
+    rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
     return Finding(f"{_all_whereabouts(hung)}, waiting for no other rank{rest}", _only(hung))
 
 
@@ -247,10 +247,6 @@ def _frames(rank: RankRecord) -> Iterator[Frame]:
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
 
 
 def _only(ranks: Sequence[RankRecord]) -> int | None:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.model import Cause, Kind, Outcome, RankEnd, RankRecord, TestCase, TestResult, VerdictRule
+from disttest.model import (
+    Cause,
+    Deadlock,
+    Kind,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    TestCase,
+    TestResult,
+    VerdictRule,
+)
 from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
@@ -23,6 +33,7 @@ def judge_hosted(
     *,
     rule: VerdictRule,
     torch_outcome: Outcome | None,
+    deadlock: Deadlock | None = None,
     attempt: int,
     started_at_s: float,
     duration_s: float,
@@ -44,6 +55,7 @@ def judge_hosted(
             duration_s=duration_s,
             world_id=world_id,
             cancelled=cancelled,
+            deadlock=deadlock,
         )
 
     waited_for = not any(rank.message == NEVER_JOINED for rank in ranks)

@@ -17,6 +17,11 @@ _CRASH = re.compile(
     re.MULTILINE,
 )
 """What faulthandler writes while a signal ends its process: a heading, then the frames of each thread."""
+IN_DEADLOCK = "waited in a deadlock, ended by disttest"
+"""The message of a rank that was ended since none could go on."""
+MET_DEADLOCK = "was in the deadlock that the test expects, and was ended by disttest"
+"""The message of a rank of such a test."""
+
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
 _TORCHS_ACCOUNT = re.compile(
@@ -54,7 +59,7 @@ def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None
 def how_ended(record: RankRecord) -> str:
     """The same in a word or two, for tables and headings."""
     if record.hung:
-        return "timed out"
+        return "deadlock" if record.message == IN_DEADLOCK else "timed out"
     if record.end is RankEnd.KILLED and not record.has_failed:
         return "ended by disttest"
     if record.has_died and not record.has_failed:
@@ -65,7 +70,7 @@ def how_ended(record: RankRecord) -> str:
 def how_failed(result: TestResult) -> str:
     """What kind of failure it is: the words of every report."""
     if any(rank.hung for rank in result.ranks):
-        return "timed out"
+        return "deadlock" if result.ends_by_deadlock else "timed out"
     if result.cause is Cause.INFRASTRUCTURE:
         return "infrastructure"
     if any(finding.fails for finding in result.findings):
@@ -80,6 +85,8 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
     after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
     if record.message == WOKEN:
         return WOKEN
+    if record.message in (MET_DEADLOCK, IN_DEADLOCK):
+        return record.message
     if record.end is RankEnd.KILLED:
         why = "still ran at the deadline" if record.hung else "was still running"
         if record.outcome is not None and record.outcome.is_bad:

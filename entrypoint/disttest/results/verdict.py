@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.model import Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.results.deadlock_finding import advise, describe_deadlock
 from disttest.results.hang_findings import explain, last_call
 from disttest.results.rulings import (
     NO_TEST_RAN,
@@ -50,6 +51,7 @@ def judge(
     duration_s: float,
     world_id: str,
     cancelled: str = "",
+    deadlock: Deadlock | None = None,
 ) -> TestResult:
     """Judge one attempt.
 
@@ -61,12 +63,17 @@ def judge(
         duration_s: wall time of the attempt.
         world_id: the world that ran it.
         cancelled: why the world was told to stop; empty if it was not.
+        deadlock: the proof that its ranks waited for each other.
     """
     rule = rule_for(
         {state_of(record) for record in ranks}, cancelled=bool(cancelled), may_differ=test.ranks_may_differ
     )
-    outcome, phase, message, culprit = _decide(test, ranks, rule, duration_s=duration_s, cancelled=cancelled)
+    outcome, phase, message, culprit = _decide(
+        test, ranks, rule, duration_s=duration_s, cancelled=cancelled, deadlock=deadlock
+    )
     details = _ADVICE if rule.ruling is Ruling.DISAGREED else ""
+    if rule.ruling is Ruling.HANG and deadlock is not None:
+        details = advise(deadlock)
     if culprit is None and are_alike(ranks):
         details = ranks[0].details
     return TestResult(
@@ -78,12 +85,13 @@ def judge(
         duration_s=duration_s,
         phase=phase,
         message=message,
-        details=culprit.details if culprit else details,
+        details=(culprit.details if culprit else "") or details,
         culprit=culprit.rank if culprit else None,
         victims=_victims(ranks, culprit) if outcome.is_bad else (),
-        notes=_notes(ranks, outcome),
+        notes=(*_notes(ranks, outcome), *_deadlock_notes(deadlock, rule.ruling)),
         ranks=tuple(ranks),
         world_id=world_id,
+        deadlock=deadlock,
     )
 
 
@@ -91,7 +99,13 @@ _Decision = tuple[Outcome, str, str, RankRecord | None]
 
 
 def _decide(
-    test: TestCase, ranks: Sequence[RankRecord], rule: Rule, *, duration_s: float, cancelled: str
+    test: TestCase,
+    ranks: Sequence[RankRecord],
+    rule: Rule,
+    *,
+    duration_s: float,
+    cancelled: str,
+    deadlock: Deadlock | None,
 ) -> _Decision:
     outcome = rule.outcome or Outcome.ERROR
     match rule.ruling:
@@ -102,7 +116,7 @@ def _decide(
             culprit = min((r for r in ranks if is_red(r)), key=by_guilt)
             return _outcome_of(culprit), culprit.phase, _accusation(culprit, len(ranks)), culprit
         case Ruling.HANG:
-            return _explain_hang(test, ranks, [r for r in ranks if r.hung])
+            return _explain_hang(test, ranks, [r for r in ranks if r.hung], deadlock)
         case Ruling.CANCELLED | Ruling.UNFINISHED:
             why = cancelled or "its world was ended"
             return outcome, "call", f"did not finish after {duration_s:.1f} s: {why}", None
@@ -227,10 +241,20 @@ def _plural(deed: str) -> str:
     return re.sub(r"^was\b", "were", deed).replace("before it reported", "before they reported")
 
 
-def _explain_hang(test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> _Decision:
-    finding = explain(ranks)
+def _deadlock_notes(deadlock: Deadlock | None, ruling: Ruling) -> tuple[str, ...]:
+    """The deadlock, where it is not the reason of the outcome: the test went on, or expects it."""
+    if deadlock is None or ruling is Ruling.HANG:
+        return ()
+    return (describe_deadlock(deadlock).message,)
+
+
+def _explain_hang(
+    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], deadlock: Deadlock | None
+) -> _Decision:
+    finding = describe_deadlock(deadlock) if deadlock else explain(ranks)
     if finding is not None:
-        message = f"{finding.message} (timed out after {test.timeout_s:g} s)"
+        timed_out = f" (timed out after {test.timeout_s:g} s)"
+        message = f"{finding.message}{'' if deadlock and deadlock.ended else timed_out}"
         return (
             Outcome.FAILED,
             hung[0].phase,

@@ -32,6 +32,7 @@ from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.rank.waits import watch_waits
 from disttest.runtime.world.attempt import RankProgress
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
@@ -90,7 +91,7 @@ class ForkHost:
             body(rank, pipe)
             self._wait_for_gpus()
 
-        team = self._team = Team(self._spec)
+        team = self._team = Team(self._spec, size)
         for rank in range(size):
             self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, whole_body, self._skips))
         return team.ranks
@@ -158,7 +159,7 @@ class ForkHost:
         if self._kept is not None and self._kept.owner is owner and not self._kept.broken:
             return
         self.release(None)
-        team = self._kept = Team(self._spec)
+        team = self._kept = Team(self._spec, size)
         team.owner = owner
         for rank in range(size):
             self._fork(
@@ -218,6 +219,7 @@ class ForkHost:
         questions = stacks.with_suffix(".ask")
         spec, config, parent = self._spec, self._config, os.getpid()
         log = team.supervisor.logs.open(self._log(rank))
+        board = team.board.path if team.board else None
 
         def be_rank() -> None:
             die_with_parent(parent)
@@ -227,6 +229,7 @@ class ForkHost:
             belong_to_this_process(mine)
             settle_in(config, log, stacks, spec.threads)
             flight.answer_questions(questions, rank)
+            watch_waits(board, rank)
             flight.note_start()
             own_account = account_for(mine)
             mine.send(RankReady())
@@ -274,7 +277,7 @@ class ForkHost:
         if never_joined:
             records = tuple(map(blame_for_waiting, records))
         theirs = torch_outcome(records, attempt.rule, self._skips) if attempt.ranks else None
-        self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
+        self._channel.send(RanksJoined(records=records, torch_outcome=theirs, deadlock=attempt.deadlock))
         return records
 
     @contextlib.contextmanager

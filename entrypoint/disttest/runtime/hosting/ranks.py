@@ -15,6 +15,7 @@ from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
 from disttest.runtime.rank.rank import next_order
+from disttest.runtime.rank.waits import begin_waits
 from disttest.testing.hosting import Body, provide_host
 
 _account: Account | None = None
@@ -65,6 +66,7 @@ def serve_tests(
     while (order := next_order(channel)) is not None:
         _redirect(order)
         flight.note_start()
+        begin_waits()
         mine = account_for(channel)
         error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)

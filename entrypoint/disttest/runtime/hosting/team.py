@@ -9,17 +9,20 @@ from types import MappingProxyType
 
 import msgspec
 
+from disttest.deadlock.board import Board
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name
 from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
-from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.model import DeadlockRule, Outcome, RankEnd, RankRecord
 from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
 from disttest.results.headline import raised_line
 from disttest.runtime.messages.protocol import Leave, clean_text
 from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.rank_handles import Supervisor
 
 
@@ -81,12 +84,22 @@ class Rank:
 class Team:
     """The living ranks of a main process."""
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, size: int) -> None:
         self.supervisor = Supervisor(spec.home, spec.settings)
+        self.board = self._make_board(spec.settings.deadlock, size)
         self.ranks: list[Rank] = []
         self.owner: object = None
         self.broken = False
         self.before = forked_children()
+
+    def _make_board(self, rule: DeadlockRule, size: int) -> Board | None:
+        """Where its ranks say what they wait in."""
+        if rule is DeadlockRule.OFF:
+            return None
+        prepare_to_watch()
+        board = Board(size)
+        self.supervisor.deadlocks = DeadlockWatch(board, rule, self.supervisor.evidence)
+        return board
 
     def dismiss(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let them leave by themselves within the limit, end the rest, and kill what they left behind."""
@@ -100,6 +113,8 @@ class Team:
         for rank in self.ranks:
             _ = rank.exitcode  # remembered: tests may look at it later
         self.supervisor.close()
+        if self.board is not None:
+            self.board.close()
         if forked_children() - self.before:
             kill_descendants(spare=self.before)
 

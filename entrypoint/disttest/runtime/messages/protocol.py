@@ -15,7 +15,7 @@ import msgspec
 
 from disttest.errors import ProtocolError
 from disttest.masking import masker
-from disttest.model import UNREADABLE, Frozen, Outcome, RankRecord, TestCase, TestResult
+from disttest.model import UNREADABLE, Deadlock, Frozen, Outcome, RankRecord, TestCase, TestResult
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
 from disttest.runtime.messages.settled import Settled
@@ -80,6 +80,8 @@ class RanksJoined(Message):
     """What torch's own harness would have said; None where that cannot be known."""
     threads: bool = False
     """They are threads of the main process; it has caught what they raised if it passes all the same."""
+    deadlock: Deadlock | None = None
+    """The proof that they waited for each other."""
 
 
 class RunTest(Message):

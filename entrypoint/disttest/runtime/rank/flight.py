@@ -28,7 +28,7 @@ KEPT = 100
 ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 
 _encoder = msgspec.json.Encoder()
-_INTERNAL = ("/torch/", "/disttest/runtime/", "/_pytest/", "/pluggy/")
+_INTERNAL = ("/torch/", "/disttest/runtime/", "/disttest/observe/", "/_pytest/", "/pluggy/")
 
 
 def answer_questions(questions: Path, rank: int) -> None:

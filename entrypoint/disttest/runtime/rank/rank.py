@@ -49,6 +49,7 @@ from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
 from disttest.runtime.rank.sanitizing import Recorders
+from disttest.runtime.rank.waits import begin_waits, watch_waits
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class RankSpec(Frozen):
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()
+    board: Path | None = None
+    """The board on which it writes what it waits in; None: nobody would look."""
 
     @property
     def place(self) -> int:
@@ -268,6 +271,7 @@ def serve(
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
     debug_in_rank(spec.settings, spec.rank, session.config, lambda on: state.phase.hold(on))
+    watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
     state = _Session(spec, channel, session)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
@@ -349,6 +353,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
+    begin_waits()
     state.order = order
     state.shared_before = shared_fixtures(session)
     state.facts_before = hygiene.facts_before(state.facts, shared_fixtures=bool(state.shared_before))

@@ -18,6 +18,7 @@ from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import RankSpec, run_protocol, serve_orders, settle_in
+from disttest.runtime.rank.waits import begin_waits, watch_waits
 
 
 class WorkerId:
@@ -39,11 +40,13 @@ def serve_spmd(
     channel = settle_in(spec, channel, session.config)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
+    watch_waits(spec.board, spec.place)
 
     def run(order: RunTest) -> None:
         redirect_output(session.config, Path(order.log))
         register_stacks(spec.stacks)
         flight.note_start()
+        begin_waits()
         _heed_own_port(spec)
         run_protocol(items, order)
         flush_output()

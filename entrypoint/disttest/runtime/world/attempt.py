@@ -9,7 +9,8 @@ import msgspec
 
 from disttest.host.process import Exit, signal_name
 from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S
-from disttest.model import Collective, Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.model import Collective, Deadlock, Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 
@@ -57,6 +58,10 @@ class RankProgress:
     """Why its channel cannot be trusted any more."""
     killed: bool = False
     hung: bool = False
+    in_deadlock: bool = False
+    """It was ended since no rank could go on."""
+    met_deadlock: bool = False
+    """It was ended in a deadlock that its test expects."""
     stacks: str = ""
     below: str = ""
     """Of a contained test: the processes that it had started, and their stacks."""
@@ -125,10 +130,14 @@ class RankProgress:
             message, failed_at_s = self._exit_reason(), self.died_at_s
         elif self.killed and not (report and report.outcome.is_final):
             message = "was ended by disttest"
+        if self.met_deadlock:
+            message = MET_DEADLOCK
+        elif self.hung and self.in_deadlock:
+            message = IN_DEADLOCK
         return RankRecord(
             rank=self.rank,
             end=self._end(),
-            outcome=report.outcome if report and reported else None,
+            outcome=self._outcome(report, reported=reported),
             phase=report.phase
             if report and (has_failed or ((report.outcome.is_final or self.done) and not self.died))
             else self.phase,
@@ -147,6 +156,11 @@ class RankProgress:
             leaks=self.done.leaks if self.done else (),
             durations_s={r.phase: r.duration_s for r in self.reports if not r.partial},
         )
+
+    def _outcome(self, report: PhaseEnded | None, *, reported: bool) -> Outcome | None:
+        if self.met_deadlock:
+            return Outcome.PASSED
+        return report.outcome if report and reported else None
 
     def _end(self) -> RankEnd:
         if self.killed:
@@ -189,6 +203,10 @@ class Attempt:
     """Since when somebody debugs a rank, so that no limit counts."""
     paused_s: float = 0.0
     """How long somebody has done so."""
+    deadlock: Deadlock | None = None
+    """The proof that its ranks wait for each other."""
+    deadlock_expected: bool = False
+    """The test wants it so."""
 
     @property
     def limit_s(self) -> float:
@@ -244,10 +262,12 @@ class Attempt:
             self.held_s = None
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
-        """Whether the test's deadline, or the grace after a failure, has passed, or it was cancelled."""
+        """Whether the test's deadline, or the grace after a failure, has passed, or a deadlock or a cancellation ends it."""
         if self.held_s is not None and not self.cancelled:
             return False
         if now_s - self.started_s - self.paused_s >= self.limit_s:
+            return True
+        if self.deadlock is not None and self.deadlock.ended:
             return True
         if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True

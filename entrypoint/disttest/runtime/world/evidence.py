@@ -128,6 +128,16 @@ class EvidenceSource:
         return None
 
 
+def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[str]:
+    """The stacks of all, asked at once, while the ranks go on; empty for one that has not told them whole in time."""
+    for source in sources:
+        source.ask_stacks()
+    deadline_s = time.monotonic() + limit_s
+    while not all(source.has_told_stacks() for source in sources) and time.monotonic() < deadline_s:
+        time.sleep(EVIDENCE_POLL_S)
+    return [source.read().stacks if source.has_told_stacks() else "" for source in sources]
+
+
 class _Interview:
     """First the stacks, then the collectives.
 

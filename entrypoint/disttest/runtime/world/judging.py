@@ -37,7 +37,8 @@ def judge_attempt(
     }
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
     if attempt.test.kind is Kind.RANKS:
-        return sanitized(judge(attempt.test, records, **circumstances), attempt.ranks, sanitize)
+        result = judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
+        return sanitized(result, attempt.ranks, sanitize)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
     joined = _that_count(attempt.ranks[0].joined, main)
     result = judge_hosted(
@@ -46,6 +47,7 @@ def judge_attempt(
         [record for each in joined for record in each.records],
         rule=rule,
         torch_outcome=joined[-1].torch_outcome if joined else None,
+        deadlock=next((each.deadlock for each in joined if each.deadlock), None),
         **circumstances,
     )
     return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is Kind.PROCESS else result

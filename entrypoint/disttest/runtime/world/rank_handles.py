@@ -37,6 +37,7 @@ from disttest.runtime.messages.protocol import (
     TestDone,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
@@ -90,6 +91,8 @@ class Supervisor:
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
         self.is_held: Callable[[], bool] = lambda: False
         """Whether somebody debugs a rank."""
+        self.deadlocks: DeadlockWatch | None = None
+        """Looks whether any rank can go on, where that can be known."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called every :data:`TICK_S` seconds while a test runs, for what nothing else wakes the loop for."""
 
@@ -104,6 +107,10 @@ class Supervisor:
     def handle(self, rank: int) -> RankProcessHandle:
         """The handle of a rank; ranks are consecutive, and begin at 0 unless the world spans nodes."""
         return self.handles[rank - self.handles[0].rank]
+
+    def evidence(self) -> dict[int, EvidenceSource]:
+        """How each rank is asked what it is doing."""
+        return {handle.rank: handle.evidence for handle in self.handles}
 
     # --- what is watched
 
@@ -135,6 +142,8 @@ class Supervisor:
         """From here on, what ranks say and do belongs to this attempt."""
         self.attempt = attempt
         self._oom_kills = count_oom_kills(own_cgroups())
+        if self.deadlocks is not None:
+            self.deadlocks.begin()
         for handle in self.handles:
             if handle.gone:
                 self.record_exit(handle, attempt)
@@ -150,6 +159,8 @@ class Supervisor:
                 self.end_living(attempt)
                 break
             self.wait(min(TICK_S, attempt.next_check_s(now_s, self._settings.grace)))
+            if self.deadlocks is not None:
+                self.deadlocks.look(attempt)
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
                 self.on_tick()
@@ -180,7 +191,9 @@ class Supervisor:
             progress.stacks = shorten_stacks(evidence.stacks)
             progress.collectives = evidence.collectives
             progress.killed = True
-            progress.hung = deadline_passed
+            progress.hung = deadline_passed and not attempt.deadlock_expected
+            progress.met_deadlock = deadline_passed and attempt.deadlock_expected
+            progress.in_deadlock = attempt.deadlock is not None and attempt.deadlock.ended
         victims = [progress for progress in living if progress.killed]
         if self._settings.native_stacks and deadline_passed:
             self._take_native_stacks(victims)

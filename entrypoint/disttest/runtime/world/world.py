@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from disttest.deadlock.board import Board
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.limits import BROKEN_LEAVE_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
-from disttest.model import ALONE, Kind, TestCase, TestResult, WorldShape
+from disttest.model import ALONE, DeadlockRule, Kind, TestCase, TestResult, WorldShape
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
@@ -34,7 +35,9 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
 )
 from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, MainAttempt, RankProgress
+from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
@@ -57,6 +60,7 @@ class WorldSupervisor:
         self._phases = PhaseBoard(self._shape.size)
         if order.settings.terminal:  # else no byte of a broken rank can take the limits away
             self._ranks.is_held = self._phases.any_held
+        self._board = self._make_board()
         self._reason = ""
         self._is_good = False
         """Whether the last test was judged, and left the world fit for another one."""
@@ -87,10 +91,21 @@ class WorldSupervisor:
             raise
         self._close()
 
+    def _make_board(self) -> Board | None:
+        """Where ranks say what they wait in; none where others than these ranks could be waited for."""
+        rule = self._order.settings.deadlock
+        if rule is DeadlockRule.OFF or self._kind is not Kind.RANKS or self._order.partition:
+            return None
+        board = Board(self._shape.size)
+        self._ranks.deadlocks = DeadlockWatch(board, rule, self._ranks.evidence)
+        return board
+
     # --- starting
 
     def _start_ranks(self) -> None:
         listener = self._listen()
+        if self._board is not None:
+            prepare_to_watch()
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
         self._host_store(listener)
@@ -124,6 +139,7 @@ class WorldSupervisor:
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             phases=self._phases.path,
+            board=self._board.path if self._board else None,
             scratch=scratch / f"rank{rank}",
             log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             settings=order.settings,

@@ -1,0 +1,252 @@
+"""From what all ranks say to a proof that none can go on, or to nothing. Pure.
+
+A wait is open when what was issued so far does not end it. If every rank that is still at the test waits, and all their waits
+are open, nobody is left to issue anything: that is the proof. It is looked for only when nothing has changed for a while, so
+that a wait which could end would have ended; every doubt is therefore decided for the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from disttest.deadlock import words
+from disttest.deadlock.layout import Direction, read_ranks
+from disttest.deadlock.snapshot import Counts, GroupKey, Snapshot, Waiting
+from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
+from disttest.observe.records import ANY_SOURCE, WaitKind
+
+_WITH_ROOT_ALONE = frozenset({"scatter", "gather"})
+"""What ranks other than the root do with the root and nobody else."""
+
+
+class Open(Frozen):
+    """A wait that nothing has ended, and why."""
+
+    rank: int
+    wait: Waiting
+    kind: DeadlockKind
+    ranks: tuple[int, ...]
+    """Who would have to do something."""
+    other: str = ""
+    """What the first of them has called in its place."""
+
+
+class Situation(Frozen):
+    """A world at one moment."""
+
+    ranks: Mapping[int, Snapshot]
+    """Those that are still at the test."""
+    over: Mapping[int, Snapshot]
+    """Those that have finished it, or are gone, with what they had issued."""
+    now_s: float
+    """On the monotonic clock, as below."""
+    began_s: float
+    deadline_s: float
+    """When the test ends in any case."""
+    dead: frozenset[int] = frozenset()
+    """Those that are over since their process has ended."""
+
+
+def find_deadlock(situation: Situation) -> Deadlock | None:
+    """The proof; None where somebody may go on, or where it cannot be known."""
+    everybody = {**situation.over, **situation.ranks}
+    if not situation.ranks or not all(snapshot.is_observed for snapshot in situation.ranks.values()):
+        return None
+    if any(snapshot.has_gap for snapshot in everybody.values()) or not _are_themselves(everybody):
+        return None
+    found: list[Open] = []
+    for rank in sorted(situation.ranks):
+        waits = tuple(open_waits(rank, everybody, situation))
+        if not waits or None in waits:
+            return None
+        found += [wait for wait in waits if wait is not None]
+    return _proof(found, situation)
+
+
+def _are_themselves(everybody: Mapping[int, Snapshot]) -> bool:
+    """Whether ranks of the default group are ranks of the world, as records of calls have them."""
+    return all(snapshot.rank in (-1, rank) for rank, snapshot in everybody.items())
+
+
+def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situation) -> Iterator[Open | None]:
+    """The open waits of a rank; None for one that may end."""
+    for wait in everybody[rank].waits:
+        found = _open(rank, wait, everybody)
+        if found is None and wait.in_cpp:
+            continue  # it is not known to wait for that
+        if found is None or wait.until_s < situation.deadline_s:
+            yield None
+        else:
+            yield found
+
+
+def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    if wait.op:
+        if wait.group is None or rank not in wait.group[1]:
+            return None
+        return (_open_p2p if wait.peer is not None else _open_collective)(rank, wait, everybody)
+    if wait.kind is WaitKind.STORE:
+        return Open(rank=rank, wait=wait, kind=DeadlockKind.STORE, ranks=_others(rank, everybody))
+    if wait.kind is WaitKind.GROUP and wait.keys:
+        return _open_making(rank, wait, everybody)
+    return None
+
+
+def _open_making(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    """A group is made when all its members make it."""
+    try:
+        members = read_ranks(wait.keys)
+    except ValueError:  # cut, or a broken rank's
+        return None
+    if any(member not in everybody for member in members):
+        return None
+    missing = tuple(m for m in members if not any(_is_same(wait, other) for other in everybody[m].waits))
+    return Open(rank=rank, wait=wait, kind=DeadlockKind.ALONE, ranks=missing) if missing else None
+
+
+def _is_same(making: Waiting, other: Waiting) -> bool:
+    return other.kind is WaitKind.GROUP and other.keys == making.keys
+
+
+def _others(rank: int, everybody: Mapping[int, Snapshot]) -> tuple[int, ...]:
+    return tuple(sorted(other for other in everybody if other != rank))
+
+
+# --- collectives
+
+
+def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    assert wait.group is not None
+    members = [member for member in wait.group[1] if member != rank and _counts(wait, rank, member)]
+    if any(member not in everybody for member in members):
+        return None
+    missing = tuple(m for m in members if _issued(everybody[m], wait.group) < wait.seq)
+    for member in members:
+        theirs = _called(everybody[member], wait.group, wait.seq)
+        if theirs is None:
+            continue
+        if theirs[0] != wait.op:
+            other = f"{words.call_name(theirs[0])} in its place"
+            return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
+        if theirs[1] != wait.root:
+            other = f"it with root {theirs[1]} instead of {wait.root}"
+            return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
+    return Open(rank=rank, wait=wait, kind=DeadlockKind.CYCLE, ranks=missing) if missing else None
+
+
+def _counts(wait: Waiting, rank: int, member: int) -> bool:
+    """Whether a rank's part of a collective needs that of another member."""
+    return wait.op not in _WITH_ROOT_ALONE or rank == wait.root or member == wait.root
+
+
+def _issued(snapshot: Snapshot, group: GroupKey) -> int:
+    state = snapshot.groups.get(group)
+    return state.issued if state else 0
+
+
+def _called(snapshot: Snapshot, group: GroupKey, seq: int) -> tuple[str, int | None] | None:
+    state = snapshot.groups.get(group)
+    signature = state.calls.get(seq) if state else None
+    return (signature.op, signature.root) if signature and signature.op else None
+
+
+# --- point-to-point calls
+
+
+def _open_p2p(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    assert wait.group is not None
+    peers = [m for m in wait.group[1] if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
+    if any(peer not in everybody for peer in peers):
+        return None
+    if wait.direction is Direction.SEND:
+        met = _received(everybody[wait.peer or 0], wait, rank)
+    elif wait.peer == ANY_SOURCE:
+        met = _sent_to_any(rank, wait, everybody)
+    else:
+        met = _counted(everybody[wait.peer or 0], wait, Direction.SEND, rank).issued
+    if met >= wait.seq:
+        return None
+    ranks = tuple(peer for peer in peers if peer is not None)
+    return Open(rank=rank, wait=wait, kind=DeadlockKind.POINT_TO_POINT, ranks=ranks)
+
+
+def _counted(snapshot: Snapshot, wait: Waiting, direction: Direction, peer: int) -> Counts:
+    assert wait.group is not None
+    return snapshot.channels.get((wait.group, direction, peer, wait.tag), Counts(issued=0, done=0))
+
+
+def _received(receiver: Snapshot, wait: Waiting, sender: int) -> int:
+    """How many receives could have taken what this rank sent; one from anybody may have."""
+    peers = (sender, ANY_SOURCE)
+    return sum(_counted(receiver, wait, Direction.RECEIVE, peer).issued for peer in peers)
+
+
+def _sent_to_any(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> int:
+    """How many sends a receive from anybody could have taken: all that no other receive is known to have."""
+    others = _others(rank, everybody)
+    sent = sum(_counted(everybody[other], wait, Direction.SEND, rank).issued for other in others)
+    taken = sum(_counted(everybody[rank], wait, Direction.RECEIVE, other).done for other in others)
+    return sent - taken
+
+
+# --- the proof
+
+
+def _proof(found: Sequence[Open], situation: Situation) -> Deadlock:
+    return Deadlock(
+        kind=_kind(found, situation.over),
+        edges=tuple(_edge(each, situation) for each in found),
+        finished=tuple(sorted(situation.over)),
+        after_s=round(situation.now_s - situation.began_s, 3),
+    )
+
+
+def _kind(found: Sequence[Open], over: Mapping[int, Snapshot]) -> DeadlockKind:
+    """What to call it all: what is wrong comes before what follows from it."""
+    kinds = {each.kind for each in found}
+    for kind in (DeadlockKind.MISMATCH, DeadlockKind.ROOTS):
+        if kind in kinds:
+            return kind
+    named = (each for each in found if each.kind not in (DeadlockKind.STORE, DeadlockKind.ALONE))
+    if any(rank in over for each in named for rank in each.ranks):
+        return DeadlockKind.FINISHED
+    for kind in (DeadlockKind.ALONE, DeadlockKind.STORE):
+        if kind in kinds:
+            return kind
+    if kinds == {DeadlockKind.POINT_TO_POINT}:
+        return DeadlockKind.POINT_TO_POINT
+    return DeadlockKind.GROUPS if len({each.wait.group for each in found}) > 1 else DeadlockKind.CYCLE
+
+
+def _edge(each: Open, situation: Situation) -> Edge:
+    wait = each.wait
+    state = situation.ranks[each.rank].groups.get(wait.group) if wait.group else None
+    group = words.group_name(wait.group[0], state) if wait.group else ""
+    told = situation.began_s <= wait.since_s <= situation.now_s
+    since_s = wait.since_s if told else situation.now_s
+    return Edge(
+        rank=each.rank,
+        what=words.wait_name(wait, group),
+        where=wait.where,
+        since_s=round(situation.now_s - since_s, 1),
+        ranks=each.ranks,
+        reason=_reason(each, situation),
+        group=group,
+        seq=wait.seq,
+        op=words.call_name(wait.op),
+    )
+
+
+def _reason(each: Open, situation: Situation) -> str:
+    """What those do for whom it waits, where they do not simply wait themselves."""
+    if each.other:
+        return f"which has called {each.other}"
+    over = [rank for rank in each.ranks if rank in situation.over]
+    if not over or each.kind is DeadlockKind.STORE:
+        return ""
+    ended = "process has ended" if situation.dead.issuperset(over) else ""
+    if over == list(each.ranks):
+        verb = "have" if len(over) > 1 else "has"
+        return f"whose {ended}" if ended else f"which {verb} finished the test"
+    verb = "have" if len(over) > 1 else "has"
+    return f"of which {rank_names(over)} {verb} {'ended' if ended else 'finished the test'}"

@@ -1,0 +1,168 @@
+"""What a rank's slot says, as frozen data; whatever a broken rank has written there is read as something, or as a gap."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from disttest.deadlock import layout
+from disttest.deadlock.layout import Direction, State
+from disttest.model import Frozen
+from disttest.observe.records import WaitKind
+
+KINDS = tuple(WaitKind)
+GroupKey = tuple[str, tuple[int, ...]]
+"""Name and ranks: two groups of one name that have other ranks are two groups."""
+ChannelKey = tuple[GroupKey, Direction, int, int]
+"""Group, direction, peer, tag."""
+
+
+class Waiting(Frozen):
+    """A thread that waits, or that was last heard of when C++ issued a call in it."""
+
+    thread: int
+    kind: WaitKind
+    in_cpp: bool
+    """It may have left C++ since: only its stack can tell."""
+    op: str
+    """Empty: it waits for no call."""
+    group: GroupKey | None
+    where: str
+    keys: str
+    """Of a store; of a group that is being made its ranks."""
+    peer: int | None
+    root: int | None
+    tag: int
+    seq: int
+    since_s: float
+    """On the monotonic clock, as below."""
+    until_s: float
+    """When it stops waiting by itself."""
+
+    @property
+    def direction(self) -> Direction:
+        """Of a point-to-point call."""
+        return Direction.SEND if self.op.startswith("send") else Direction.RECEIVE
+
+
+class Signature(Frozen):
+    """What was called at a number of a group."""
+
+    op: str
+    root: int | None
+
+
+class GroupState(Frozen):
+    """A group as one of its ranks knows it."""
+
+    description: str
+    issued: int
+    """Number of the last collective."""
+    calls: dict[int, Signature]
+    """The last ones, by number."""
+
+
+class Counts(Frozen):
+    """Of the point-to-point calls of one channel."""
+
+    issued: int
+    done: int
+    """So many at least are known to be done."""
+
+
+class Snapshot(Frozen):
+    """A rank, at one moment."""
+
+    is_observed: bool = False
+    has_gap: bool = False
+    """Something is missing here."""
+    expects: bool = False
+    """The test expects a deadlock now."""
+    expectation: str = ""
+    """A regular expression for its finding."""
+    rank: int = -1
+    """In the default group; -1 before it has one."""
+    waits: tuple[Waiting, ...] = ()
+    groups: dict[GroupKey, GroupState] = msgspec.field(default_factory=dict)
+    channels: dict[ChannelKey, Counts] = msgspec.field(default_factory=dict)
+
+
+def read_slot(slot: bytes) -> Snapshot:
+    """Read a slot of :data:`layout.SLOT` bytes; one that makes no sense has a gap."""
+    try:
+        return _Reader(slot).snapshot()
+    except (ValueError, struct.error, IndexError):
+        return Snapshot(is_observed=bool(slot and slot[0]), has_gap=True)
+
+
+class _Reader:
+    def __init__(self, slot: bytes) -> None:
+        self._slot = slot
+        self._keys: dict[int, GroupKey] = {}
+
+    def snapshot(self) -> Snapshot:
+        slot = self._slot
+        groups = dict(filter(None, map(self._group, layout.GROUPS.places())))
+        return Snapshot(
+            is_observed=bool(slot[layout.OBSERVED_AT]),
+            has_gap=bool(slot[layout.GAP_AT]),
+            expects=bool(slot[layout.EXPECTED_AT]),
+            expectation=self._text(layout.LENGTH.unpack_from(slot, layout.EXPECTATION_AT)[0]),
+            rank=layout.RANK.unpack_from(slot, layout.RANK_AT)[0] - 1,
+            waits=tuple(filter(None, map(self._waiting, layout.WAITS.places()))),
+            groups=groups,
+            channels=dict(filter(None, map(self._channel, layout.CHANNELS.places()))),
+        )
+
+    def _text(self, place: int) -> str:
+        if not place:
+            return ""
+        (length,) = layout.LENGTH.unpack_from(self._slot, place)
+        text = self._slot[place + layout.LENGTH.size :][: min(length, layout.LONGEST_TEXT)]
+        return "".join(c if c.isprintable() else "?" for c in text.decode("utf-8", "replace"))
+
+    def _group(self, place: int) -> tuple[GroupKey, GroupState] | None:
+        name, description, ranks, issued = layout.GROUP.unpack_from(self._slot, place)
+        if not name:
+            return None
+        key = self._keys[place] = (self._text(name), layout.read_ranks(self._text(ranks)))
+        numbers = range(max(1, issued - layout.RING + 1), issued + 1)
+        calls = {seq: self._signature(layout.ring_place(place, seq)) for seq in numbers}
+        return key, GroupState(description=self._text(description), issued=issued, calls=calls)
+
+    def _signature(self, place: int) -> Signature:
+        op, root = layout.SIGNATURE.unpack_from(self._slot, place)
+        return Signature(op=self._text(op), root=_rank(root))
+
+    def _waiting(self, place: int) -> Waiting | None:
+        state, kind, where, keys, op, group, peer, root, tag, seq, thread, since_s, until_s = (
+            layout.WAIT.unpack_from(self._slot, place)
+        )
+        if state == State.FREE:
+            return None
+        return Waiting(
+            thread=thread,
+            kind=KINDS[kind],
+            in_cpp=State(state) is State.IN_CPP,
+            op=self._text(op),
+            group=self._keys.get(group),
+            where=self._text(where),
+            keys=self._text(keys),
+            peer=_rank(peer),
+            root=_rank(root),
+            tag=tag,
+            seq=seq,
+            since_s=since_s,
+            until_s=until_s,
+        )
+
+    def _channel(self, place: int) -> tuple[ChannelKey, Counts] | None:
+        group, direction, peer, tag, issued, done = layout.CHANNEL.unpack_from(self._slot, place)
+        if not direction or group not in self._keys:
+            return None
+        return (self._keys[group], Direction(direction), peer, tag), Counts(issued=issued, done=done)
+
+
+def _rank(number: int) -> int | None:
+    return None if number == layout.NO_RANK else number

@@ -1,0 +1,87 @@
+"""Whether stacks confirm what a board says: every thread of Python is in a wait that it has announced. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_HEADER = re.compile(r"^(?:Current t|T)hread 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "([^"]+)", line \d+ in (\S+)', re.MULTILINE)
+_IN_WAITS = re.compile(r"/(torch|disttest/observe)/")
+_ANSWERS = {"_answer": "/disttest/runtime/rank/flight.py", "_event_listener": "/common_distributed.py"}
+"""Threads that wait for questions about their rank, ours and those of torch's test classes: function -> file."""
+_AT_REST = re.compile(r"/disttest/runtime/")
+
+ENTRIES = frozenset(
+    {
+        "_engine_run_backward",
+        "run_backward",
+        "_verify_param_shape_across_processes",
+        "_sync_module_states",
+        "_sync_params_and_buffers",
+        "_ddp_init_helper",
+        "_build_debug_param_to_name_mapping",
+        "_sync_buffers",
+        "_sync_module_buffers",
+        "_default_broadcast_coalesced",
+        "_distributed_broadcast_coalesced",
+        "_pre_forward",
+    }
+)
+"""Functions of torch that wait in C++ for calls which they have issued there."""
+
+
+class Thread(NamedTuple):
+    """A thread in a stack dump."""
+
+    ident: int
+    frames: list[tuple[str, str]]
+    """File and function, the innermost first."""
+
+    @property
+    def innermost(self) -> tuple[str, str]:
+        """Where it is; empty without a frame of Python."""
+        return self.frames[0] if self.frames else ("", "")
+
+    @property
+    def answers(self) -> bool:
+        """Whether it does nothing but answer questions."""
+        return any(file.endswith(_ANSWERS.get(function, "\n")) for file, function in self.frames)
+
+
+def read_threads(stacks: str) -> list[Thread]:
+    """The threads of a dump by faulthandler."""
+    threads = []
+    for part in stacks.split("\n\n"):
+        header = _HEADER.match(part)
+        if header is not None:
+            threads.append(Thread(int(header[1], 16), _FRAME.findall(part)))
+    return threads
+
+
+def confirm_waits(stacks: str, waits: Mapping[int, bool]) -> bool:
+    """Whether all threads of a rank that is at its test are accounted for.
+
+    Args:
+        stacks: as faulthandler tells them, whole.
+        waits: thread -> whether it was last heard of when C++ issued a call there.
+    """
+    threads = read_threads(stacks)
+    known = {thread.ident for thread in threads}
+    return known.issuperset(waits) and all(_is_confirmed(thread, waits) for thread in threads)
+
+
+def _is_confirmed(thread: Thread, waits: Mapping[int, bool]) -> bool:
+    if thread.ident not in waits:
+        return thread.answers
+    file, function = thread.innermost
+    if waits[thread.ident] and "/disttest/observe/" not in file:
+        return function in ENTRIES and "/torch/" in file
+    return _IN_WAITS.search(file) is not None
+
+
+def confirm_rest(stacks: str) -> bool:
+    """Whether a rank that has finished the test does nothing but wait for the next one."""
+    threads = read_threads(stacks)
+    return bool(threads) and all(thread.answers or _AT_REST.search(thread.innermost[0]) for thread in threads)

@@ -1,0 +1,311 @@
+"""Writes into a rank's slot what its threads wait in and what they have issued: two or three stores a collective.
+
+It writes what happens and judges nothing. A table that is full sets the gap, so that nothing is concluded from the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+
+from disttest.deadlock import layout
+from disttest.deadlock.layout import Direction, State
+from disttest.deadlock.snapshot import KINDS
+from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind
+
+_KIND = {kind: place for place, kind in enumerate(KINDS)}
+_IN_ENGINE = _KIND[WaitKind.BACKWARD]
+_FOR_EVER = float("inf")
+_NO_CALL = (0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
+
+_pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
+_pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_into
+
+
+class _Thread:
+    """A thread that has a row: what it waits in, the outermost first."""
+
+    __slots__ = ("row", "stack")
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.stack: list[Wait] = []
+
+
+class _Channel:
+    __slots__ = ("done", "issued", "row")
+
+    def __init__(self, row: int) -> None:
+        self.row, self.issued, self.done = row, 0, 0
+
+
+class BoardTool(Tool):
+    """The tool of one rank."""
+
+    def __init__(self, board: Path, place: int) -> None:
+        """Open the board.
+
+        Args:
+            board: where it is, as its world has said.
+            place: of this rank among those that write there.
+
+        Raises:
+            OSError: the world is gone.
+        """
+        fd = os.open(board, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+        self._base = place * layout.SLOT
+        self._began_s = 0.0
+        self.begin(has_gap=False)
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def _let_go(self) -> None:
+        """A copy of this process must not write for it."""
+        self._memory = bytearray(len(self._memory))
+
+    def begin(self, *, has_gap: bool) -> None:
+        """A test begins: what was before does not matter any more.
+
+        Args:
+            has_gap: not all can be seen in this process.
+        """
+        self._began_s = time.monotonic()
+        self._texts: dict[object, int] = {}
+        self._codes: list[object] = []
+        """Of the places that are keys of the texts: a new one must not get their address."""
+        self._end = layout.TEXTS
+        self._groups: dict[str, int] = {}
+        self._channels: dict[tuple[str, str, int, int], _Channel] = {}
+        self._threads: dict[int, _Thread] = {}
+        self._free = list(layout.WAITS.places())
+        self._free_groups = list(layout.GROUPS.places())
+        self._free_channels = list(layout.CHANNELS.places())
+        self._clear(0, layout.SLOT)
+        self._memory[self._base + layout.GAP_AT] = has_gap
+        self._memory[self._base + layout.OBSERVED_AT] = 1
+
+    def expect(self, pattern: str | None) -> None:
+        """From here on the test expects a deadlock whose finding matches a regular expression; or none any more.
+
+        Raises:
+            ValueError: the expression does not fit the board.
+        """
+        place = self._text(pattern) if pattern else 0
+        if pattern and (not place or len(pattern.encode()) > layout.LONGEST_TEXT):
+            raise ValueError(f"no more than {layout.LONGEST_TEXT} bytes fit: {pattern!r}")
+        layout.LENGTH.pack_into(self._memory, self._base + layout.EXPECTATION_AT, place)
+        self._memory[self._base + layout.EXPECTED_AT] = pattern is not None
+
+    # --- what happens
+
+    def on_issue(self, call: Call) -> None:
+        """Count it; of a thread that C++ calls from, only its stack will tell when it is back in Python."""
+        if call.peer is not None:
+            self._count(call)
+        else:
+            self._note(call)
+        thread = self._threads.get(call.thread)
+        if call.by_cpp:
+            self._write_cpp(call, thread)
+        elif thread is not None and not thread.stack:
+            self._release(call.thread, thread)
+
+    def on_wait(self, wait: Wait) -> None:
+        """A thread begins to wait."""
+        thread = self._threads.get(wait.thread) or self._take_row(wait.thread)
+        if thread is not None:
+            thread.stack.append(wait)
+            self._write(thread, wait)
+
+    def on_done(self, wait: Wait, error: BaseException | None) -> None:
+        """It has stopped waiting; it may be inside of another wait, which began before."""
+        if wait.call is not None and wait.call.peer is not None and error is None:
+            self._note_done(wait.call)
+        thread = self._threads.get(wait.thread)
+        if thread is None or not thread.stack or thread.stack.pop() is not wait:
+            return  # it began before the test
+        if thread.stack:
+            self._write(thread, thread.stack[-1])
+        else:
+            self._release(wait.thread, thread)
+
+    def on_group(self, group: Group, *, made: bool) -> None:
+        """Its numbers begin anew, whatever had its name before."""
+        del made
+        place = self._groups.get(group.name)
+        if place is not None:
+            self._clear(place, layout.GROUPS.size)
+            self._forget(group.name, place)
+
+    def _clear(self, place: int, size: int) -> None:
+        self._memory[self._base + place : self._base + place + size] = bytes(size)
+
+    # --- collectives
+
+    def _note(self, call: Call) -> None:
+        place = self._groups.get(call.group.name) or self._add_group(call.group)
+        if not place:
+            return
+        root = layout.NO_RANK if call.root is None else call.root
+        at = self._base + layout.ring_place(place, call.seq)
+        _pack_signature(self._memory, at, self._texts.get(call.op) or self._text(call.op), root)
+        _pack_last(self._memory, self._base + place + layout.LAST_AT, call.seq)
+
+    def _add_group(self, group: Group) -> int:
+        if not self._free_groups:
+            self._note_gap()
+            return 0
+        self._write_rank()
+        place = self._groups[group.name] = self._free_groups.pop(0)
+        name, ranks = self._text(group.name), self._text(layout.write_ranks(group.ranks))
+        if not (name and ranks):
+            self._note_gap()
+        description = self._text(group.description)
+        layout.GROUP.pack_into(self._memory, self._base + place, name, description, ranks, 0)
+        return place
+
+    def _forget(self, name: str, place: int) -> None:
+        del self._groups[name]
+        self._free_groups.append(place)
+        for key, channel in list(self._channels.items()):
+            if key[0] == name:
+                del self._channels[key]
+                self._clear(channel.row, layout.CHANNELS.size)
+                self._free_channels.append(channel.row)
+
+    def _write_rank(self) -> None:
+        dist = sys.modules.get("torch.distributed")
+        rank = dist.get_rank() + 1 if dist is not None and dist.is_initialized() else 0
+        layout.RANK.pack_into(self._memory, self._base + layout.RANK_AT, rank)
+
+    # --- point-to-point calls
+
+    def _count(self, call: Call) -> None:
+        channel = self._channel(call)
+        if channel is not None:
+            channel.issued = call.seq
+            _pack_counts(self._memory, self._base + channel.row + layout.COUNTS_AT, call.seq, channel.done)
+
+    def _note_done(self, call: Call) -> None:
+        channel = self._channel(call)
+        if channel is not None:
+            channel.done += 1
+            _pack_counts(
+                self._memory, self._base + channel.row + layout.COUNTS_AT, channel.issued, channel.done
+            )
+
+    def _channel(self, call: Call) -> _Channel | None:
+        key = (call.group.name, call.op, call.peer, call.tag)
+        return self._channels.get(key) or self._add_channel(key, call)  # type: ignore[arg-type]
+
+    def _add_channel(self, key: tuple[str, str, int, int], call: Call) -> _Channel | None:
+        group = self._groups.get(call.group.name) or self._add_group(call.group)
+        if not group or not self._free_channels:
+            self._note_gap()
+            return None
+        channel = self._channels[key] = _Channel(self._free_channels.pop())
+        direction = Direction.SEND if call.op == "send" else Direction.RECEIVE
+        at = self._base + channel.row
+        layout.CHANNEL.pack_into(self._memory, at, group, direction, call.peer, call.tag, 0, 0)
+        return channel
+
+    # --- threads
+
+    def _take_row(self, ident: int) -> _Thread | None:
+        if not self._free:
+            self._note_gap()
+            return None
+        thread = self._threads[ident] = _Thread(self._free.pop(0))
+        return thread
+
+    def _release(self, ident: int, thread: _Thread) -> None:
+        self._memory[self._base + thread.row] = State.FREE
+        del self._threads[ident]
+        self._free.append(thread.row)
+
+    def _write_cpp(self, call: Call, thread: _Thread | None) -> None:
+        if thread is not None and thread.stack and thread.stack[-1].kind is not WaitKind.BACKWARD:
+            return  # it is known to wait for something else
+        thread = thread or self._take_row(call.thread)
+        if thread is not None:
+            now_s = time.monotonic()
+            until_s = now_s + (_FOR_EVER if call.timeout_s is None else call.timeout_s)
+            where = self._place(call.site)
+            facts = self._facts(call)
+            self._write_row(thread, State.IN_CPP, _IN_ENGINE, where, 0, facts, call.thread, now_s, until_s)
+
+    def _write(self, thread: _Thread, wait: Wait) -> None:
+        call, now_s = wait.call, time.monotonic()
+        limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
+        # The clock of a handle runs since its call, of which the moment is not known any more.
+        from_s = self._began_s if call is not None and call.is_async else now_s
+        until_s = from_s + (_FOR_EVER if limit_s is None else limit_s)
+        facts = _NO_CALL if call is None else self._facts(call)
+        where, kind = self._place(wait.site), _KIND[wait.kind]
+        self._write_row(
+            thread, State.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
+        )
+
+    def _keys(self, wait: Wait) -> int:
+        if wait.ranks:
+            return self._text(layout.write_ranks(wait.ranks))
+        return self._text(", ".join(wait.keys)) if wait.keys else 0
+
+    def _facts(self, call: Call) -> tuple[int, ...]:
+        peer, root = call.peer, call.root
+        return (
+            self._texts.get(call.op) or self._text(call.op),
+            self._groups.get(call.group.name, 0),
+            layout.NO_RANK if peer is None else peer,
+            layout.NO_RANK if root is None else root,
+            call.tag,
+            call.seq,
+        )
+
+    def _write_row(
+        self,
+        thread: _Thread,
+        state: int,
+        kind: int,
+        where: int,
+        keys: int,
+        facts: tuple[int, ...],
+        ident: int,
+        since_s: float,
+        until_s: float,
+    ) -> None:
+        at = self._base + thread.row
+        _pack_wait(self._memory, at, state, kind, where, keys, *facts, ident, since_s, until_s)
+
+    # --- texts
+
+    def _place(self, site: Site) -> int:
+        key = (id(site.code), site.line)  # the hash of a code object takes longer than all the rest
+        place = self._texts.get(key)
+        if place is None:
+            self._codes.append(site.code)
+            place = self._texts[key] = self._text(str(site))
+        return place
+
+    def _text(self, text: str) -> int:
+        """Where a text stands, once it does; 0 for the empty one, and where there is no space left."""
+        place = self._texts.get(text)
+        if place is None:
+            data = text.encode("utf-8", "replace")[: layout.LONGEST_TEXT]
+            end = self._end + layout.LENGTH.size + len(data)
+            place = self._texts[text] = self._end if data and end <= layout.SLOT else 0
+            if place:
+                at = self._base + place
+                layout.LENGTH.pack_into(self._memory, at, len(data))
+                self._memory[at + layout.LENGTH.size : self._base + end] = data
+                self._end = end
+        return place
+
+    def _note_gap(self) -> None:
+        self._memory[self._base + layout.GAP_AT] = 1

@@ -1,0 +1,45 @@
+"""What this rank waits in, told to its world: the tool that writes it to the board, put into the observing layer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from disttest import observe
+from disttest.deadlock.tool import BoardTool
+from disttest.testing.deadlocks import provide_board
+
+_tool: BoardTool | None = None
+
+
+def prepare_to_watch() -> None:
+    """Put the layer into torch in a process that forks ranks, which saves each of them the time."""
+    if _has_torch():
+        observe.install()
+
+
+def watch_waits(board: Path | None, place: int) -> None:
+    """From here on this process writes what it waits in.
+
+    Args:
+        board: of its world; None: nobody would look.
+        place: of this rank there.
+    """
+    global _tool  # one rank per process is what a rank is
+    if board is None or not _has_torch():
+        return
+    _tool = BoardTool(board, place)
+    observe.install(_tool)
+    provide_board(_tool.expect)
+
+
+def begin_waits() -> None:
+    """A test begins."""
+    if _tool is not None:
+        _tool.begin(has_gap=bool(observe.gaps()))
+
+
+def _has_torch() -> bool:
+    """Whether torch was imported: without it nobody waits in anything of it."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available()

@@ -1,0 +1,155 @@
+"""Looks at what the ranks of a running test wait in, and finds the deadlock as soon as it can be proven.
+
+The board costs a comparison of memory five times a second. Only when nothing has moved for a second, and the board says
+that nobody can go on, are processes looked at, and last of all the ranks asked for their stacks.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from disttest.deadlock.board import Board
+from disttest.deadlock.judge import Situation, find_deadlock
+from disttest.deadlock.snapshot import Snapshot, read_slot
+from disttest.deadlock.stacks import confirm_rest, confirm_waits
+from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
+from disttest.limits import DEADLOCK_FIRST_PAUSE_S, DEADLOCK_STACKS_S, TICK_S
+from disttest.model import Deadlock, DeadlockRule
+from disttest.results.deadlock_finding import describe_deadlock
+from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
+
+_STILL = 5
+"""Looks in a row that have found nothing changed."""
+_ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
+"""A rank that handles one of them may be about to be woken."""
+
+
+class DeadlockWatch:
+    """Looks at the ranks of one supervisor."""
+
+    def __init__(
+        self, board: Board, rule: DeadlockRule, sources: Callable[[], Mapping[int, EvidenceSource]]
+    ) -> None:
+        """Begin.
+
+        Args:
+            board: of these ranks; the first of them has the first slot.
+            rule: what becomes of a deadlock.
+            sources: how each rank is asked for its stacks.
+        """
+        self._board = board
+        self._rule = rule
+        self._sources = sources
+        self.begin()
+
+    def begin(self) -> None:
+        """A test begins, or its ranks are waited for; they have begun to write by themselves."""
+        self._next_s = time.monotonic() + TICK_S
+        self._slots: Sequence[bytes] = ()
+        self._ticks: Sequence[int] = ()
+        self._same_looks = 0
+        self._ask_after_s = 0.0
+        self._pause_s = DEADLOCK_FIRST_PAUSE_S
+
+    def look(self, attempt: Attempt) -> None:
+        """Look, if it is time; a deadlock that is proven becomes the attempt's."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + TICK_S
+        if attempt.deadlock is not None or attempt.failed_s is not None or not attempt.living():
+            return
+        if self._is_still(attempt) and now_s >= self._ask_after_s:
+            self._judge(attempt, now_s)
+
+    def _is_still(self, attempt: Attempt) -> bool:
+        """Whether nothing has moved for some looks."""
+        slots = [self._slot(attempt, progress) for progress in attempt.ranks]
+        if slots != self._slots:
+            self._slots, self._pause_s, self._ask_after_s = slots, DEADLOCK_FIRST_PAUSE_S, 0.0
+            self._same_looks = 0
+            return False
+        try:
+            ticks = [cpu_ticks(progress.pid) for progress in attempt.living()]
+        except ProcessLookupError:  # its end is about to be noticed
+            return False
+        self._same_looks = self._same_looks + 1 if ticks == self._ticks else 0
+        self._ticks = ticks
+        return self._same_looks >= _STILL - 1
+
+    def _slot(self, attempt: Attempt, progress: RankProgress) -> bytes:
+        return self._board.slot(progress.rank - attempt.ranks[0].rank)
+
+    def _judge(self, attempt: Attempt, now_s: float) -> None:
+        situation = self._situation(attempt, now_s)
+        deadlock = find_deadlock(situation)
+        if deadlock is None or not self._are_alone(attempt, situation):
+            return
+        if not self._is_confirmed(attempt, situation):
+            self._ask_after_s = now_s + self._pause_s
+            self._pause_s *= 2
+            return
+        attempt.deadlock_expected = is_expected(deadlock, situation.ranks)
+        ended = attempt.deadlock_expected or self._rule is DeadlockRule.FAIL
+        attempt.deadlock = msgspec.structs.replace(deadlock, ended=ended)
+
+    def _situation(self, attempt: Attempt, now_s: float) -> Situation:
+        ranks: dict[int, Snapshot] = {}
+        over: dict[int, Snapshot] = {}
+        for progress in attempt.ranks:
+            snapshot = read_slot(self._slot(attempt, progress))
+            (over if progress.is_over else ranks)[progress.rank] = snapshot
+        return Situation(
+            ranks=ranks,
+            over=over,
+            dead=frozenset(p.rank for p in attempt.ranks if p.death is not None or p.lost),
+            now_s=now_s,
+            began_s=attempt.started_s,
+            deadline_s=attempt.started_s + attempt.paused_s + attempt.limit_s,
+        )
+
+    def _are_alone(self, attempt: Attempt, situation: Situation) -> bool:
+        """Whether no alarm, no thread with work to do, and no other process could wake a rank."""
+        pids = [progress.pid for progress in _present(attempt, situation)]
+        if any(catches(pid, number) for pid in pids for number in _ALARMS) or not all(map(is_at_rest, pids)):
+            return False
+        ours = {progress.pid for progress in attempt.ranks}
+        return not any(is_alive(pid) for pid in descendants() - ours)
+
+    def _is_confirmed(self, attempt: Attempt, situation: Situation) -> bool:
+        """Whether the stacks show that everybody is where the board says."""
+        present = _present(attempt, situation)
+        sources = self._sources()
+        told = tell_stacks([sources[progress.rank] for progress in present], limit_s=DEADLOCK_STACKS_S)
+        stacks = {progress.rank: text for progress, text in zip(present, told, strict=True)}
+        if any(self._slot(attempt, p) != slot for p, slot in zip(attempt.ranks, self._slots, strict=True)):
+            return False
+        return all(
+            confirm_rest(text)
+            if rank in situation.over
+            else confirm_waits(text, _threads(situation.ranks[rank]))
+            for rank, text in stacks.items()
+        )
+
+
+def _present(attempt: Attempt, situation: Situation) -> list[RankProgress]:
+    return [progress for progress in attempt.ranks if progress.rank not in situation.dead]
+
+
+def _threads(snapshot: Snapshot) -> dict[int, bool]:
+    return {wait.thread: wait.in_cpp for wait in snapshot.waits}
+
+
+def is_expected(deadlock: Deadlock, ranks: Mapping[int, Snapshot]) -> bool:
+    """Whether all ranks that are at the test say that they expect it, in words that its finding matches."""
+    message = describe_deadlock(deadlock).message
+    try:
+        return all(each.expects and re.search(each.expectation, message) for each in ranks.values())
+    except re.error:  # a broken rank has written it
+        return False

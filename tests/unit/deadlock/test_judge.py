@@ -1,0 +1,401 @@
+"""What is a proof that no rank can go on, and what is none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from board_actors import Stage, group_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from disttest.deadlock.judge import find_deadlock
+from disttest.deadlock.layout import Direction
+from disttest.model import DeadlockKind
+from disttest.observe import ANY_SOURCE, WaitKind
+
+ALL = group_of(0, 1)
+
+
+def stage_of(*programs):
+    """A world in which each rank has done something."""
+    stage = Stage(len(programs))
+    for actor, program in zip(stage.ranks, programs, strict=True):
+        program(actor)
+    return stage
+
+
+def idle(_actor):
+    """Python of its own."""
+
+
+def reduce(actor):
+    return actor.do("allreduce", ALL)
+
+
+def waits_for_key(actor, **more):
+    return actor.wait(kind=WaitKind.STORE, keys=("ready",), **more)
+
+
+def edges(deadlock):
+    return [(edge.rank, edge.what, edge.ranks, edge.reason) for edge in deadlock.edges]
+
+
+# --- proofs
+
+
+def test_a_partner_has_finished():
+    deadlock = stage_of(reduce, idle).judge(over=[1])
+
+    assert deadlock.kind is DeadlockKind.FINISHED
+    assert edges(deadlock) == [(0, "all_reduce #1 of group default", (1,), "which has finished the test")]
+    assert deadlock.finished == (1,)
+
+
+def test_a_partner_is_dead():
+    deadlock = stage_of(reduce, idle).judge(dead=[1])
+
+    assert edges(deadlock)[0][3] == "whose process has ended"
+
+
+def test_some_of_those_it_waits_for_have_finished():
+    everybody = group_of(0, 1, 2)
+    stage = stage_of(lambda a: a.do("barrier", everybody), waits_for_key, idle)
+
+    deadlock = stage.judge(over=[2])
+
+    assert edges(deadlock)[0] == (
+        0,
+        "barrier #1 of group default",
+        (1, 2),
+        "of which rank 2 has finished the test",
+    )
+
+
+def test_another_operation_at_the_same_number():
+    deadlock = stage_of(reduce, lambda a: a.do("broadcast", ALL, root=0)).judge()
+
+    assert deadlock.kind is DeadlockKind.MISMATCH
+    assert edges(deadlock) == [
+        (0, "all_reduce #1 of group default", (1,), "which has called broadcast in its place"),
+        (1, "broadcast #1 of group default", (0,), "which has called all_reduce in its place"),
+    ]
+
+
+def test_another_operation_long_ago_is_no_reason():
+    def reduces_often(actor):
+        for _ in range(20):
+            actor.call("allreduce", ALL)
+
+    def broadcasts_first(actor):
+        actor.do("broadcast", ALL, root=0)
+
+    assert stage_of(reduces_often, broadcasts_first).judge() is None
+
+
+def test_other_roots():
+    deadlock = stage_of(*(lambda a, root=root: a.do("broadcast", ALL, root=root) for root in (1, 0))).judge()
+
+    assert deadlock.kind is DeadlockKind.ROOTS
+    assert edges(deadlock)[0][3] == "which has called it with root 0 instead of 1"
+
+
+def test_groups_in_another_order():
+    first, second = (group_of(0, 1, name=name, description=name) for name in ("first", "second"))
+
+    deadlock = stage_of(lambda a: a.do("allreduce", first), lambda a: a.do("allreduce", second)).judge()
+
+    assert deadlock.kind is DeadlockKind.GROUPS
+    assert [edge.group for edge in deadlock.edges] == ["first", "second"]
+
+
+def test_one_name_of_two_groups_is_no_meeting():
+    pairs = [group_of(0, 1, name="1"), group_of(1, 2, name="1")]
+    stage = stage_of(lambda a: a.do("barrier", pairs[0]), lambda a: a.do("barrier", pairs[1]), idle)
+
+    assert stage.judge(over=[2]).edges[0].ranks == (1,)
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_both_send_or_both_receive(op):
+    deadlock = stage_of(lambda a: a.do(op, ALL, peer=1), lambda a: a.do(op, ALL, peer=0)).judge()
+
+    assert deadlock.kind is DeadlockKind.POINT_TO_POINT
+    assert [edge.op for edge in deadlock.edges] == [op, op]
+
+
+def test_other_tags():
+    sends, receives = lambda a: a.do("send", ALL, peer=1, tag=1), lambda a: a.do("recv", ALL, peer=0, tag=2)
+
+    assert (
+        stage_of(sends, receives).judge().edges[1].what == "recv #1 from rank 0 with tag 2 of group default"
+    )
+
+
+def test_a_receive_from_anybody_when_nobody_sends():
+    def receives(actor):
+        actor.do("recv_any_source", ALL, peer=ANY_SOURCE)
+
+    assert stage_of(receives, idle).judge(over=[1]).edges[0].what.startswith("recv #1 from any rank")
+
+
+def test_what_another_receive_has_taken_is_not_there_for_one_from_anybody():
+    def receives_twice(actor):
+        actor.done(actor.do("recv", ALL, peer=1))
+        actor.do("recv_any_source", ALL, peer=ANY_SOURCE)
+
+    assert stage_of(receives_twice, lambda a: a.call("send", ALL, peer=0)).judge(over=[1])
+
+
+def test_a_receive_and_a_collective():
+    deadlock = stage_of(reduce, lambda a: a.do("recv", ALL, peer=0)).judge()
+
+    assert deadlock.kind is DeadlockKind.CYCLE
+
+
+def test_a_key_that_nobody_is_left_to_set():
+    deadlock = stage_of(waits_for_key, reduce).judge()
+
+    assert deadlock.kind is DeadlockKind.STORE
+    assert edges(deadlock)[0] == (0, "key 'ready' of a store", (1,), "")
+
+
+def test_a_group_that_one_member_makes():
+    deadlock = stage_of(lambda a: a.wait(kind=WaitKind.GROUP, ranks=(0, 1)), idle).judge(over=[1])
+
+    assert deadlock.kind is DeadlockKind.ALONE
+    assert edges(deadlock)[0][1:3] == ("new_group(0-1)", (1,))
+
+
+def test_two_groups_made_at_once():
+    makes = [lambda a, ranks=ranks: a.wait(kind=WaitKind.GROUP, ranks=ranks) for ranks in [(0, 1, 2), (0, 1)]]
+
+    assert stage_of(*makes, lambda a: a.do("barrier", group_of(0, 1, 2))).judge()
+
+
+def test_a_call_of_cpp_that_others_do_not_make():
+    deadlock = stage_of(lambda a: a.call("allreduce", ALL, by_cpp=True), idle).judge(over=[1])
+
+    assert deadlock.edges[0].op == "all_reduce"
+
+
+def test_all_threads_of_a_rank_wait():
+    def waits_twice(actor):
+        actor.do("allreduce", ALL, thread=1)
+        waits_for_key(actor, thread=2)
+
+    assert [edge.rank for edge in stage_of(waits_twice, idle).judge(over=[1]).edges] == [0, 0]
+
+
+# --- none
+
+
+def test_who_runs_may_do_anything():
+    assert stage_of(reduce, idle).judge() is None
+
+
+def test_all_are_in_the_same_collective():
+    assert stage_of(reduce, reduce).judge() is None
+
+
+def test_nobody_is_at_the_test():
+    assert stage_of(idle, idle).judge(over=[0, 1]) is None
+
+
+def test_one_may_go_on_though_others_cannot():
+    def makes_two(actor):
+        actor.call("allreduce", ALL)
+        waits_for_key(actor)
+
+    assert stage_of(makes_two, reduce).judge() is None
+
+
+@pytest.mark.parametrize("op", ["gather", "scatter"])
+def test_who_is_not_the_root_needs_the_root_alone(op):
+    everybody = group_of(0, 1, 2)
+    takes_part = lambda a: a.do(op, everybody, root=0)  # noqa: E731
+    calls = lambda a: a.call(op, everybody, root=0)  # noqa: E731
+
+    assert stage_of(calls, takes_part, idle).judge(over=[0, 2]) is None
+    assert stage_of(takes_part, calls, idle).judge(over=[1, 2])
+
+
+def test_a_wait_that_gives_up_before_the_test():
+    assert stage_of(lambda a: waits_for_key(a, timeout_s=5.0), reduce).judge() is not None
+    stage = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=5.0), idle)
+    situation = stage.situation(over=[1])
+    gives_up_s = stage.snapshot(0).waits[0].until_s
+
+    assert find_deadlock(msgspec.structs.replace(situation, deadline_s=gives_up_s + 1)) is None
+    assert find_deadlock(msgspec.structs.replace(situation, deadline_s=gives_up_s - 1))
+
+
+def test_a_handle_gives_up_counted_from_its_call():
+    stage = stage_of(lambda a: a.wait(a.call("allreduce", ALL, is_async=True), timeout_s=None), idle)
+
+    assert stage.snapshot(0).waits[0].until_s <= stage.snapshot(0).waits[0].since_s + 1800.0
+
+
+@pytest.mark.parametrize("kind", [WaitKind.WORK, WaitKind.FUTURE, WaitKind.BACKWARD])
+def test_a_wait_for_nobody_knows_what(kind):
+    assert stage_of(lambda a: a.wait(kind=kind), idle).judge(over=[1]) is None
+
+
+def test_a_backward_pass_without_a_call_computes():
+    assert stage_of(lambda a: a.wait(kind=WaitKind.BACKWARD, timeout_s=None), idle).judge(over=[1]) is None
+
+
+def test_the_last_call_of_cpp_has_met_its_partners():
+    calls = lambda a: a.call("allreduce", ALL, by_cpp=True)  # noqa: E731
+
+    assert stage_of(calls, calls).judge() is None
+
+
+def test_sends_that_a_receive_from_anybody_may_take():
+    sends = lambda a: a.do("send", ALL, peer=1)  # noqa: E731
+    takes = lambda a: (a.call("recv_any_source", ALL, peer=ANY_SOURCE), waits_for_key(a))  # noqa: E731
+
+    assert stage_of(sends, takes).judge() is None
+
+
+def test_a_rank_that_is_not_observed():
+    situation = stage_of(reduce, idle).situation(over=[1])
+    blind = msgspec.structs.replace(situation.ranks[0], is_observed=False)
+
+    assert find_deadlock(situation)
+    assert find_deadlock(msgspec.structs.replace(situation, ranks={0: blind})) is None
+
+
+@pytest.mark.parametrize("where", ["ranks", "over"])
+def test_a_rank_of_which_something_is_missing(where):
+    situation = stage_of(reduce, idle).situation(over=[1])
+    gaps = {
+        rank: msgspec.structs.replace(each, has_gap=True) for rank, each in getattr(situation, where).items()
+    }
+
+    assert find_deadlock(msgspec.structs.replace(situation, **{where: gaps})) is None
+
+
+def test_ranks_of_the_default_group_that_are_others_in_the_world():
+    situation = stage_of(reduce, idle).situation(over=[1])
+    swapped = msgspec.structs.replace(situation.ranks[0], rank=1)
+
+    assert find_deadlock(msgspec.structs.replace(situation, ranks={0: swapped})) is None
+
+
+def test_members_outside_of_the_world():
+    wide = group_of(0, 1, 7)
+
+    assert stage_of(lambda a: a.do("barrier", wide), idle).judge(over=[1]) is None
+
+
+# --- any program
+
+
+class Simulated:
+    """Ranks with one thread each that do one thing after another, as gloo would let them."""
+
+    def __init__(self, programs):
+        self.programs = [list(program) for program in programs]
+        self.stage = Stage(len(programs))
+        self.waits = [None] * len(programs)
+        self.keys = set()
+
+    def over(self):
+        return [rank for rank, todo in enumerate(self.programs) if not todo and self.waits[rank] is None]
+
+    def movable(self):
+        """The ranks that can go on."""
+        return [rank for rank in range(len(self.programs)) if self._can_move(rank)]
+
+    def _can_move(self, rank):
+        wait = self.waits[rank]
+        return bool(self.programs[rank]) if wait is None else self._is_met(rank, wait)
+
+    def _is_met(self, rank, wait):
+        if wait.call is None:
+            return wait.keys[0] in self.keys
+        if wait.call.peer is not None:
+            return self._meets(rank, wait.call)
+        others = [m for m in wait.call.group.ranks if m != rank]
+        return all(self._issued(other, wait.call) == (wait.call.op, wait.call.root) for other in others)
+
+    def _issued(self, rank, call):
+        state = self.stage.snapshot(rank).groups.get((call.group.name, call.group.ranks))
+        found = state.calls.get(call.seq) if state else None
+        return found and (found.op, found.root)
+
+    def _meets(self, rank, call):
+        direction = Direction.RECEIVE if call.op == "send" else Direction.SEND
+        key = ((call.group.name, call.group.ranks), direction, rank, call.tag)
+        found = self.stage.snapshot(call.peer).channels.get(key)
+        return found is not None and found.issued >= call.seq
+
+    def notices(self, movable):
+        """Whether all that can go on wait for keys that are set."""
+        return all(self.waits[rank] and self.waits[rank].call is None for rank in movable)
+
+    def move(self, rank):
+        actor, wait = self.stage.ranks[rank], self.waits[rank]
+        if wait is not None:
+            actor.done(wait)
+            self.waits[rank] = None
+            return
+        what, *arguments = self.programs[rank].pop(0)
+        self.waits[rank] = getattr(self, f"_{what}")(actor, *arguments)
+
+    def _collective(self, actor, op, group, root):
+        return actor.do(op, group, root=root)
+
+    def _later(self, actor, op, group, root):
+        actor.call(op, group, root=root, is_async=True)
+
+    def _send(self, actor, group, peer, tag):
+        return actor.do("send", group, peer=peer, tag=tag)
+
+    def _recv(self, actor, group, peer, tag):
+        return actor.do("recv", group, peer=peer, tag=tag)
+
+    def _irecv(self, actor, group, peer, tag):
+        actor.call("recv", group, peer=peer, tag=tag)
+
+    def _set(self, _actor, key):
+        self.keys.add(key)
+
+    def _get(self, actor, key):
+        return actor.wait(kind=WaitKind.STORE, keys=(key,))
+
+
+def actions(rank, groups):
+    mine = st.sampled_from([group for group in groups if rank in group.ranks])
+    peers = [other for other in range(3) if other != rank]
+    collectives = st.sampled_from([("allreduce", None), ("broadcast", 0), ("broadcast", 1)])
+    p2p = st.tuples(
+        st.sampled_from(["send", "recv", "irecv"]),
+        st.just(groups[0]),
+        st.sampled_from(peers),
+        st.integers(0, 1),
+    )
+    return st.one_of(
+        st.tuples(st.sampled_from(["collective", "later"]), collectives, mine).map(
+            lambda found: (found[0], found[1][0], found[2], found[1][1])
+        ),
+        p2p,
+        st.tuples(st.sampled_from(["set", "get"]), st.sampled_from("ab")),
+    )
+
+
+GROUPS = [group_of(0, 1, 2), group_of(0, 1, name="1"), group_of(1, 2, name="2"), group_of(0, 1, 2, name="3")]
+
+
+@given(st.data(), st.tuples(*(st.lists(actions(rank, GROUPS), max_size=6) for rank in range(3))))
+def test_a_proof_is_given_exactly_when_nobody_can_go_on(data, programs):
+    simulated = Simulated(programs)
+    while movable := simulated.movable():
+        # Somebody can go on: whatever the order in which they are let, there is no proof. (Who waits for a key that was
+        # set does so for no longer than it takes to notice: nothing is proven before all has been still for a while.)
+        assert simulated.stage.judge(simulated.over()) is None or simulated.notices(movable)
+        simulated.move(data.draw(st.sampled_from(movable)))
+
+    stuck = len(simulated.over()) < 3
+    assert bool(simulated.stage.judge(simulated.over())) == stuck
+    simulated.stage.board.close()
