@@ -277,6 +277,41 @@ def test_calls_that_fit_together_are_nothing_to_tell(ranks):
     assert judge(*ranks) == ()
 
 
+SPECS = st.lists(
+    st.builds(Spec, st.sampled_from(["float32", "uint8"]), st.tuples(st.integers(0, 3))), max_size=3
+)
+ANYTHING = st.builds(
+    Signature,
+    op=st.sampled_from(["allreduce", "allgather", "gather", "scatter", "alltoall", "broadcast", "barrier"]),
+    group=st.sampled_from(
+        [group_of(0, 1, 2), group_of(2, 0, name="a"), group_of(1, name="b"), group_of(0, 9, name="c")]
+    ),
+    root=st.sampled_from([None, 0, 2]),
+    reduce_op=st.sampled_from(["", "SUM", "MAX"]),
+    inputs=SPECS.map(tuple),
+    outputs=SPECS.map(tuple),
+    thread=st.integers(0, 1),
+    dropped=st.booleans(),
+)
+MESSAGES = st.builds(
+    Signature,
+    op=st.sampled_from(["send", "recv"]),
+    group=st.just(group_of(0, 1, 2)),
+    peer=st.sampled_from([ANY_SOURCE, 0, 1, 2]),
+    tag=st.integers(0, 1),
+    inputs=SPECS.map(tuple),
+    outputs=SPECS.map(tuple),
+    batched=st.booleans(),
+)
+
+
+@given(st.lists(st.lists(ANYTHING | MESSAGES, max_size=12), min_size=3, max_size=3))
+def test_whatever_ranks_call_it_is_judged(ranks):
+    for finding in judge(*ranks):
+        assert finding.message
+        assert any(call.decides for order in finding.orders for call in order.calls)
+
+
 @given(programs(), st.randoms())
 def test_a_missing_call_is_found(ranks, random):
     some = [rank for rank, calls in enumerate(ranks) if calls]

@@ -173,7 +173,10 @@ def _other_parts(event: Event, events: Events, lists: _Tensors, own: _Tensors) -
 
 def _other_message(event: Event, events: Events) -> _Difference | None:
     sender, receiver = event.members
-    (sent,), (taken,) = events.of(event, sender).inputs, events.of(event, receiver).outputs
+    tensors = (*events.of(event, sender).inputs, *events.of(event, receiver).outputs)
+    if len(tensors) != 2:
+        return None  # not told
+    sent, taken = tensors
     if sent.dtype != taken.dtype:
         return None if _BYTES & {sent.dtype, taken.dtype} else _Difference(_DTYPE, sender, receiver)
     return _Difference(_SHAPE, sender, receiver) if sent.numel != taken.numel else None
