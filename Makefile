@@ -11,7 +11,7 @@ KINDS    := unit contract integration plugins devices cluster cuda docker browse
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test setup action lock lint format catalogue compat mutants faults soak docs clean $(SUITES) $(KINDS)
+.PHONY: gpu test setup action lock lint format catalogue compat mutants faults planted soak docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -68,6 +68,10 @@ mutants: $(READY)
 # Every fault in every phase, by the first and the last rank, in every kind of world; and a flood of 1 GB.
 faults: $(READY)
 	$(BIN)/python -m pytest tests/integration/test_fault_matrix.py --full
+
+# The planted hangs, orders and good programs as in `make test`, and traps that look like a deadlock for a minute each.
+planted: $(READY)
+	$(BIN)/python -m pytest tests/integration/test_planted.py --full
 
 # Ten minutes of the matrix mixed with 2,000 good tests, a hundred runs cancelled at random moments, a hundred pairs of runs
 # (ten rounds each) beside a process that makes shared memory of its own, 500 moments at which one to three levels are

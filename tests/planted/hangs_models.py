@@ -31,7 +31,7 @@ class TwoHeads(nn.Module):
         return self.heads[head](x)
 
 
-@hangs("ddp", size=2, waits=(0,), says="backward", report="allenai/allennlp#5088")
+@hangs("ddp", size=2, waits=(0,), says="all_reduce", report="allenai/allennlp#5088")
 def test_one_rank_has_no_backward(world):
     model = replicated()
     loss = model(torch.ones(2, 4)).sum()
@@ -39,7 +39,7 @@ def test_one_rank_has_no_backward(world):
         loss.backward()
 
 
-@hangs("ddp", size=2, waits=(0,), says="backward", report="pytorch/pytorch#40566")
+@hangs("ddp", size=2, waits=(0,), says="all_reduce", report="pytorch/pytorch#40566")
 def test_one_rank_uses_no_parameter_of_the_model(world):
     model = replicated(TwoHeads(), bucket_cap_mb=0.0001)
     if world.is_first:
@@ -61,7 +61,7 @@ def test_evaluates_on_one_rank_with_buffers_to_share(world):
 # --- a constructor alone
 
 
-@hangs("constructor", size=2, waits=(0,), says="DistributedDataParallel")
+@hangs("constructor", size=2, waits=(0,), says="all_gather")
 def test_ddp_is_made_on_one_rank(world):
     if world.is_first:
         replicated()

@@ -115,12 +115,12 @@ def test_scatters_flat_pieces_into_rows(world):
     dist.scatter(torch.zeros(*either(world, (6,), (2, 3))), pieces, src=0)
 
 
-@disagrees("mismatch", size=4, ranks=(3,), says=("broadcast", "root"))
+@disagrees("mismatch", size=4, ranks=(3,), says=("broadcast", "from rank 1"))
 def test_one_of_four_believes_in_another_source(world):
     dist.broadcast(torch.ones(4), 1 if world.rank == 3 else 0)
 
 
-@disagrees("mismatch", size=3, ranks=(2,), says=("reduce", "root"))
+@disagrees("mismatch", size=3, ranks=(2,), says=("reduce", "to rank 1"))
 def test_one_of_three_reduces_to_another_rank(world):
     dist.reduce(torch.ones(4), 1 if world.rank == 2 else 0)
 

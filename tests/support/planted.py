@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
+from disttest.model import Outcome, SanitizerFinding, TestResult
+from disttest.results.fold import RunResult
+
+PROVEN = "deadlock: no rank can go on"
 FOLDER = Path(__file__).parents[1] / "planted"
-HANGS = ("hangs_collectives", "hangs_messages", "hangs_models")
+HANGS = ("hangs_collectives", "hangs_messages", "hangs_models", "hangs_late")
 TRAPS = ("traps",)
 ORDERS = ("orders", "orders_models")
 GOOD = ("good",)
@@ -33,15 +37,46 @@ class Program:
     size: int
     """Number of ranks."""
     ranks: tuple[int, ...]
-    """A hang: the ranks that wait for ever. An order: those whose calls do not fit. Empty: nothing may be found."""
+    """A hang: the ranks that wait for ever. An order: those whose calls do not fit, of whom the
+    finding shows some. Empty: nothing may be found."""
     says: tuple[str, ...]
     """Words of the finding's message."""
     report: str
     """A report of a user that tells of it, as ``owner/repository#number``; empty if it follows none."""
 
-    def lacks(self, message: str) -> list[str]:
-        """Which words a message does not have, whether words stand together, apart or with underscores between."""
-        return [word for word in self.says if _plain(word) not in _plain(message)]
+    def check_hang(self, result: TestResult) -> str:
+        """Why its deadlock is not proven as it should be; empty if it is."""
+        if result.deadlock is None or not result.message.startswith(PROVEN):
+            return f"no proof: {result.outcome}, {result.message}"
+        waits = tuple(sorted({edge.rank for edge in result.deadlock.edges}))
+        if waits != self.ranks:
+            return f"ranks {waits} wait, not {self.ranks}: {result.message}"
+        return self._lacks(result.message, *(edge.what for edge in result.deadlock.edges))
+
+    def check_order(self, result: TestResult) -> str:
+        """Why no finding is the one that should be; empty if one is."""
+        reasons = [self._check_finding(finding) for finding in result.findings]
+        return (
+            "" if "" in reasons else "; ".join(reasons) or f"no finding: {result.outcome}, {result.message}"
+        )
+
+    def _check_finding(self, finding: SanitizerFinding) -> str:
+        ranks = {calls.rank for calls in finding.orders}
+        if finding.kind != self.kind or ranks.isdisjoint(self.ranks):
+            return f"{finding.kind} of ranks {sorted(ranks)}: {finding.message}"
+        calls = (call.what for rank in finding.orders for call in rank.calls)
+        return self._lacks(finding.message, *calls)
+
+    def check_quiet(self, result: TestResult) -> str:
+        """What has been found, or has gone wrong, where nothing should; empty if nothing has."""
+        if result.outcome not in (Outcome.PASSED, Outcome.XFAILED):
+            return f"{result.outcome}: {result.message}"
+        return "; ".join(finding.message for finding in result.findings)
+
+    def _lacks(self, *texts: str) -> str:
+        said = _plain(" ".join(texts))
+        lacking = [word for word in self.says if _plain(word) not in said]
+        return f"says nothing of {', '.join(lacking)}: {texts}" if lacking else ""
 
 
 def _plain(text: str) -> str:
@@ -101,6 +136,11 @@ def _load(module: str) -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
+
+
+def results_of(run: RunResult) -> dict[str, TestResult]:
+    """What each program came to, by the name of its test."""
+    return {test.test.nodeid.rpartition("::")[2].partition("[")[0]: test.final for test in run.tests}
 
 
 def copy_programs(folder: Path, modules: Iterable[str]) -> list[str]:
