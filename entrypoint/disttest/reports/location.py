@@ -18,6 +18,8 @@ _PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d{1,9}): ", re.MUL
 # Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?P<comma>,?) in ', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
+_OURS = re.compile(r"/disttest/(runtime|observe)/")
+"""Between torch and the user, wherever this package lies: below their repository, too."""
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 
@@ -129,5 +131,5 @@ def _frames(thread: str, repository: Repository) -> list[Location]:
 
 
 def _location(match: re.Match[str], repository: Repository) -> Location | None:
-    file = repository.traced(match["file"])
+    file = None if _OURS.search(match["file"]) else repository.traced(match["file"])
     return Location(file=file, line=max(1, int(match["line"]))) if file else None

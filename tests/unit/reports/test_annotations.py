@@ -139,6 +139,18 @@ class TestWhere:
 
         assert place_of(sample) == "lib/net.py:7"
 
+    def test_the_layer_that_observes_is_not_where_a_rank_was_even_below_the_users_repository(self):
+        stacks = (
+            'Thread 0x2 (most recent call first):\n  File "/nowhere/repo/src/disttest/observe/patches.py", line 141 in method\n'
+            '  File "/nowhere/repo/tests/test_ddp.py", line 9 in test_x\n'
+        )
+        sample = SampleRun()
+        sample.test(
+            Outcome.FAILED, message="hung", culprit=0, ranks=(rank(0, None, hung=True, stacks=stacks),)
+        )
+
+        assert place_of(sample) == "tests/test_ddp.py:9"
+
     def test_a_python_traceback_is_read_from_its_end(self):
         frames = ('"/nowhere/repo/tests/test_ddp.py", line 4, in test', '"/opt/torch.py", line 1, in f')
         details = "".join(f"  File {frame}\n" for frame in frames)
