@@ -184,7 +184,7 @@ def changed_verdicts(measured: Mapping[str, list[dict[str, Spent]]]) -> Iterator
 
 
 FAMILIES = (
-    Planted("hangs proven", HANGS, DEADLOCK + NO_ORDER, Program.check_hang, 57 / 60),
+    Planted("hangs proven", HANGS, (*DEADLOCK, *NO_ORDER, "--timeout", "20"), Program.check_hang, 57 / 60),
     Planted("traps without a proof", TRAPS, DEADLOCK + NO_ORDER, Program.check_quiet, 1),
     Planted("orders found", ORDERS, ORDER, Program.check_order, 36 / 40),
     Planted("good programs without a finding", GOOD, DEADLOCK + ORDER, Program.check_quiet, 1),
@@ -208,7 +208,7 @@ def try_planted(family: Planted, straggle_s: float, slots: int) -> bool:
     programs = programs_of(family.modules)
     wrong = {n: why for n, program in programs.items() if (why := family.check(program, results[n]))}
     right = len(programs) - len(wrong)
-    print(f"{family.title}: {right} of {len(programs)}")
+    print(f"{family.title}: {right} of {len(programs)}", flush=True)
     for name, why in wrong.items():
         print(f"  {name}: {why}")
     times = [s for result in results.values() if (s := seconds_to_proof(result)) is not None]
