@@ -52,6 +52,7 @@ NOT_TORCHS = {
     "RanksFailed",
     "find_free_port",
     "FILE_SCHEMA",
+    "expect_deadlock",
 }
 NOT_TORCHS |= {"SpawnHelper", "generate_tests"}  # torch has them in rpc_utils, which imports every suite
 NOT_TORCHS |= {"skip_if_rocm", "MultiProcContinousTest"}  # older torch
