@@ -97,16 +97,17 @@ def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any)
 
 
 def _note_handle(call: Call, result: Any) -> dist.Work | None:
-    """The handle of a call, if its caller is going to hold it."""
+    """The handle of a call, if its caller is going to hold it; NCCL has none for calls that are not asynchronous."""
     thread = hub.thread
     if thread.issued is not None:
         thread.issued.append(call)
     boxed = result[-1] if isinstance(result, tuple) and result else result
     if not thread.from_python or not isinstance(boxed, torch.ScriptObject):
         return None
-    work: dist.Work = dist.Work.unbox(boxed)
-    hub.handles[work] = call
-    thread.handle = work
+    work: dist.Work | None = dist.Work.unbox(boxed)
+    if work is not None:
+        hub.handles[work] = call
+        thread.handle = work
     return work
 
 
