@@ -16,7 +16,7 @@ Operations on tensors cost nothing, a collective some 15 µs. Importing this cha
 the end of :func:`observing`, leave nothing of it there.
 """
 
-from disttest.observe.install import BLIND_SPOTS, gaps, install, observing, uninstall
+from disttest.observe.install import BLIND_SPOTS, gaps, install, observing, prepare, uninstall
 from disttest.observe.records import ANY_SOURCE, Call, Group, Site, Wait, WaitKind
 from disttest.observe.tool import Tool
 
@@ -32,5 +32,6 @@ __all__ = [
     "gaps",
     "install",
     "observing",
+    "prepare",
     "uninstall",
 ]

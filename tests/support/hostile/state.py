@@ -236,14 +236,20 @@ def _temporary_files_are_gone(lab: Lab) -> None:
         def test_next(world):
             dist.barrier()
     """
-    temporary = lab.folder / "temporary"
-    temporary.mkdir()
+    words = {
+        "off": "rank 0 is in test_hang at test_x.py:",
+        "fail": "rank 0 waits in barrier #1 of group default at test_x.py:",
+    }
+    lab.write(test_x=source)
+    for rule, told in words.items():
+        temporary = lab.folder / f"temporary-{rule}"
+        temporary.mkdir()
 
-    ended = lab.write(test_x=source).run("test_x.py", TMPDIR=str(temporary))
+        ended = lab.run("test_x.py", "--deadlock", rule, TMPDIR=str(temporary))
 
-    hang = ended.result("test_hang")
-    assert hang.culprit == 0 and "rank 0 is in test_hang at test_x.py:" in hang.message, hang.message
-    assert not ended.result("test_next").outcome.is_bad, ended.output
+        hang = ended.result("test_hang")
+        assert hang.outcome.is_bad and told in hang.message, hang.message
+        assert not ended.result("test_next").outcome.is_bad, ended.output
 
 
 _RUNS: tuple[tuple[str, str, Callable[[Lab], None]], ...] = (

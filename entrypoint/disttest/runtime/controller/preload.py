@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from disttest import observe
+
 _LAZY = (
     (re.compile(r"\bassert_close\b|\bassertEqual\b"), "torch.fx.experimental.symbolic_shapes"),
     (
@@ -30,7 +32,8 @@ _LARGEST = 1 << 20
 
 def load_torch() -> None:
     """Import torch once, so that no rank has to; tests that do not need it run without it."""
-    _load("torch.distributed")
+    if _load("torch.distributed"):
+        observe.prepare()
 
 
 def load_what_tests_use(root: Path) -> tuple[str, ...]:

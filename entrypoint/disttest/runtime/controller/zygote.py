@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
+from disttest import observe
 from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import is_checked_by_nvml
 from disttest.host.process import Child, die_with_parent, end_all, fork_child, leave, spawn_child
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     undo = import_single_threaded()
     for name in ("pytest", *modules):
         importlib.import_module(name)
+    observe.prepare()
     undo()
     if ledger:
         masker.open_ledger(int(ledger))
