@@ -11,7 +11,7 @@ KINDS    := unit contract integration plugins devices cluster cuda docker browse
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test setup action lock lint format catalogue compat mutants faults planted soak docs clean $(SUITES) $(KINDS)
+.PHONY: gpu test setup action lock lint format catalogue compat mutants matrix faults planted soak docs clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -64,6 +64,10 @@ gpu: $(READY)
 # Plants faults in torch, one at a time, and fails when the suites do not notice one (half an hour on two cores).
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.run
+
+# A part of the tests with other versions of torch and pytest (10 GB of wheels, once): make matrix ROWS="oldest newest".
+matrix: $(READY)
+	$(BIN)/python tools/matrix.py $(ROWS)
 
 # Every fault in every phase, by the first and the last rank, in every kind of world; and a flood of 1 GB.
 faults: $(READY)

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.process import die_with_parent
+from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.results.relay import hide_in_own_files, mask_terminal
@@ -147,6 +149,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
     for mark in MARKS:
         config.addinivalue_line("markers", mark)
+    if config.getoption("disttest_guarded") and (words := too_old()):
+        raise pytest.UsageError(words)
     run = config.stash[_RUN] = RunSession(config)
     config.pluginmanager.register(run, "disttest-run")
     columns = config.getoption("disttest_view")
@@ -373,7 +377,7 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
     run = config.stash.get(_RUN, None)
     if run is None or run.recorder is None:

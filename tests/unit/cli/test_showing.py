@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from disttest.cli.progress_mode import asks_for_terminal, choose_progress, runs_nothing
 from disttest.reports.views import PlainView, RelayView
@@ -100,7 +101,7 @@ def test_a_broken_variable_is_pytests_to_complain_about(tmp_path):
 def test_pytest_still_has_what_the_quiet_terminal_overrides():
     overridden = {name for name in vars(QuietReporter) if not name.startswith("_")}
 
-    assert {name for name in overridden if not hasattr(pytest.TerminalReporter, name)} <= {
+    assert {name for name in overridden if not hasattr(TerminalReporter, name)} <= {
         "pytest_runtest_logfinish"  # gone from newer versions, which do the same in their loop
     }
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 NAME = "terminalreporter"
 DEFAULT_CHARS = "fE"
 """What ``-r`` is when nobody has given it: failures and errors, which the command tells."""
 
 
-class QuietReporter(pytest.TerminalReporter):  # type: ignore[misc]  # final for typing; terminal plugins subclass it
+class QuietReporter(TerminalReporter):  # type: ignore[misc]  # final for typing; terminal plugins subclass it
     """Tells nothing that the command tells.
 
     Args:
@@ -70,7 +71,7 @@ class QuietReporter(pytest.TerminalReporter):  # type: ignore[misc]  # final for
 def quieten(config: pytest.Config, columns: int, is_told: Callable[[], bool]) -> None:
     """Put the quiet terminal in the place of pytest's, unless there is none or it is another plugin's own."""
     present = config.pluginmanager.getplugin(NAME)
-    if type(present) is not pytest.TerminalReporter:
+    if type(present) is not TerminalReporter:
         return
     config.pluginmanager.unregister(present)
     config.pluginmanager.register(QuietReporter(config, columns, is_told), NAME)

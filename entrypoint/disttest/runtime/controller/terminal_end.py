@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from _pytest.terminal import TerminalReporter
 
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.recorder import Recorder
 
 
-def write_end(reporter: pytest.TerminalReporter, recorder: Recorder, *, without_worlds: str) -> None:
+def write_end(reporter: TerminalReporter, recorder: Recorder, *, without_worlds: str) -> None:
     """Which tests are flaky, which are red here that torch's own harness would have passed, and which it passes vacuously.
 
     Args:
