@@ -12,7 +12,7 @@ collective and point-to-point call of a process group (``Call``), each wait for 
 that is being made, a backward pass (``Wait``), and groups as they come and go. What it does not is said by :func:`gaps`
 for this version of torch, and in :data:`BLIND_SPOTS` for all.
 
-Operations on tensors cost nothing, a collective some 15 µs. Importing this changes nothing in torch; :func:`uninstall`, and
+Operations on tensors cost nothing, a collective some 30 µs. Importing this changes nothing in torch; :func:`uninstall`, and
 the end of :func:`observing`, leave nothing of it there.
 """
 

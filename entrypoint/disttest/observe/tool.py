@@ -46,9 +46,6 @@ class Tool:
     def on_group(self, group: Group, *, made: bool) -> None:
         """A group has been made, or destroyed."""
 
-    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation on tensors is about to run in this thread (only between :func:`watch_operations` and its end)."""
-
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
         """Run a call, or do something else in its place.
 
