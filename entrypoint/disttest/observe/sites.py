@@ -23,7 +23,8 @@ _PASSED_OVER = (
 _TORCHS_TESTS = f"{_LIBRARIES}/torch/testing/_internal/distributed/"
 """What stands there are tests, which people run as their own."""
 
-_known: dict[CodeType, bool] = {}
+_known: dict[int, tuple[CodeType, bool]] = {}
+"""By address, which stays since the code is kept: the hash of a code object reads all of it, each time."""
 NOWHERE = Site(None, 0)
 
 
@@ -41,10 +42,10 @@ def call_site() -> Site:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
     while frame is not None:
         code = frame.f_code
-        counts = _known.get(code)
-        if counts is None:
-            counts = _known[code] = _counts(code)
-        if counts:
+        known = _known.get(id(code))
+        if known is None:
+            known = _known[id(code)] = code, _counts(code)
+        if known[1]:
             return Site(code, frame.f_lineno)
         frame = frame.f_back
     return NOWHERE
