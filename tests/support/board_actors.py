@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.deadlock.board import Board
+from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.judge import Situation, find_deadlock
 from disttest.deadlock.snapshot import read_slot
 from disttest.deadlock.tool import BoardTool
@@ -75,7 +75,7 @@ class Stage:
     """A world of such ranks."""
 
     def __init__(self, size):
-        self.board = Board(size)
+        self.board = WaitBoard(size)
         self.ranks = [Actor(self.board, rank) for rank in range(size)]
 
     def snapshot(self, rank):

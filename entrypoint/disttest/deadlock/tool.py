@@ -5,12 +5,11 @@ It writes what happens and judges nothing. A table that is full sets the gap, so
 
 from __future__ import annotations
 
-import mmap
-import os
 import sys
 import time
 from pathlib import Path
 
+from disttest.boards import BoardWriter
 from disttest.deadlock import layout
 from disttest.deadlock.layout import Direction, State
 from disttest.deadlock.snapshot import KINDS
@@ -42,7 +41,7 @@ class _Channel:
         self.row, self.issued, self.done = row, 0, 0
 
 
-class BoardTool(Tool):
+class BoardTool(BoardWriter, Tool):
     """The tool of one rank."""
 
     def __init__(self, board: Path, place: int) -> None:
@@ -55,19 +54,10 @@ class BoardTool(Tool):
         Raises:
             OSError: the world is gone.
         """
-        fd = os.open(board, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
-        finally:
-            os.close(fd)
+        super().__init__(board)
         self._base = place * layout.SLOT
         self._began_s = 0.0
         self.begin(has_gap=False)
-        os.register_at_fork(after_in_child=self._let_go)
-
-    def _let_go(self) -> None:
-        """A copy of this process must not write for it."""
-        self._memory = bytearray(len(self._memory))
 
     def begin(self, *, has_gap: bool) -> None:
         """A test begins: what was before does not matter any more.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from disttest.deadlock.board import Board
+from disttest.deadlock.board import WaitBoard
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name
@@ -92,12 +92,12 @@ class Team:
         self.broken = False
         self.before = forked_children()
 
-    def _make_board(self, rule: DeadlockRule, size: int) -> Board | None:
+    def _make_board(self, rule: DeadlockRule, size: int) -> WaitBoard | None:
         """Where its ranks say what they wait in."""
         if rule is DeadlockRule.OFF or not size:  # torch lets a class have no ranks
             return None
         prepare_to_watch()
-        board = Board(size)
+        board = WaitBoard(size)
         self.supervisor.deadlocks = DeadlockWatch(board, rule, self.supervisor.evidence)
         return board
 

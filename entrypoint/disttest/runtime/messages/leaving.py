@@ -10,19 +10,17 @@ import atexit
 import mmap
 import os
 
-from disttest.descriptors import memory_file
+from disttest.boards import Board
 
 _SIZE = 4096
 _IN_ORDER = b"\1"
 
 
-class LeaveBoard:
+class LeaveBoard(Board):
     """The guard's side."""
 
     def __init__(self) -> None:
-        self.fd = memory_file("disttest-leaving")
-        os.ftruncate(self.fd, _SIZE)
-        self._memory = mmap.mmap(self.fd, _SIZE)
+        super().__init__("disttest-leaving", _SIZE)
 
     @property
     def in_order(self) -> bool:
@@ -34,11 +32,6 @@ class LeaveBoard:
         """What the process was doing last: ``importing test_x.py``."""
         text = bytes(self._memory[1:]).partition(b"\0")[0]
         return text.decode("utf-8", "replace") or "starting: a plugin or a conftest"
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._memory.close()
-        os.close(self.fd)
 
 
 class LeaveNote:

@@ -7,11 +7,9 @@ a rank dies or hangs; and then a rank could not tell it any more.
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
 
-from disttest.descriptors import memory_file
+from disttest.boards import Board, BoardWriter
 
 PHASES = ("setup", "call", "teardown")
 _HELD = 0x20
@@ -20,8 +18,8 @@ _XFAIL = 0x80
 """Added to a phase: somebody debugs the rank; it has begun; the test is expected to fail in it."""
 
 
-class PhaseBoard:
-    """The bytes of all ranks of a world; in anonymous memory, which no full disk can spoil."""
+class PhaseBoard(Board):
+    """The bytes of all ranks of a world."""
 
     def __init__(self, size: int) -> None:
         """Make the board, every rank at the first phase.
@@ -29,14 +27,7 @@ class PhaseBoard:
         Args:
             size: how many ranks write to it.
         """
-        self._fd = memory_file("disttest-phases")
-        os.write(self._fd, bytes(size))
-        self._memory = mmap.mmap(self._fd, size)
-
-    @property
-    def path(self) -> Path:
-        """Where ranks find it while this process lives, forked ones and new interpreters."""
-        return Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        super().__init__("disttest-phases", size)
 
     def reset(self) -> None:
         """All ranks are at the first phase: a test begins."""
@@ -55,26 +46,21 @@ class PhaseBoard:
         return any(byte & _HELD for byte in self._memory[:])
 
 
-class PhaseCell:
+class PhaseCell(BoardWriter):
     """A rank's own byte."""
 
     def __init__(self, board: Path, place: int) -> None:
         """Open it.
 
+        Args:
+            board: where it is, as its world has said.
+            place: of this rank among those that write there.
+
         Raises:
             OSError: the world is gone.
         """
-        fd = os.open(board, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
-        finally:
-            os.close(fd)
+        super().__init__(board)
         self._place = place
-        os.register_at_fork(after_in_child=self._let_go)
-
-    def _let_go(self) -> None:
-        """A copy of this process must not write for it."""
-        self._memory = bytearray(len(self._memory))
 
     def write(self, phase: str, *, xfail: bool = False) -> None:
         """Say in which phase this rank is, and whether the test is expected to fail."""

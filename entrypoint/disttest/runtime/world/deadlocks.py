@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from disttest.deadlock.board import Board
+from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.judge import Situation, find_deadlock
 from disttest.deadlock.snapshot import Snapshot, read_slot
 from disttest.deadlock.stacks import confirm_rest, confirm_waits
@@ -34,7 +34,7 @@ class DeadlockWatch:
     """Looks at the ranks of one supervisor."""
 
     def __init__(
-        self, board: Board, rule: DeadlockRule, sources: Callable[[], Mapping[int, EvidenceSource]]
+        self, board: WaitBoard, rule: DeadlockRule, sources: Callable[[], Mapping[int, EvidenceSource]]
     ) -> None:
         """Begin.
 

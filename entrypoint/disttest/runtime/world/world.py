@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from disttest.deadlock.board import Board
+from disttest.deadlock.board import WaitBoard
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
@@ -91,12 +91,12 @@ class WorldSupervisor:
             raise
         self._close()
 
-    def _make_board(self) -> Board | None:
+    def _make_board(self) -> WaitBoard | None:
         """Where ranks say what they wait in; none where others than these ranks could be waited for."""
         rule = self._order.settings.deadlock
         if rule is DeadlockRule.OFF or self._kind is not Kind.RANKS or self._order.partition:
             return None
-        board = Board(self._shape.size)
+        board = WaitBoard(self._shape.size)
         self._ranks.deadlocks = DeadlockWatch(board, rule, self._ranks.evidence)
         return board
 
