@@ -4,7 +4,10 @@ set -euo pipefail
 
 installed=$(command -v disttest || true)
 python=$(command -v python3 || true)
-if [[ -n $python ]] && ! "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+# Debian and Ubuntu ship `venv` without `ensurepip`, which makes the environment and is in a package of its own.
+if [[ -n $python ]] && ! "$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "$python is older than 3.11 or cannot make environments: taking one from actions/setup-python." \
+        "On a runner that it does not serve, install Python 3.11 or newer with its venv (apt-get install python3-venv)."
     python=
 fi
 

@@ -99,7 +99,7 @@ def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url:
     return EngineFacts(
         name="podman" if podman else "docker",
         version=str(version.get("Version", "")),
-        rootless=any("rootless" in str(option) for option in info.get("SecurityOptions") or ()),
+        rootless=_is_rootless(info),
         memory_bytes=int(info.get("MemTotal") or 0),
         local=base_url.startswith(("http+docker://", "http+unix://", "unix://")),
         gpus=EngineGpus(
@@ -107,6 +107,13 @@ def read_facts(info: Mapping[str, Any], version: Mapping[str, Any], *, base_url:
             runtime="nvidia" in (info.get("Runtimes") or {}),
             podman=podman,
         ),
+    )
+
+
+def _is_rootless(info: Mapping[str, Any]) -> bool:
+    """Docker says so among its security options; Podman in a field of its own, and until 4.4 there only."""
+    return bool(info.get("Rootless")) or any(
+        "rootless" in str(one) for one in info.get("SecurityOptions") or ()
     )
 
 

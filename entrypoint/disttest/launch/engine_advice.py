@@ -55,8 +55,13 @@ ENGINE_ADVICE = AdviceTable(
     ),
     Known(
         "ulimit-refused",
-        r"error setting rlimit|ulimit.*operation not permitted",
+        r"error setting rlimit|ulimit.*operation not permitted|setrlimit `?RLIMIT_",
         "the engine may not raise limits: give its service LimitMEMLOCK=infinity",
+    ),
+    Known(
+        "engine-init-missing",
+        r"container-init binary not found",
+        "Podman lacks the init that containers start with: install its package (`catatonit`)",
     ),
     Known(
         "engine-gone",

@@ -21,6 +21,11 @@ MESSAGES = {
     "write /var/lib/docker/tmp/x: no space left on device": "disk-full",
     "invalid mount config for type bind: bind source path does not exist: /work": "mount-refused",
     "error setting rlimit type 8: operation not permitted": "ulimit-refused",
+    "crun: setrlimit `RLIMIT_MEMLOCK`: Operation not permitted: OCI permission denied": "ulimit-refused",
+    "crun: setrlimit `RLIMIT_STACK`: Operation not permitted: OCI permission denied": "ulimit-refused",
+    "container create: container-init binary not found on the host: stat /usr/libexec/podman/catatonit": (
+        "engine-init-missing"
+    ),
     "('Connection aborted.', FileNotFoundError(2, 'No such file or directory'))": "engine-gone",
     "Cannot connect to the Docker daemon at unix:///var/run/docker.sock": "engine-gone",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from disttest.launch.supervise import ContainerOutcome
 DOCKER = EngineFacts(name="docker", version="27")
 ROOTLESS = EngineFacts(name="docker", version="27", rootless=True)
 OWNER = Owner(uid=1234, gid=5)
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 @pytest.fixture
@@ -83,6 +85,22 @@ def test_facts_of_podman_elsewhere() -> None:
     version = {"Components": [{"Name": "Podman Engine"}], "Version": "5"}
     facts = read_facts({"Runtimes": None, "SecurityOptions": None}, version, base_url="http://far:2375")
     assert (facts.name, facts.gpus.podman, facts.local) == ("podman", True, False)
+
+
+def test_podman_4_3_says_in_a_place_of_its_own_that_it_is_rootless() -> None:
+    """Recorded from Debian 12's: its SecurityOptions do not say so."""
+    answers = json.loads((FIXTURES / "engines" / "podman-4.3-rootless.json").read_text())
+    facts = read_facts(answers["info"], answers["version"], base_url="http+docker://localhost")
+    assert (facts.name, facts.version, facts.rootless) == ("podman", "4.3.1", True)
+    # The container's root is the user: any other number would be one of the user's sub-uids.
+    assert choose_user("auto", owner=OWNER, facts=facts) == "0:0"
+    assert not needs_hand_back("0:0", owner=OWNER, facts=facts)
+
+
+def test_podman_of_root_is_not_rootless() -> None:
+    answers = json.loads((FIXTURES / "engines" / "podman-4.3-rootless.json").read_text())
+    info = answers["info"] | {"Rootless": False}
+    assert not read_facts(info, answers["version"], base_url="http+docker://localhost").rootless
 
 
 @pytest.mark.parametrize(
