@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,6 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     assert found, f"{name} is missing"
     return found
-
-
-def used(path: Path) -> Iterator[tuple[str, str]]:
-    """What a file uses, with the comment behind it."""
-    for match in re.finditer(r"^\s*(?:- )?uses: *(\S+)(?: *# *(.*))?$", path.read_text(), re.MULTILINE):
-        yield match[1], match[2] or ""
 
 
 def jobs(path: Path) -> dict[str, Any]:
@@ -115,24 +108,6 @@ def test_the_step_that_runs_the_program_becomes_it() -> None:
     assert step["run"].startswith("exec ")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_what_is_used_is_pinned_by_commit_with_its_version(path: Path) -> None:
-    for name, comment in used(path):
-        if name.startswith(("./", OWN)):
-            continue
-        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", name), name
-        assert re.match(r"v\d+\.\d+\.\d+", comment), f"{name}: no version behind it"
-
-
-def test_one_version_of_each_used_action() -> None:
-    commits: dict[str, set[str]] = {}
-    for path in FILES:
-        for name, _comment in used(path):
-            if not name.startswith(("./", OWN)):
-                commits.setdefault(name.split("@")[0], set()).add(name)
-    assert {name: found for name, found in commits.items() if len(found) > 1} == {}
-
-
 @pytest.mark.parametrize("path", [*WORKFLOWS, *EXAMPLES], ids=name_of)
 def test_workflows_ask_for_little_and_end_in_time(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
@@ -181,8 +156,12 @@ def test_outputs_of_the_docker_action_are_those_of_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("schema", "paths"),
-    [("vendor.github-actions", ACTIONS), ("vendor.github-workflows", [*WORKFLOWS, *EXAMPLES])],
-    ids=["actions", "workflows"],
+    [
+        ("vendor.github-actions", ACTIONS),
+        ("vendor.github-workflows", [*WORKFLOWS, *EXAMPLES]),
+        ("vendor.dependabot", [ROOT / ".github" / "dependabot.yml"]),
+    ],
+    ids=["actions", "workflows", "dependabot"],
 )
 def test_schema(schema: str, paths: list[Path]) -> None:
     check(tool("check-jsonschema"), "--builtin-schema", schema, *map(str, paths))
