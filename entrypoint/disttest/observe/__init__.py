@@ -12,11 +12,19 @@ collective and point-to-point call of a process group (``Call``), each wait for 
 that is being made, a backward pass (``Wait``), and groups as they come and go. What it does not is said by :func:`gaps`
 for this version of torch, and in :data:`BLIND_SPOTS` for all.
 
-Operations on tensors cost nothing, a collective some 30 µs. Importing this changes nothing in torch; :func:`uninstall`, and
-the end of :func:`observing`, leave nothing of it there.
+Operations on tensors cost nothing while no tool asks for them (:func:`watching_operations`), a collective some 30 µs.
+Importing this changes nothing in torch; :func:`uninstall`, and the end of :func:`observing`, leave nothing of it there.
 """
 
-from disttest.observe.install import BLIND_SPOTS, gaps, install, observing, prepare, uninstall
+from disttest.observe.install import (
+    BLIND_SPOTS,
+    gaps,
+    install,
+    observing,
+    prepare,
+    uninstall,
+    watching_operations,
+)
 from disttest.observe.records import ANY_SOURCE, Call, Group, Site, Wait, WaitKind
 from disttest.observe.tool import Tool
 
@@ -34,4 +42,5 @@ __all__ = [
     "observing",
     "prepare",
     "uninstall",
+    "watching_operations",
 ]

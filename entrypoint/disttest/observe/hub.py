@@ -64,6 +64,11 @@ def tools() -> tuple[Tool, ...]:
     return _tools
 
 
+def listens(name: str) -> bool:
+    """Whether a tool is there that is told of this."""
+    return bool(_told[name])
+
+
 def is_idle() -> bool:
     """Whether nobody is to be told of what this thread does."""
     return not _tools or thread.quiet
@@ -140,6 +145,11 @@ def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[
         end_wait(wait, error)
         raise
     end_wait(wait)
+
+
+def note_over(kind: WaitKind, call: Call) -> None:
+    """Somebody has learnt that a call is over without having waited for it: a wait that takes no time."""
+    end_wait(begin_wait(kind, call))
 
 
 def note_result(storage: int, call: Call) -> None:

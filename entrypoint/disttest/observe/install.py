@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from disttest.observe import hub
@@ -13,7 +14,8 @@ from disttest.observe.tool import Tool
 
 if TYPE_CHECKING:
     from disttest.observe.kernels import Kernels
-    from disttest.observe.patches import Patches
+    from disttest.observe.replacing import Replacements
+    from disttest.observe.watching import Watching
 
 BLIND_SPOTS = (
     "calls on a Backend object, past its process group",
@@ -22,10 +24,12 @@ BLIND_SPOTS = (
     "waits in C++: the end of DDP's backward pass, constructors, coalesced works",
     "which reduction a call of C++ asks for, unless it is a functional collective",
     "processes that are started as new programs",
+    "operations inside a kernel that Inductor has compiled, in threads that ran before their observer, and on storages",
 )
 """What the layer does not see with any version of torch."""
 
-_hooks: tuple[Kernels, Patches] | None = None
+_hooks: list[Kernels | Replacements] = []
+_watching: Watching | None = None
 
 
 def install(*tools: Tool) -> None:
@@ -37,14 +41,26 @@ def install(*tools: Tool) -> None:
     Args:
         tools: to be told, besides those that are there.
     """
-    global _hooks  # torch is one per process
-    if _hooks is None:
+    if not _hooks:
         from disttest.observe.kernels import Kernels
         from disttest.observe.patches import Patches
 
-        _hooks = Kernels(), Patches()
+        _hooks.extend((Kernels(), Patches()))
         os.register_at_fork(after_in_child=lambda: hub.set_tools(()))
-    hub.set_tools((*hub.tools(), *tools))
+    _set_tools((*hub.tools(), *tools))
+
+
+def _set_tools(tools: Sequence[Tool]) -> None:
+    """Tell these, and have replaced what only those need that are told of operations."""
+    global _watching  # torch is one per process
+    hub.set_tools(tools)
+    if hub.listens("on_op") and _watching is None:
+        from disttest.observe.watching import Watching
+
+        _watching = Watching()
+    elif _watching is not None and not hub.listens("on_op"):
+        _watching.remove()
+        _watching = None
 
 
 def prepare() -> None:
@@ -53,30 +69,34 @@ def prepare() -> None:
     A process that forks many pays for it once; where there is no torch.distributed, nothing happens.
     """
     dist = sys.modules.get("torch.distributed")
-    if _hooks is None and dist is not None and dist.is_available():
+    if not _hooks and dist is not None and dist.is_available():
         install()
         uninstall()
 
 
 def uninstall() -> None:
     """Take the tools away, and the layer out of torch."""
-    global _hooks  # torch is one per process
-    hub.set_tools(())
-    if _hooks is not None:
-        for hooks in reversed(_hooks):
-            hooks.remove()
-        _hooks = None
+    _set_tools(())
+    while _hooks:
+        _hooks.pop().remove()
+
+
+def watching_operations() -> ModuleType:
+    """The module with ``ask`` and ``leave``, by which a tool is told of operations on tensors (``on_op``); needs torch."""
+    from disttest.observe import watching
+
+    return watching
 
 
 @contextlib.contextmanager
 def observing(*tools: Tool) -> Iterator[None]:
     """Tools that are told of what happens inside, in all threads of this process."""
-    before, was_there = hub.tools(), _hooks is not None
+    before, was_there = hub.tools(), bool(_hooks)
     install(*tools)
     try:
         yield
     finally:
-        hub.set_tools(before)
+        _set_tools(before)
         if not was_there:
             uninstall()
 

@@ -6,7 +6,6 @@ puts back exactly what was there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch.autograd.variable import Variable
 from torch.distributed import distributed_c10d as c10d
 
 from disttest.observe import groups, hub
-from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.records import Call, Wait, WaitKind
+from disttest.observe.replacing import Original, Replacements
 
 _ISSUING = (
     "_allgather_base",
@@ -49,50 +48,31 @@ _ISSUING = (
 """Methods of a process group that issue a call, and return its handle."""
 _STORE_WAITS = ("get", "multi_get", "queue_pop", "wait")
 
-_Original = Callable[..., Any]
 
-
-class Patches:
-    """The replaced methods, from when they are replaced until :meth:`remove`."""
+class Patches(Replacements):
+    """The replaced methods, from when they are replaced."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
+        super().__init__()
         for name in _ISSUING:
-            self._replace(dist.ProcessGroup, name, _issuing)
-        self._replace(dist.ProcessGroup, "shutdown", _shutdown)
+            self.replace(dist.ProcessGroup, name, _issuing)
+        self.replace(dist.ProcessGroup, "shutdown", _shutdown)
         for owner in (dist.ProcessGroup, torch._C._distributed_c10d.Backend):  # noqa: SLF001
-            self._replace(owner, "set_timeout", _changes_timeout)
-        self._replace(dist.Work, "wait", _work_wait)
-        self._replace(dist.Work, "get_future", _get_future)
-        self._replace(torch._C.Future, "wait", _future_wait)  # noqa: SLF001
+            self.replace(owner, "set_timeout", _changes_timeout)
+        self.replace(dist.Work, "wait", _work_wait)
+        self.replace(dist.Work, "get_future", _get_future)
+        self.replace(dist.Work, "is_completed", _polling)
+        self.replace(torch._C.Future, "wait", _future_wait)  # noqa: SLF001
+        self.replace(torch._C.Future, "done", _polling)  # noqa: SLF001
+        for name in ("then", "add_done_callback"):
+            self.replace(torch._C.Future, name, _calling_back)  # noqa: SLF001
         for name in _STORE_WAITS:
-            self._replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
-        self._replace(c10d, "_new_process_group_helper", _make_group)
-        self._put(Variable, "_execution_engine", _Engine(Variable._execution_engine))  # noqa: SLF001
-
-    def _replace(self, owner: Any, name: str, make: Callable[[_Original], _Original]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            hub.note_gap(f"{owner.__name__}.{name}: torch {torch.__version__} does not have it")
-            return
-        replacement = make(original)
-        replacement.__name__, replacement.__doc__ = name, original.__doc__
-        vars(replacement)["_torchdynamo_disable"] = True  # what torch.compiler.disable sets
-        keep_from_dynamo(replacement)
-        self._put(owner, name, replacement)
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, vars(owner)[name]))  # as it is: getattr would bind it
-        setattr(owner, name, value)
-
-    def remove(self) -> None:
-        """Put back what was replaced, unless somebody else has replaced it since."""
-        for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
-        self._undo.clear()
+            self.replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
+        self.replace(c10d, "_new_process_group_helper", _make_group)
+        self.put(Variable, "_execution_engine", _Engine(Variable._execution_engine))  # noqa: SLF001
 
 
-def _issuing(original: _Original) -> _Original:
+def _issuing(original: Original) -> Original:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle():
@@ -131,7 +111,7 @@ def _seconds(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     return limit.total_seconds() if limit else None
 
 
-def _work_wait(original: _Original) -> _Original:
+def _work_wait(original: Original) -> Original:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle():
@@ -160,7 +140,7 @@ def _begin_work_wait(call: Call | None, limit_s: float | None) -> Wait | None:
     )
 
 
-def _get_future(original: _Original) -> _Original:
+def _get_future(original: Original) -> Original:
     def get_future(self: Any) -> Any:
         future = original(self)
         if (call := hub.handles.get(self)) is not None:
@@ -170,7 +150,7 @@ def _get_future(original: _Original) -> _Original:
     return get_future
 
 
-def _future_wait(original: _Original) -> _Original:
+def _future_wait(original: Original) -> Original:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle() or self.done():
@@ -182,7 +162,33 @@ def _future_wait(original: _Original) -> _Original:
     return wait
 
 
-def _store_wait(original: _Original) -> _Original:
+def _polling(original: Original) -> Original:
+    def is_done(self: Any) -> bool:
+        done: bool = original(self)
+        if done and not hub.is_idle() and (call := hub.handles.get(self)) is not None:
+            hub.note_over(WaitKind.WORK, call)
+        return done
+
+    return is_done
+
+
+def _calling_back(original: Original) -> Original:
+    def then(self: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+        call = None if hub.is_idle() else hub.handles.get(self)
+        if call is None:
+            return original(self, callback, *args, **kwargs)
+
+        def call_back(future: Any) -> Any:
+            __tracebackhide__ = True
+            hub.note_over(WaitKind.FUTURE, call)
+            return callback(future)
+
+        return original(self, call_back, *args, **kwargs)
+
+    return then
+
+
+def _store_wait(original: Original) -> Original:
     def wait(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle():
@@ -204,7 +210,7 @@ def _shortest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     return min(limit.total_seconds() for limit in limits) if limits else None
 
 
-def _make_group(original: _Original) -> _Original:
+def _make_group(original: Original) -> Original:
     def make(group_size: int, group_rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         members = tuple(ranks or range(group_size))
@@ -217,7 +223,7 @@ def _make_group(original: _Original) -> _Original:
     return make
 
 
-def _shutdown(original: _Original) -> _Original:
+def _shutdown(original: Original) -> Original:
     def shutdown(self: Any) -> None:
         __tracebackhide__ = True
         with hub.waiting(WaitKind.GROUP):
@@ -228,7 +234,7 @@ def _shutdown(original: _Original) -> _Original:
     return shutdown
 
 
-def _changes_timeout(original: _Original) -> _Original:
+def _changes_timeout(original: Original) -> Original:
     def set_timeout(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         groups.renew_timeouts()

@@ -46,6 +46,16 @@ class Tool:
     def on_group(self, group: Group, *, made: bool) -> None:
         """A group has been made, or destroyed."""
 
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operation on tensors is about to be run; told only while a tool asks for them (``watching_operations``).
+
+        Args:
+            func: of ``torch.ops`` (views and in-place operations each by themselves, below autograd), or a method of a tensor
+                or of a storage that reads or changes it past the dispatcher (``tolist``, ``numpy``, ``resize_``).
+            args: as they are given to it.
+            kwargs: likewise.
+        """
+
     def take(self, call: Call, run: Callable[[], Any]) -> Any:
         """Run a call, or do something else in its place.
 

@@ -1,0 +1,47 @@
+"""Attributes of torch's classes and modules, replaced until they are put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from disttest.observe import hub
+from disttest.observe.frames import keep_from_dynamo
+
+Original = Callable[..., Any]
+_ABSENT = object()
+
+
+class Replacements:
+    """What was replaced, until :meth:`remove`."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Original], Original]) -> None:
+        """Put a function in the place of another one, which it is made from."""
+        original = getattr(owner, name, None)
+        if original is None:
+            hub.note_gap(f"{owner.__name__}.{name}: torch {torch.__version__} does not have it")
+            return
+        replacement = make(original)
+        replacement.__name__, replacement.__doc__ = name, original.__doc__
+        vars(replacement)["_torchdynamo_disable"] = True  # what torch.compiler.disable sets
+        keep_from_dynamo(replacement)
+        self.put(owner, name, replacement)
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Put any object in the place of another one, or before one that the class inherits."""
+        self._undo.append((owner, name, vars(owner).get(name, _ABSENT)))  # as it is: getattr would bind it
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        """Put back what was replaced."""
+        for owner, name, original in reversed(self._undo):
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        self._undo.clear()
