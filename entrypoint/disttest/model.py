@@ -145,6 +145,130 @@ ALONE = WorldShape(size=1, backend="none")
 """What a contained test runs in, which is no world: one process, without a group."""
 
 
+class SeenCall(Frozen):
+    """A call to `torch.distributed` as a sanitizer has seen it."""
+
+    what: str
+    """``all_reduce SUM of float32[4], #3 of group default``."""
+    file: str = ""
+    """Of the line in the user's code; absolute, as it was seen there, and empty where nobody in Python has called."""
+    line: int = 0
+    decides: bool = False
+    """The finding is about this one; the others stand around it."""
+
+    @property
+    def where(self) -> str:
+        """``test_step.py:39``, or nothing."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+
+
+class FaultKind(StrEnum):
+    """What chaos does to a rank; the value is its word on the command line."""
+
+    KILL = "kill"
+    """Its process is killed: the peers' connections break."""
+    STOP = "stop"
+    """Its process is stopped: connections stand, and nothing comes."""
+    RAISE = "raise"
+    """The call raises in it; the process lives on."""
+    DELAY = "delay"
+    """It comes late."""
+
+
+class Survival(StrEnum):
+    """What a contract wants of the other ranks."""
+
+    CONNECTION_ERROR = "connection-error"
+    """They raise an error of communication soon after the fault."""
+    TIMEOUT = "timeout"
+    """They raise one by the time limit of the group."""
+    ERROR = "error"
+    """They raise anything by then."""
+    PASSES = "passes"
+    """They pass; what they record is what they record unharmed."""
+    RECOVERS = "recovers"
+    """The same, without the harmed rank."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether they have to pass."""
+        return self in (Survival.PASSES, Survival.RECOVERS)
+
+
+class Fault(Frozen):
+    """One fault in one call of one rank."""
+
+    kind: FaultKind
+    rank: Count
+    call: Count
+    """Its number among the calls that the rank issues in the test, from 1."""
+    during: bool = False
+    """It strikes when the backend has taken the call, not before."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.rank}:{self.call}{':during' if self.during else ''}"
+
+
+class Contract(Frozen):
+    """What a test promises for each kind of fault; the default is that of code that does not recover."""
+
+    kill: Survival = Survival.CONNECTION_ERROR
+    stop: Survival = Survival.TIMEOUT
+    raise_: Survival = Survival.TIMEOUT
+    delay: Survival = Survival.PASSES
+    within_s: Seconds = 1.0
+    """How soon a broken connection is noticed, and how much later than its limit a time-out may come."""
+
+    def of(self, kind: FaultKind) -> Survival:
+        """What is wanted after such a fault."""
+        wanted: Survival = getattr(self, "raise_" if kind is FaultKind.RAISE else kind)
+        return wanted
+
+
+class UnharmedCall(Frozen):
+    """A call of a rank in a run without faults: enough to know who waits for whom in it."""
+
+    op: str
+    group: str
+    members: tuple[int, ...]
+    """Ranks of its group."""
+    seq: int
+    shown: SeenCall
+    peer: int | None = None
+    root: int | None = None
+    tag: int = 0
+
+
+class UnharmedRank(Frozen):
+    """What a rank did in a run without faults."""
+
+    rank: Count
+    calls: tuple[UnharmedCall, ...] = ()
+    numbers: dict[str, str] = {}
+    """What the test has recorded by ``record_property``; tensors by shape and digest."""
+
+
+class ChaosCase(Frozen):
+    """What chaos does to a test, and what must come of it."""
+
+    contract: Contract
+    fault: Fault | None = None
+    """None: nothing; the calls are counted."""
+    struck: SeenCall = SeenCall(what="")
+    """The call that it strikes, as the unharmed run had it."""
+    calls: Count = 0
+    """How many the harmed rank issues, unharmed."""
+    needing: tuple[int, ...] = ()
+    """Ranks that wait for the harmed one in that call or later, and so must notice."""
+    numbers: dict[str, dict[str, str]] = {}
+    """Rank -> what it records, unharmed."""
+    limit_s: Seconds = 0.0
+    """Time limit of its process groups."""
+    delay_s: Seconds = 0.0
+    timeout_s: Seconds = 0.0
+    """How long the harmed test may take."""
+
+
 class TestCase(Frozen):
     """One test as it is reported: a pytest item at one world size and backend."""
 
@@ -173,6 +297,8 @@ class TestCase(Frozen):
     """The node id to select it by, where its own cannot: a hook asked for its world when all was collected."""
     shares_process: bool = False
     """Contained, and in a file that needs what others have set up: such files run in one process."""
+    chaos: ChaosCase | None = None
+    """Its run under ``disttest chaos``."""
 
 
 class RankEnd(StrEnum):
@@ -329,23 +455,6 @@ class RankRecord(Frozen):
         return self.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)
 
 
-class SeenCall(Frozen):
-    """A call to `torch.distributed` as a sanitizer has seen it."""
-
-    what: str
-    """``all_reduce SUM of float32[4], #3 of group default``."""
-    file: str = ""
-    """Of the line in the user's code; absolute, as it was seen there, and empty where nobody in Python has called."""
-    line: int = 0
-    decides: bool = False
-    """The finding is about this one; the others stand around it."""
-
-    @property
-    def where(self) -> str:
-        """``test_step.py:39``, or nothing."""
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
-
-
 class RankCalls(Frozen):
     """Calls of one rank, in the order in which it has issued them."""
 
@@ -353,11 +462,14 @@ class RankCalls(Frozen):
     calls: tuple[SeenCall, ...]
 
 
+CHAOS = "chaos"
+
+
 class SanitizerFinding(Frozen):
     """What a sanitizer has found in a test, whatever the test itself came to."""
 
     sanitizer: str
-    """The name by which ``--sanitize`` knows it: ``order``."""
+    """The name by which ``--sanitize`` knows it: ``order``; ``chaos`` for a broken contract."""
     kind: str
     """What it is, in a word of that sanitizer: ``mismatch``, ``group-order``, …"""
     message: str
@@ -370,6 +482,11 @@ class SanitizerFinding(Frozen):
     """Whether it fails the test; else it is a warning beside the verdict."""
     orders: tuple[RankCalls, ...] = ()
     """The calls that it is about, rank by rank."""
+
+    @property
+    def source(self) -> str:
+        """Who has found it: ``sanitizer order``, ``chaos``."""
+        return CHAOS if self.sanitizer == CHAOS else f"sanitizer {self.sanitizer}"
 
 
 class TestResult(Frozen):
@@ -401,6 +518,8 @@ class TestResult(Frozen):
     """The proof that its ranks waited for each other, where there is one."""
     findings: tuple[SanitizerFinding, ...] = ()
     """What sanitizers have found."""
+    unharmed: tuple[UnharmedRank, ...] = ()
+    """The calls of its ranks, where chaos has counted them."""
 
     @property
     def ends_by_deadlock(self) -> bool:

@@ -29,6 +29,7 @@ from disttest.runtime.controller.apart import run_apart
 from disttest.runtime.controller.contain import is_ordinary
 from disttest.runtime.controller.controller import DeadlinePassed
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
+from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.other_plugins import (
     NO_WORLDS_IN_WORKERS,
@@ -85,6 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
     )
+    group.addoption("--disttest-chaos", dest="disttest_chaos", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
@@ -214,6 +216,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = config.stash[_RUN]
     try:
         expand_late(items, run.worlds_of)
+        harm_each(items, config)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)

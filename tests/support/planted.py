@@ -24,6 +24,9 @@ HANGS = ("hangs_collectives", "hangs_messages", "hangs_models", "hangs_late")
 TRAPS = ("traps",)
 ORDERS = ("orders", "orders_models")
 GOOD = ("good",)
+LOSSES = ("losses",)
+SILENCES = ("silences",)
+SURVIVORS = ("survivors",)
 """Modules of tests/planted, by what is planted in them."""
 
 
@@ -60,6 +63,11 @@ class Program:
             "" if "" in reasons else "; ".join(reasons) or f"no finding: {result.outcome}, {result.message}"
         )
 
+    def check_breach(self, results: Iterable[TestResult]) -> str:
+        """Why none of the results of its faults is the breach that should be found; empty if one is."""
+        kinds = {finding.kind: finding.message for result in results for finding in result.findings}
+        return "" if self.kind in kinds else f"not {self.kind}: {kinds}"
+
     def _check_finding(self, finding: SanitizerFinding) -> str:
         ranks = {calls.rank for calls in finding.orders}
         if finding.kind != self.kind or ranks.isdisjoint(self.ranks):
@@ -95,6 +103,11 @@ def disagrees(
 ) -> Callable[[Any], Any]:
     """Declare a program that passes over gloo though the calls of these ranks do not fit together."""
     return _declare(kind, size, ranks, says, report)
+
+
+def breaks(kind: str, *, report: str = "") -> Callable[[Any], Any]:
+    """Declare a program of two ranks that breaks its contract when one of them is lost."""
+    return _declare(kind, 2, (), (), report)
 
 
 def fine(kind: str, *, size: int, report: str = "") -> Callable[[Any], Any]:
@@ -141,6 +154,14 @@ def _load(module: str) -> ModuleType:
 def results_of(run: RunResult) -> dict[str, TestResult]:
     """What each program came to, by the name of its test."""
     return {test.test.nodeid.rpartition("::")[2].partition("[")[0]: test.final for test in run.tests}
+
+
+def harmed_results_of(run: RunResult) -> dict[str, list[TestResult]]:
+    """What each program came to under each fault, by the name of its test."""
+    found: dict[str, list[TestResult]] = {}
+    for test in run.tests:
+        found.setdefault(test.test.nodeid.rpartition("::")[2].partition("[")[0], []).append(test.final)
+    return found
 
 
 def copy_programs(folder: Path, modules: Iterable[str]) -> list[str]:

@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 import disttest
 from disttest import github
+from disttest.cli.chaos import chaos_command
 from disttest.cli.cluster import cluster_clean, node_agent, run_cluster, take_cluster
 from disttest.cli.completion import completion
 from disttest.cli.config import config
@@ -289,6 +290,7 @@ command.add_command(cluster_clean)
 command.add_command(github_step)
 command.add_command(plan_command(_collect, _leave))
 command.add_command(merge_command(_write_reports, _leave))
+command.add_command(chaos_command(_leave))
 command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from disttest.options.command_rows import (
+    CHAOS_OPTIONS,
     DOCTOR_OPTIONS,
     IN_CONTAINER,
     LAUNCH_OPTIONS,
@@ -42,6 +43,7 @@ OPTIONS = (
     *MERGE_OPTIONS,
     *DOCTOR_OPTIONS,
     *LAUNCH_OPTIONS,
+    *CHAOS_OPTIONS,
     *RUN_OPTIONS,
     *CLUSTER_OPTIONS,
 )

@@ -43,7 +43,7 @@ def _of_each_run(
         name=name,
         type=type_,
         help=help_,
-        commands=("run", "list", "plan"),
+        commands=("run", "list", "plan", "chaos"),
         has_variable=True,
         inputs=inputs,
         **more,

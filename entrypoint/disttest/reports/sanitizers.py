@@ -23,7 +23,7 @@ class Warned:
     @property
     def title(self) -> str:
         """``sanitizer order: group-order``."""
-        return one_line(f"sanitizer {self.finding.sanitizer}: {self.finding.kind}")
+        return one_line(f"{self.finding.source}: {self.finding.kind}")
 
     @property
     def whose(self) -> str:

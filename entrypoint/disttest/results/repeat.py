@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from disttest.model import Invocation, Kind, TestCase
+from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
+from disttest.model import FaultKind, Invocation, Kind, TestCase
 from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
 
@@ -75,7 +76,7 @@ class Run(Protocol):
 def repeat_command(test: TestCase, run: Run) -> str:
     """The command, quoted for a shell, to be run where the run was started."""
     asked = run.invocation
-    words = ["disttest", "run", target_of(test, run), *_world(test)]
+    words = ["disttest", *_command(test, run), *_world(test)]
     variables = asked.environment if test.kind in (Kind.MAIN, Kind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
@@ -84,6 +85,20 @@ def repeat_command(test: TestCase, run: Run) -> str:
     if extra := tuple(keep_pytest_args(asked.pytest_args)):
         words += ["--", *extra]
     return " ".join([*(f"{name}={quote(value)}" for name, value in variables.items()), *map(quote, words)])
+
+
+def _command(test: TestCase, run: Run) -> Iterator[str]:
+    """Which command, and which test it is given; under chaos, which fault."""
+    case = test.chaos
+    fault = case.fault if case else None
+    yield from ("chaos" if case else "run", target_of(test, run))
+    if case is None or fault is None:
+        return
+    yield from ("--fault", str(fault))
+    if case.limit_s != CHAOS_GROUP_S:
+        yield from ("--group-timeout", f"{case.limit_s:g}")
+    if case.delay_s != CHAOS_DELAY_S and fault.kind is FaultKind.DELAY:
+        yield from ("--delay", f"{case.delay_s:g}")
 
 
 def target_of(test: TestCase, run: Run) -> str:

@@ -34,13 +34,13 @@ def with_findings(
         result,
         outcome=Outcome.FAILED,
         cause=Cause.TEST,
-        message=f"sanitizer {failing[0].sanitizer}: {failing[0].message}",
+        message=f"{failing[0].source}: {failing[0].message}",
     )
 
 
 def describe_findings(findings: Iterable[SanitizerFinding]) -> Iterator[str]:
     """Each in three lines: what it is, what comes of it, what to do."""
     for finding in findings:
-        yield f"sanitizer {finding.sanitizer}: {finding.message}"
+        yield f"{finding.source}: {finding.message}"
         yield f"  effect: {finding.effect}"
         yield f"  what to do: {finding.advice}"

@@ -17,6 +17,7 @@ from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
+from disttest.runtime.controller.harms import case_of
 from disttest.runtime.controller.other_plugins import limit_of
 from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
@@ -57,6 +58,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or bool(options.terminal),
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
+        chaos=case_of(item),
     )
 
 
@@ -86,7 +88,7 @@ def _kind(item: pytest.Item, options: RunOptions) -> Kind:
 
 
 def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
-    if closest_mark(item, "fresh_world") is not None:
+    if closest_mark(item, "fresh_world") is not None or case_of(item) is not None:
         return Isolation.FRESH
     if options.isolation is not None:
         return options.isolation
@@ -96,6 +98,9 @@ def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
 
 
 def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
+    case = case_of(item)
+    if case is not None and case.fault is not None:
+        return case.timeout_s
     mark = closest_mark(item, "timeout")
     if mark is None:
         by_host = hosted(item)

@@ -81,10 +81,10 @@ def collected_as(item: pytest.Item) -> str:
 def repeat_each(items: list[pytest.Item], times: int) -> None:
     """Have each test so often, one time after the other; :func:`tell_apart` gives them names."""
     if times > 1:
-        items[:] = [each for item in items for each in (item, *(_twin(item) for _ in range(times - 1)))]
+        items[:] = [each for item in items for each in (item, *(twin_of(item) for _ in range(times - 1)))]
 
 
-def _twin(item: pytest.Item) -> pytest.Item:
+def twin_of(item: pytest.Item) -> pytest.Item:
     """The same test once more: what running it changes is its own."""
     twin: Any = copy.copy(item)
     twin.own_markers, twin.user_properties = [*item.own_markers], [*item.user_properties]
@@ -104,11 +104,12 @@ def tell_apart(items: Iterable[pytest.Item]) -> None:
         nodeid, number = item.nodeid, 1
         while taken.setdefault(item.nodeid, item) is not item:
             number += 1
-            item.stash[_COPY_OF] = nodeid
-            _rename(item, f"{nodeid}#{number}")
+            rename(item, f"{nodeid}#{number}", collected_as=nodeid)
 
 
-def _rename(item: pytest.Item, nodeid: str) -> None:
+def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:
+    """Give an item another id; what selects it is the one that it was collected as."""
+    item.stash[_COPY_OF] = collected_as
     its: Any = item
     if hasattr(item, "_id"):
         its._id = type(its._id).parse(nodeid)  # noqa: SLF001

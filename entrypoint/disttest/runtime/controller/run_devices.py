@@ -136,7 +136,9 @@ class Devices:
     def threads(self, shape: WorldShape) -> int:
         """Compute threads of a rank: a slot of the CPU is a core, one of a GPU has its share of the other cores."""
         if shape.device == "cpu":
-            return max(1, len(self.cpu_slots or self.slots) // shape.size)
+            # Slots may be more than there are cores, for worlds that wait most of the time.
+            cores = min(len(self.cpu_slots or self.slots), self.machine.cpus)
+            return max(1, cores // shape.size)
         return max(1, (self.machine.cpus - len(self.cpu_slots)) // len(self.slots))
 
     def findings(self) -> list[str]:

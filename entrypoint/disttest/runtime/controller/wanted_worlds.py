@@ -30,6 +30,10 @@ MARKS = (
     "fresh_world: give the test processes of its own, before and after",
     "timeout(seconds): time limit of the test; 0: none",
     "hosted: run torch's own test class on forked ranks, supervised, as the option --disttest-host does for all",
+    (
+        "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): what disttest chaos holds the test to "
+        "when a rank is harmed: connection-error, timeout, error, passes or recovers"
+    ),
     "exclusive: run nothing else at the same time",
     "ranks_may_differ: ranks may skip the test, or expect it to fail, where others do not; those that ran it decide",
 )

@@ -15,7 +15,7 @@ import msgspec
 
 from disttest.errors import ProtocolError
 from disttest.masking import masker
-from disttest.model import UNREADABLE, Deadlock, Frozen, Outcome, RankRecord, TestCase, TestResult
+from disttest.model import UNREADABLE, ChaosCase, Deadlock, Frozen, Outcome, RankRecord, TestCase, TestResult
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
 from disttest.runtime.messages.settled import Settled
@@ -54,6 +54,13 @@ class PhaseEnded(Message):
     """A subtest: the test goes on after it."""
     report: str = ""
     """The report in pytest's serialisable form, as JSON."""
+
+
+class FaultStruck(Message):
+    """Rank to world: the fault that chaos has planned for it strikes now; perhaps its last word."""
+
+    at_s: float
+    """Monotonic clock."""
 
 
 class TestDone(Message):
@@ -98,6 +105,8 @@ class RunTest(Message):
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
     limit_s: float = 0.0
     """How long the test may take; for processes that supervise ranks of their own."""
+    chaos: ChaosCase | None = None
+    """What is to befall the test, in this rank or another one."""
     folder: str = ""
     """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
 
@@ -182,6 +191,7 @@ AnyMessage = (
     | RankReady
     | Collected
     | PhaseEnded
+    | FaultStruck
     | TestDone
     | RanksJoined
     | RunTest

@@ -35,6 +35,7 @@ from disttest.runtime.messages.protocol import (
 from disttest.runtime.messages.settled import Settled
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.bridge import Bridge
+from disttest.runtime.rank.chaos import Chaos
 from disttest.runtime.rank.child import (
     belong_to_this_process,
     out_of_the_way,
@@ -279,8 +280,8 @@ def serve(
     own_tmp_path(session.config, spec.scratch)
     hasten_log_capture()
     channel.send(RankReady())
-    while (message := next_order(channel)) is not None:
-        _run(state, message, session, items)
+    while (message := next_order(channel)) is not None and _run(state, message, session, items):
+        pass
     tear_down_rest(session)
     save_coverage()
     _destroy_accelerator_group(spec.shape)
@@ -349,7 +350,8 @@ def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
         leave(0)
 
 
-def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
+def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> bool:
+    """Run a test; whether this rank stays for another order."""
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
@@ -362,6 +364,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     if state.gpu is not None:
         state.gpu.begin()
     state.recorders.begin()
+    chaos = Chaos(order, state.spec.rank, state.channel, session.config)
     run_protocol(items, order)
     shared = bool(shared_fixtures(session))
     cleanup = hygiene.clean_up(
@@ -378,9 +381,11 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             # The store is on one node, whose world does not know when the ranks of the others are done.
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
-            seen=state.recorders.reports(),
+            seen=state.recorders.reports() | chaos.seen(items),
+            exit_code=0 if chaos.leaves else None,
         )
     )
+    return not chaos.leaves
 
 
 def _care_for_gpu(config: pytest.Config) -> GpuCare | None:

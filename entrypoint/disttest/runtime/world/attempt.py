@@ -9,7 +9,7 @@ import msgspec
 
 from disttest.host.process import Exit, signal_name
 from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S
-from disttest.model import Collective, Deadlock, Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.model import Collective, Deadlock, FaultKind, Kind, Outcome, RankEnd, RankRecord, TestCase
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
@@ -50,6 +50,8 @@ class RankProgress:
     joined: list[RanksJoined] = field(default_factory=list)
     """What became of ranks that this process started by itself."""
     done: TestDone | None = None
+    struck_at_s: float | None = None
+    """When the fault struck that chaos has planned for it; monotonic clock."""
     death: Exit | None = None
     died_at_s: float = 0.0
     last_words: str = ""
@@ -299,3 +301,25 @@ class MainAttempt(Attempt):
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""
         self.of(rank).take_report(report)
+
+
+def is_harmed(test: TestCase) -> bool:
+    """Whether chaos strikes one of its ranks."""
+    return test.chaos is not None and test.chaos.fault is not None
+
+
+class HarmedAttempt(Attempt):
+    """The running test of a world in which chaos harms a rank: what the others do then is what is looked at."""
+
+    def note_failure(self, at_s: float) -> None:
+        """A failure ends nobody: the others have until the deadline, and are hung if they are still at it then."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the others are done; a rank that was stopped never will be."""
+        return all(progress.is_over or self._is_silenced(progress) for progress in self.ranks)
+
+    def _is_silenced(self, progress: RankProgress) -> bool:
+        fault = self.test.chaos.fault if self.test.chaos else None
+        stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
+        return stopped and progress.struck_at_s is not None

@@ -13,12 +13,18 @@ from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
+from disttest.runtime.world.harmed import judge_chaos
 from disttest.runtime.world.sanitizing import sanitized
 from disttest.sanitizers.choice import Chosen
 
 
 def judge_attempt(
-    attempt: Attempt, *, world_id: str, rule: VerdictRule, sanitize: Sequence[Chosen] = ()
+    attempt: Attempt,
+    *,
+    world_id: str,
+    rule: VerdictRule,
+    sanitize: Sequence[Chosen] = (),
+    left: Sequence[str] = (),
 ) -> TestResult:
     """What the test came to, from what its ranks have said and done; it ends now.
 
@@ -27,6 +33,7 @@ def judge_attempt(
         world_id: the world that ran it.
         rule: how ranks are judged that a main process has started.
         sanitize: the sanitizers that are on.
+        left: what a test under chaos has left behind, in words.
     """
     circumstances: dict[str, Any] = {
         "attempt": attempt.number,
@@ -38,6 +45,8 @@ def judge_attempt(
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
     if attempt.test.kind is Kind.RANKS:
         result = judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
+        if attempt.test.chaos is not None and not attempt.cancelled:
+            return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
         return sanitized(result, attempt.ranks, sanitize)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
     joined = _that_count(attempt.ranks[0].joined, main)
@@ -72,6 +81,8 @@ def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
 def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
     ranks = attempt.ranks
+    if attempt.test.chaos is not None and attempt.test.chaos.fault is not None:
+        return ()  # none of them knows of the contract
     if attempt.test.kind is not Kind.RANKS:
         return tuple(report.report for report in ranks[0].reports if report.report)
     speaker = next(

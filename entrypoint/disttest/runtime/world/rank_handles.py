@@ -31,6 +31,7 @@ from disttest.runtime.messages.protocol import (
     AnyMessage,
     Channel,
     Collected,
+    FaultStruck,
     PhaseEnded,
     RankReady,
     RanksJoined,
@@ -289,6 +290,8 @@ class Supervisor:
                 self.attempt.take_report(handle.rank, _within(message, self.attempt.started_s))
             case RanksJoined():
                 progress.joined.append(message)
+            case FaultStruck():
+                progress.struck_at_s = message.at_s
             case TestDone():
                 progress.done = message
 

@@ -20,7 +20,7 @@ from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
-from disttest.limits import BROKEN_LEAVE_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
+from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
 from disttest.model import ALONE, DeadlockRule, Kind, TestCase, TestResult, WorldShape
 from disttest.runtime.messages.phases import PhaseBoard
@@ -36,7 +36,7 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.rank.rank import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
-from disttest.runtime.world.attempt import Attempt, MainAttempt, RankProgress
+from disttest.runtime.world.attempt import Attempt, HarmedAttempt, MainAttempt, RankProgress, is_harmed
 from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
@@ -220,6 +220,8 @@ class WorldSupervisor:
         return True
 
     def _new_attempt(self, **given: Any) -> Attempt:
+        if is_harmed(given["test"]):
+            return HarmedAttempt(**given)
         return (Attempt if self._kind is Kind.RANKS else MainAttempt)(**given)
 
     def _scratch(self, generation: int) -> Path:
@@ -263,6 +265,7 @@ class WorldSupervisor:
                     scratch=scratch,
                     generation=index,
                     limit_s=test.timeout_s,
+                    chaos=test.chaos,
                 )
             )
         return attempt
@@ -270,8 +273,30 @@ class WorldSupervisor:
     def _judge(self, attempt: Attempt) -> TestResult:
         settings = self._order.settings
         return judge_attempt(
-            attempt, world_id=self._order.world_id, rule=settings.verdict, sanitize=settings.sanitize
+            attempt,
+            world_id=self._order.world_id,
+            rule=settings.verdict,
+            sanitize=settings.sanitize,
+            left=self._left_behind(attempt) if is_harmed(attempt.test) else (),
         )
+
+    def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
+        """End the ranks of a harmed test, and say what is there still when its helpers had time to notice."""
+        silenced = [progress for progress in attempt.ranks if not progress.is_over]
+        for progress in silenced:
+            progress.killed = True
+        end_all([self._ranks.handle(progress.rank).child for progress in silenced])
+        self._dismiss(BROKEN_LEAVE_S)
+        limit_s = time.monotonic() + ORPHANS_S
+        while (left := self._strays()) and time.monotonic() < limit_s:
+            self._ranks.wait(TICK_S)
+        strays = name_strays(left, self._began)
+        self._ranks.ignore(self._segments)
+        return tuple(what for _, what in (*strays, *self._segments.remove()))
+
+    def _strays(self) -> set[int]:
+        """Living descendants that are no ranks."""
+        return children_of() - {handle.child.pid for handle in self._ranks.handles}
 
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
         """Send a verdict up, with the pytest reports that stand for it when it is the first."""
@@ -340,8 +365,7 @@ class WorldSupervisor:
         broken = attempt is None or not self._is_healthy(attempt)
         notes = self._dismiss(BROKEN_LEAVE_S if broken else RANKS_LEAVE_S)
         self._judge_late_deaths()
-        left = children_of() - {handle.child.pid for handle in self._ranks.handles}
-        leftovers = name_strays(left, self._began)
+        leftovers = name_strays(self._strays(), self._began)
         survivors = kill_descendants(spare=())
         leftovers += self._segments.remove()
         if masker.active:  # they name files and functions as they are

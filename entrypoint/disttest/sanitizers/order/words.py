@@ -7,7 +7,7 @@ from collections.abc import Collection
 from disttest.observe import ANY_SOURCE
 from disttest.sanitizers.order.stream import Signature
 
-_TITLES = {
+TITLES = {
     "allgather": "all_gather",
     "allgather_base": "all_gather_into_tensor",
     "allgather_coalesced": "all_gather_coalesced",
@@ -24,7 +24,7 @@ _FROM_ROOT = frozenset({"broadcast", "scatter"})
 
 def describe(call: Signature) -> str:
     """``all_reduce SUM of float32[4]``, ``send to rank 1 of float32[4]``."""
-    title = _TITLES.get(call.op, call.op)
+    title = TITLES.get(call.op, call.op)
     parts = [title, *([call.reduce_op] if call.reduce_op else []), *_ends(call)]
     tensors = call.inputs or call.outputs
     if tensors:
@@ -45,7 +45,7 @@ def _ends(call: Signature) -> list[str]:
 
 def title(call: Signature) -> str:
     """``all_reduce``, ``send to rank 1``: what it is, without its tensors."""
-    return " ".join([_TITLES.get(call.op, call.op), *_ends(call)])
+    return " ".join([TITLES.get(call.op, call.op), *_ends(call)])
 
 
 def at(call: Signature) -> str:

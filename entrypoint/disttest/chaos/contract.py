@@ -1,0 +1,35 @@
+"""The contract of a test: its ``chaos`` mark, or the default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import Contract, Survival
+
+_HARMS = ("kill", "stop", "raise_")
+_KNOWN = (*_HARMS, "delay", "recover", "within_s")
+
+
+def contract_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Contract:
+    """The contract that a mark states: ``chaos(kill="recovers", within_s=2)``, or ``chaos(recover=True)`` for all harm.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    if args or (unknown := sorted(set(kwargs) - set(_KNOWN))):
+        raise UsageError(f"chaos mark takes {', '.join(_KNOWN)}, not {args[0] if args else unknown[0]!r}")
+    given = dict.fromkeys(_HARMS, Survival.RECOVERS) if kwargs.get("recover") else {}
+    given |= {key: value for key, value in kwargs.items() if key != "recover"}
+    try:
+        contract = msgspec.convert(given, Contract)
+    except msgspec.ValidationError:
+        raise UsageError(
+            f"chaos mark: kill, stop, raise_ and delay are one of {', '.join(Survival)}, within_s is a number"
+        ) from None
+    if contract.within_s <= 0:
+        raise UsageError("chaos mark: within_s is a number of seconds above 0")
+    return contract

@@ -1,0 +1,294 @@
+"""What the ranks of a harmed test did, against its contract. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from disttest.chaos.seen import ChaosSeen, SeenError
+from disttest.model import (
+    CHAOS,
+    ChaosCase,
+    FaultKind,
+    Outcome,
+    RankCalls,
+    RankEnd,
+    RankRecord,
+    SanitizerFinding,
+    SeenCall,
+    Survival,
+    rank_names,
+)
+from disttest.results.hang_findings import last_call
+from disttest.results.verdict import SYMPTOM
+
+
+class Breach(StrEnum):
+    """How a contract is broken, gravest first."""
+
+    HUNG = "hung"
+    SILENT = "silent"
+    WRONG_NUMBERS = "wrong-numbers"
+    DIED = "died"
+    FAILED = "failed"
+    HANDLER = "handler"
+    OTHER_ERROR = "other-error"
+    LATE = "late"
+    LEFT_BEHIND = "left-behind"
+
+
+_TELLS = {
+    Breach.HUNG: (
+        "The job holds its machines until somebody ends it.",
+        "Give every wait on a peer a time limit that ends, and do not wait for peers while cleaning up after an error.",
+    ),
+    Breach.SILENT: (
+        "A run that has lost a rank looks green, and its results are used.",
+        "Let errors of communication through, or pass them on to whoever decides; no `except Exception` around them.",
+    ),
+    Breach.WRONG_NUMBERS: (
+        "The job goes on with other numbers than it would have had, and nobody is told.",
+        "Restore all state that the interrupted step has touched, and repeat that step as a whole.",
+    ),
+    Breach.DIED: (
+        "Nothing is left that could report or recover.",
+        "Have the error reach Python: no exit and no abort in a watchdog or a handler.",
+    ),
+    Breach.FAILED: ("The job ends where it promises to go on.", "Look at the failure of that rank below."),
+    Breach.HANDLER: (
+        "The first error is hidden behind one of its handler, and what the handler had to do is not done.",
+        "Mend the handler: it runs only when something breaks, so no other test runs it.",
+    ),
+    Breach.OTHER_ERROR: (
+        "Whoever reads the log, or retries on errors of communication, looks in the wrong place.",
+        "Check for the error of communication before results are used.",
+    ),
+    Breach.LATE: (
+        "Every lost rank costs the whole job that long.",
+        "Let the broken connection reach the waiting rank: no retry or sleep before it is looked at.",
+    ),
+    Breach.LEFT_BEHIND: (
+        "It holds memory, ports or GPUs that the next job needs.",
+        "Bind helpers to the life of their rank (PR_SET_PDEATHSIG), and give resources back in a finally.",
+    ),
+}
+
+_TIMED_OUT = r"timed? ?out|timeout"
+_OF_PEERS = re.compile(
+    rf"{SYMPTOM.pattern}|{_TIMED_OUT}|\bDist\w*Error\b|\bNCCL\b|gloo|peer|rendezvous", re.IGNORECASE
+)
+"""How an exception words it that a peer is gone or silent."""
+_OWN_MISTAKES = (
+    "KeyError",
+    "AttributeError",
+    "NameError",
+    "UnboundLocalError",
+    "TypeError",
+    "IndexError",
+    "ZeroDivisionError",
+)
+"""What nobody raises on purpose while handling another error."""
+
+
+class Harmed(NamedTuple):
+    """A rank in the harmed test."""
+
+    record: RankRecord
+    seen: ChaosSeen | None
+    failed_at_s: float | None = None
+    """When its test failed; monotonic clock."""
+
+
+class _Deed(NamedTuple):
+    breach: Breach
+    did: str
+
+
+def judge_case(
+    case: ChaosCase, ranks: Sequence[Harmed], struck_at_s: float, left: Sequence[str] = ()
+) -> SanitizerFinding | None:
+    """The finding, if the contract is broken.
+
+    Args:
+        case: what was done.
+        ranks: what each rank did then.
+        struck_at_s: when the fault struck; monotonic clock.
+        left: processes and shared memory that were left behind, in words.
+    """
+    broke_at_s = [struck_at_s, *(error.ended_s for each in ranks if (error := _of_peers(each, struck_at_s)))]
+    deeds = {each.record.rank: deed for each in ranks for deed in _judge_rank(case, each, sorted(broke_at_s))}
+    fault = case.fault
+    assert fault is not None
+    if fault.kind is FaultKind.RAISE and _has_tried_again(case, ranks):
+        deeds = {rank: deed for rank, deed in deeds.items() if deed.breach is not Breach.SILENT}
+    if left:
+        deeds.setdefault(fault.rank, _Deed(Breach.LEFT_BEHIND, f"left behind: {'; '.join(left)}"))
+    return _finding(case, deeds) if deeds else None
+
+
+def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
+    """Whether all passed, and the rank whose call raised has made up for it."""
+    assert case.fault is not None
+    victim = next(each for each in ranks if each.record.rank == case.fault.rank)
+    passed = all(each.record.outcome is Outcome.PASSED for each in ranks)
+    return passed and victim.seen is not None and victim.seen.handed >= case.calls
+
+
+def _judge_rank(case: ChaosCase, rank: Harmed, broke_at_s: Sequence[float]) -> Iterator[_Deed]:
+    assert case.fault is not None
+    fault, record = case.fault, rank.record
+    wanted = case.contract.of(fault.kind)
+    harmed = record.rank == fault.rank
+    if harmed and fault.kind in (FaultKind.KILL, FaultKind.STOP):
+        return
+    if record.end is RankEnd.KILLED:
+        yield _Deed(Breach.HUNG, _how_it_hung(record))
+    elif record.has_died:
+        yield _Deed(Breach.DIED, record.message)
+    elif harmed and fault.kind is FaultKind.RAISE:
+        if record.outcome is Outcome.PASSED and not wanted.goes_on:
+            yield _Deed(Breach.SILENT, "passed although its own call raised")
+    elif wanted.goes_on:
+        yield from _judge_who_goes_on(case, rank)
+    elif record.outcome is not None and record.outcome.is_bad:
+        yield from _judge_error(case, rank, wanted, broke_at_s)
+    elif record.rank in case.needing:
+        yield _Deed(Breach.SILENT, _how_it_passed(rank))
+
+
+def _how_it_hung(record: RankRecord) -> str:
+    call = last_call(record)
+    inside = f", its last call: {call}" if call else ""
+    return f"hung until it was killed{inside}"
+
+
+def _how_it_passed(rank: Harmed) -> str:
+    if rank.seen is not None and rank.seen.errors:
+        error = rank.seen.errors[0]
+        return f"passed, though {error.what} had raised {_short(error.text)}"
+    return f"{rank.record.outcome or 'passed'} as if nothing had happened"
+
+
+def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_Deed]:
+    record = rank.record
+    if record.outcome is not Outcome.PASSED:
+        yield _Deed(Breach.FAILED, f"{record.outcome or 'did not finish'}: {_short(record.message)}")
+        return
+    wanted = case.numbers.get(str(record.rank), {})
+    got = rank.seen.numbers if rank.seen else {}
+    for name, value in wanted.items():
+        if name not in got:
+            yield _Deed(Breach.WRONG_NUMBERS, f"recorded no {name}, unharmed {value}")
+            return
+        if got[name] != value:
+            yield _Deed(Breach.WRONG_NUMBERS, f"came to {name} = {got[name]}, unharmed {value}")
+            return
+
+
+def _judge_error(
+    case: ChaosCase, rank: Harmed, wanted: Survival, broke_at_s: Sequence[float]
+) -> Iterator[_Deed]:
+    """What is wrong with how a rank has failed.
+
+    Args:
+        broke_at_s: when the fault struck, and when each rank noticed: whoever notices ends, and its peers learn it by that.
+    """
+    record = rank.record
+    if wanted is Survival.ERROR:
+        return
+    error = _of_peers(rank, broke_at_s[0])
+    if not _OF_PEERS.search(f"{record.message}\n{record.details}"):
+        after = f", after {error.what} had raised {_short(error.text)}" if error else ""
+        yield _Deed(
+            Breach.OTHER_ERROR, f"raised {_short(record.message)}, which tells of no lost peer{after}"
+        )
+        return
+    if error is None:
+        return
+    if record.message.partition(":")[0].rpartition(".")[2] in _OWN_MISTAKES:
+        yield _Deed(Breach.HANDLER, f"raised {_short(record.message)} while it handled {_short(error.text)}")
+        return
+    contract = case.contract
+    limit_s = contract.within_s + (0 if wanted is Survival.CONNECTION_ERROR else case.limit_s)
+    last_s = max(at_s for at_s in broke_at_s if at_s < error.ended_s)
+    took_s = error.ended_s - max(last_s, error.began_s)
+    if took_s > limit_s:
+        yield _Deed(Breach.LATE, f"raised {_short(error.text)} only after {took_s:.1f} s")
+    elif rank.failed_at_s is not None and (went_on_s := rank.failed_at_s - error.ended_s) > limit_s:
+        yield _Deed(Breach.LATE, f"went on for {went_on_s:.1f} s after {_short(error.text)}")
+
+
+def _of_peers(rank: Harmed, struck_at_s: float) -> SeenError | None:
+    """The first error of communication that came up in it after the fault."""
+    errors = rank.seen.errors if rank.seen else ()
+    later = (error for error in errors if error.ended_s >= struck_at_s)
+    return next((error for error in later if _OF_PEERS.search(error.text)), None)
+
+
+_SOURCE = re.compile(r"\[/?[\w./-]+\.(?:cc|cpp|h):\d+\] ")
+"""Where in its own sources gloo has made the error."""
+
+
+def _short(text: str, most: int = 160) -> str:
+    text = _SOURCE.sub("", text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+_DONE = {
+    FaultKind.KILL: "was killed",
+    FaultKind.STOP: "was stopped",
+    FaultKind.RAISE: "raised an exception",
+    FaultKind.DELAY: "came late",
+}
+
+
+def describe_fault(case: ChaosCase) -> str:
+    """``rank 1 was killed before all_reduce #5 of group default (its call 5) at test_step.py:12``."""
+    assert case.fault is not None
+    fault, struck = case.fault, case.struck
+    when = "during" if fault.during else "before"
+    delay = f" by {case.delay_s:g} s" if fault.kind is FaultKind.DELAY else ""
+    where = f" at {struck.where}" if struck.where else ""
+    return f"rank {fault.rank} {_DONE[fault.kind]}{delay} {when} {struck.what} (its call {fault.call}){where}"
+
+
+def describe_wanted(case: ChaosCase) -> str:
+    """What the contract wants after it."""
+    assert case.fault is not None
+    contract = case.contract
+    limit = f"{case.limit_s:g} s, its group's limit, and {contract.within_s:g} s"
+    return {
+        Survival.CONNECTION_ERROR: f"ranks that wait for it raise an error of communication within {contract.within_s:g} s",
+        Survival.TIMEOUT: f"ranks that wait for it raise an error of communication within {limit}",
+        Survival.ERROR: f"ranks that wait for it raise within {limit}",
+        Survival.PASSES: "all ranks pass, with the numbers of the unharmed run",
+        Survival.RECOVERS: "the other ranks pass, with the numbers of the unharmed run",
+    }[contract.of(case.fault.kind)]
+
+
+def _finding(case: ChaosCase, deeds: Mapping[int, _Deed]) -> SanitizerFinding:
+    assert case.fault is not None
+    by_deed: dict[_Deed, list[int]] = defaultdict(list)
+    for rank in sorted(deeds):
+        by_deed[deeds[rank]].append(rank)
+    order = list(Breach)
+    ranked = sorted(by_deed, key=lambda deed: order.index(deed.breach))
+    gravest = ranked[0].breach
+    effect, advice = _TELLS[gravest]
+    but = "; ".join(f"{rank_names(by_deed[deed])} {deed.did}" for deed in ranked)
+    others = [(rank, deed.did) for rank, deed in sorted(deeds.items()) if rank != case.fault.rank]
+    return SanitizerFinding(
+        sanitizer=CHAOS,
+        kind=gravest,
+        message=f"{describe_fault(case)}; wanted: {describe_wanted(case)}; but {but}",
+        effect=effect,
+        advice=advice,
+        fails=True,
+        orders=(
+            RankCalls(rank=case.fault.rank, calls=(case.struck,)),
+            *(RankCalls(rank=rank, calls=(SeenCall(what=did, decides=True),)) for rank, did in others),
+        ),
+    )

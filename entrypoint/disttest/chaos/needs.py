@@ -1,0 +1,52 @@
+"""Which ranks wait for another one from some call on: those must notice that it is gone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disttest.model import Fault, UnharmedCall, UnharmedRank
+
+_FROM_ROOT = frozenset({"broadcast", "scatter"})
+_TO_ROOT = frozenset({"reduce", "gather"})
+_Key = tuple[object, ...]
+
+
+def needing(ranks: Sequence[UnharmedRank], fault: Fault) -> tuple[int, ...]:
+    """The ranks that wait for what the harmed one would have sent, directly.
+
+    The source of a broadcast and the sender of a message do not: they may have passed before anybody could know.
+
+    Args:
+        ranks: of the unharmed run.
+        fault: what strikes; the call itself has been sent where it strikes during it.
+    """
+    victim = next(rank for rank in ranks if rank.rank == fault.rank)
+    numbers = {_key(call, victim.rank): number for number, call in enumerate(victim.calls, 1)}
+    first = fault.call + fault.during
+    return tuple(
+        rank.rank
+        for rank in ranks
+        if rank.rank != victim.rank
+        and any(
+            _waits_for(call, rank.rank, victim.rank) and numbers.get(_key(call, rank.rank), 0) >= first
+            for call in rank.calls
+        )
+    )
+
+
+def _key(call: UnharmedCall, rank: int) -> _Key:
+    """What the calls have in common that meet."""
+    if call.peer is None:
+        return call.group, call.seq
+    ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
+    return call.group, *ends, call.tag, call.seq
+
+
+def _waits_for(call: UnharmedCall, rank: int, victim: int) -> bool:
+    if call.peer is not None:
+        return call.op != "send" and call.peer == victim
+    if victim not in call.members:
+        return False
+    if call.op in _FROM_ROOT:
+        return call.root == victim
+    return call.op not in _TO_ROOT or call.root == rank

@@ -1,0 +1,120 @@
+"""From an unharmed run to the faults that are tried. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from disttest.chaos.needs import needing
+from disttest.errors import UsageError
+from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S, CHAOS_SLACK_S
+from disttest.model import (
+    ChaosCase,
+    Fault,
+    FaultKind,
+    Frozen,
+    TestCase,
+    TestResult,
+    UnharmedRank,
+)
+
+
+class ChaosPlan(Frozen):
+    """What the pytest process of a run is told; lies in a file."""
+
+    cases: dict[str, tuple[ChaosCase, ...]] | None = None
+    """Node id of a test -> its faults; None: count the calls of every test that has a world."""
+
+
+class Wanted(Frozen):
+    """Which faults are asked for."""
+
+    kinds: tuple[FaultKind, ...] = tuple(FaultKind)
+    during: bool = False
+    faults: tuple[Fault, ...] = ()
+    """These and no others; empty: all of those kinds."""
+    samples: int = 0
+    """Of each test, so many that are drawn; 0: all."""
+    seed: int = 0
+    limit_s: float = CHAOS_GROUP_S
+    delay_s: float = CHAOS_DELAY_S
+
+
+class Drawn(Frozen):
+    """The faults of one test."""
+
+    test: TestCase
+    cases: tuple[ChaosCase, ...]
+    of: int
+    """How many it would have."""
+
+
+def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
+    """The faults of a test that has passed unharmed.
+
+    Raises:
+        UsageError: a fault is asked for in a call that the test does not make.
+    """
+    ranks = unharmed.unharmed
+    possible = list(_check(test, ranks, wanted.faults)) if wanted.faults else list(_all(ranks, wanted))
+    drawn = possible
+    if 0 < wanted.samples < len(possible):
+        generator = random.Random(f"{wanted.seed}:{test.nodeid}")  # noqa: S311
+        places = sorted(generator.sample(range(len(possible)), wanted.samples))
+        drawn = [possible[place] for place in places]
+    cases = tuple(make_case(test, unharmed, fault, wanted) for fault in drawn)
+    return Drawn(test=test, cases=cases, of=len(possible))
+
+
+def _all(ranks: Sequence[UnharmedRank], wanted: Wanted) -> Iterator[Fault]:
+    for kind in wanted.kinds:
+        for rank in ranks:
+            for call in range(1, len(rank.calls) + 1):
+                yield Fault(kind=kind, rank=rank.rank, call=call, during=wanted.during)
+
+
+def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault]) -> Iterator[Fault]:
+    calls = {rank.rank: len(rank.calls) for rank in ranks}
+    for fault in faults:
+        if fault.rank not in calls:
+            raise UsageError(f"--fault {fault}: {test.nodeid} has no rank {fault.rank}")
+        if not 1 <= fault.call <= calls[fault.rank]:
+            raise UsageError(
+                f"--fault {fault}: rank {fault.rank} of {test.nodeid} issues {calls[fault.rank]} calls"
+            )
+        yield fault
+
+
+def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted) -> ChaosCase:
+    """A fault with all that is needed to strike and to judge."""
+    assert test.chaos is not None
+    ranks = unharmed.unharmed
+    victim = next(rank for rank in ranks if rank.rank == fault.rank)
+    within_s = test.chaos.contract.within_s
+    return ChaosCase(
+        contract=test.chaos.contract,
+        fault=fault,
+        struck=victim.calls[fault.call - 1].shown,
+        calls=len(victim.calls),
+        needing=needing(ranks, fault),
+        numbers={str(rank.rank): rank.numbers for rank in ranks if rank.numbers},
+        limit_s=wanted.limit_s,
+        delay_s=wanted.delay_s,
+        timeout_s=5 * unharmed.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + CHAOS_SLACK_S,
+    )
+
+
+def smaller_faults(broken: Fault, known: Mapping[Fault, bool], most: int = 8) -> tuple[Fault, ...]:
+    """Faults in earlier calls of the same rank that were not tried yet, spread evenly: where to look for a smaller one.
+
+    Args:
+        broken: the smallest that breaks the contract so far.
+        known: what has been tried, and whether it breaks the contract.
+        most: how many to try at once.
+    """
+    tried = {fault.call for fault in known if (fault.kind, fault.rank) == (broken.kind, broken.rank)}
+    free = [call for call in range(1, broken.call) if call not in tried]
+    places = range(len(free)) if len(free) <= most else [n * len(free) // most for n in range(most)]
+    return tuple(msgspec.structs.replace(broken, call=free[place]) for place in places)

@@ -1,0 +1,137 @@
+"""The part of chaos that is in a rank: counts its calls, strikes in one of them, and notes what waits have raised."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from disttest.chaos.numbers import numbers_of
+from disttest.chaos.seen import ChaosSeen, SeenError
+from disttest.chaos.strike import FaultRaised, strike
+from disttest.model import ChaosCase, SeenCall, UnharmedCall
+from disttest.observe import Call, Group, Tool, Wait
+from disttest.sanitizers.order.words import TITLES
+
+_MOST_CALLS = 50_000
+_MOST_ERRORS = 50
+
+
+class ChaosTool(Tool):
+    """Told of the calls of one test.
+
+    Args:
+        case: what is to happen.
+        rank: of this process.
+        announce: tells the world that the fault strikes now; it may be the last thing that this process does.
+    """
+
+    def __init__(self, case: ChaosCase, rank: int, announce: Callable[[float], object]) -> None:
+        self._case = case
+        self._announce = announce
+        self._fault = case.fault if case.fault is not None and case.fault.rank == rank else None
+        self._numbers = itertools.count(1)
+        self._handed = itertools.count()
+        self._began: dict[int, float] = {}
+        self._calls: list[UnharmedCall] = []
+        self._errors: list[SeenError] = []
+        self._lock = threading.Lock()
+
+    def report(self, properties: Iterable[tuple[str, Any]]) -> ChaosSeen:
+        """What was seen, with what the test has recorded."""
+        return ChaosSeen(
+            handed=next(self._handed),
+            calls=tuple(self._calls),
+            errors=tuple(self._errors),
+            numbers=numbers_of(properties),
+        )
+
+    def take(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Hand the call on, and strike before or after that if it is the one."""
+        with self._lock:
+            number = next(self._numbers)
+            if self._case.fault is None and number <= _MOST_CALLS:
+                self._calls.append(_unharmed(call))
+        fault = self._fault
+        if fault is None or fault.call != number:
+            next(self._handed)
+            return run()
+        if not fault.during:
+            self._strike()
+        next(self._handed)
+        result = run()
+        if fault.during:
+            self._strike()
+        return result
+
+    def _strike(self) -> None:
+        assert self._fault is not None
+        self._announce(time.monotonic())
+        strike(self._fault, delay_s=self._case.delay_s)
+
+    def on_group(self, group: Group, *, made: bool) -> None:
+        """Lower the time limits of a group, which are half an hour by default."""
+        if made and self._case.fault is not None:
+            _lower_limits(group, timedelta(seconds=self._case.limit_s))
+
+    def on_wait(self, wait: Wait) -> None:
+        """Note when it began."""
+        self._began[wait.n] = time.monotonic()
+
+    def on_done(self, wait: Wait, error: BaseException | None) -> None:
+        """Note what it has raised."""
+        began_s = self._began.pop(wait.n, 0.0)
+        if error is not None:
+            what = title_of(wait.call) if wait.call else str(wait.kind)
+            self._note(what, str(wait.site), error, began_s)
+
+    def on_error(self, call: Call, error: BaseException) -> None:
+        """Note that a call was refused."""
+        self._note(title_of(call), str(call.site), error, time.monotonic())
+
+    def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
+        if isinstance(error, FaultRaised) or len(self._errors) >= _MOST_ERRORS:
+            return
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._errors.append(
+            SeenError(
+                what=f"{what} at {where}" if where else what,
+                text=text.encode("utf-8", "backslashreplace").decode(),
+                began_s=began_s,
+                ended_s=time.monotonic(),
+            )
+        )
+
+
+def _lower_limits(group: Group, limit: timedelta) -> None:
+    """Torch's default for what comes, this group's, and its store's; limits that are lower stay."""
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    c10d.default_pg_timeout = min(c10d.default_pg_timeout, limit)
+    if group.timeout_s is None or group.timeout_s > limit.total_seconds():
+        pg = next((pg for pg in c10d._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
+        if pg is not None:
+            c10d._set_pg_timeout(limit, pg)  # noqa: SLF001
+
+
+def title_of(call: Call) -> str:
+    """``all_reduce``: as torch.distributed calls it."""
+    return TITLES.get(call.op, call.op)
+
+
+def _unharmed(call: Call) -> UnharmedCall:
+    group = call.group
+    name = f"{title_of(call)} #{call.seq} of group {group.description or group.name}"
+    return UnharmedCall(
+        op=call.op,
+        group=group.name,
+        members=group.ranks,
+        seq=call.seq,
+        peer=call.peer,
+        root=call.root,
+        tag=call.tag,
+        shown=SeenCall(what=name, file=call.site.file, line=call.site.line, decides=True),
+    )

@@ -1,0 +1,67 @@
+"""``disttest chaos``: does a test keep its contract when a rank is lost?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from disttest.errors import UsageError
+from disttest.model import Fault, FaultKind
+from disttest.options.flags import Command
+from disttest.options.flags import flags as flags_of
+from disttest.options.values import Type
+
+_DURING = "during"
+
+
+def parse_fault(text: str) -> Fault:
+    """``kill:1:5``: the kind, the rank, and the number of its call; ``kill:1:5:during`` strikes when that is under way.
+
+    Raises:
+        UsageError: it is no fault.
+    """
+    kind, *numbers = text.split(":")
+    during = numbers[2:] == [_DURING]
+    if kind not in tuple(FaultKind) or len(numbers) != 2 + during or not all(map(str.isdecimal, numbers[:2])):
+        raise UsageError(
+            f"{text!r} is no fault: give KIND:RANK:CALL, such as kill:1:5, with a kind of {_KINDS}"
+        )
+    return Fault(kind=FaultKind(kind), rank=int(numbers[0]), call=int(numbers[1]), during=during)
+
+
+def parse_kinds(text: str) -> tuple[FaultKind, ...]:
+    """``kill,stop``.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in tuple(FaultKind)]:
+        raise UsageError(f"{unknown[0]!r} is no kind of fault: {_KINDS}")
+    return tuple(kind for kind in FaultKind if kind in words)
+
+
+_KINDS = ", ".join(FaultKind)
+FAULT = Type(form="KIND:RANK:CALL[:during]", parse=parse_fault)
+KINDS = Type(form="KIND,…", parse=parse_kinds)
+
+
+def chaos_command(leave: Callable[[int], Any]) -> click.Command:
+    """The command, around a way to end."""
+
+    @click.command(name="chaos", cls=Command)
+    @click.argument("targets", nargs=-1, required=True, metavar="TEST…")
+    @flags_of("chaos", fault=FAULT, kinds=KINDS)
+    @click.pass_obj
+    def chaos(pytest_args: Sequence[str], /, targets: tuple[str, ...], **given: Any) -> None:
+        """Harm one rank in one of its calls. Do the others notice, or recover, as the test promises?
+
+        Each test runs unharmed first, and its calls are counted; then once for each rank, call and kind of fault.
+        """
+        from disttest.cli.chaos_run import run_chaos
+
+        leave(run_chaos(targets, pytest_args, given))
+
+    return chaos

@@ -1,0 +1,161 @@
+"""What ``disttest chaos`` does: run tests unharmed, then once for each fault in each of their calls."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from disttest.chaos.plan import ChaosPlan, Drawn, Wanted, draw
+from disttest.cli.finish import finish_run
+from disttest.cli.progress_mode import choose_progress
+from disttest.errors import ExitCode, UsageError
+from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
+from disttest.options.environment import environment
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions, by_command, given_options, resolve_options
+from disttest.planning.targets import Targets, resolve_targets
+from disttest.reports import write_reports
+from disttest.reports.text import count
+from disttest.results.directory import ResultsDirectory, claim, claim_default
+from disttest.results.floors import Floors
+from disttest.results.fold import RunResult, TestOutcome
+from disttest.runtime.controller.run_devices import Devices
+from disttest.runtime.guard.guard import hold_signals, pytest_command, run_guarded
+
+_WORLDS_AT_ONCE = 6
+"""Most of them wait for a time limit, and need no processor for that."""
+
+
+class _Runs(Frozen):
+    """What all runs of one call of the command have in common."""
+
+    flags: dict[str, str | None]
+    targets: Targets
+    hardware: Hardware
+    invocation: Invocation
+    pytest_args: tuple[str, ...]
+    progress: str
+
+    def run(self, plan: ChaosPlan, directory: ResultsDirectory, **changed: str) -> tuple[RunResult, bool]:
+        """Run the tests as planned; the result, and whether failures are still to be told in full."""
+        flags = {**self.flags, **changed}
+        mode = choose_progress(self.progress, self.pytest_args, environment(), directory.path, ())
+        given = {name: value for name, value in flags.items() if value} | {"results": str(directory.path)}
+        with tempfile.TemporaryDirectory(prefix="disttest-chaos-") as folder:
+            file = Path(folder) / "plan.json"
+            file.write_bytes(msgspec.json.encode(plan))
+            extra = [f"--disttest-chaos={file}", *mode.pytest_arguments(), *self.pytest_args]
+            result = run_guarded(
+                pytest_command(self.targets, given, extra),
+                resolve_options(flags),
+                directory,
+                invocation=self.invocation,
+                hardware=self.hardware,
+                view=mode.view,
+            )
+        return result, mode.owes_failures
+
+
+def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mapping[str, Any]) -> int:
+    """What the command does; returns its exit code.
+
+    Raises:
+        UsageError: an option makes no sense, or no test has a call in which a rank could be harmed.
+    """
+    hold_signals()
+    runs, options = _prepare(targets, tuple(pytest_args), given)
+    wanted = _wanted(given, options)
+    directory = claim(options.results) if options.results else claim_default(_warn)
+    before = claim(directory.path / "unharmed")
+    unharmed, owes = runs.run(ChaosPlan(), before)
+    if unharmed.exit_code != ExitCode.PASSED:
+        _warn("no fault was tried: chaos begins with tests that pass unharmed")
+        return _finish(unharmed, before.path, owes=owes)
+    write_reports(unharmed, before.path)
+    drawn = [draw(test.test, test.final, wanted) for test in unharmed.tests if _is_counted(test)]
+    for each in drawn:
+        click.echo(_describe(each, wanted))
+    if not any(each.cases for each in drawn):
+        raise UsageError("no test has passed and issued a call in which a rank could be harmed")
+    slots = runs.flags.get("slots") or str(_WORLDS_AT_ONCE * max(_size(each.test) for each in drawn))
+    harmed, owes = runs.run(_plan(drawn), directory, slots=slots)
+    return _finish(harmed, directory.path, owes=owes)
+
+
+def _prepare(
+    targets: tuple[str, ...], pytest_args: tuple[str, ...], given: Mapping[str, Any]
+) -> tuple[_Runs, RunOptions]:
+    flags = {option.field: given[option.field] for option in RUN_OPTIONS}
+    flags = by_command(read_project_settings(targets).fill(flags))
+    # One attempt of each, judged by its contract alone.
+    flags |= {"sanitize": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
+    options = resolve_options(flags)
+    if options.spmd:
+        raise UsageError("disttest chaos harms tests with a world_size mark: leave --spmd out")
+    invocation = Invocation(
+        cwd=str(Path.cwd()),
+        workspace=environment().get("GITHUB_WORKSPACE", ""),
+        bundled=resolve_targets(targets).bundled,
+        options=given_options({option.field: given[option.field] for option in RUN_OPTIONS}),
+        pytest_args=pytest_args,
+    )
+    runs = _Runs(
+        flags=flags,
+        targets=resolve_targets(targets),
+        hardware=Devices(options).machine.hardware(),
+        invocation=invocation,
+        pytest_args=pytest_args,
+        progress=given["progress"],
+    )
+    return runs, options
+
+
+def _wanted(given: Mapping[str, Any], options: RunOptions) -> Wanted:
+    if given["delay"] >= given["group_timeout"]:
+        raise UsageError(
+            "--delay: a rank that comes later than --group-timeout is no late rank, but a silent one"
+        )
+    return Wanted(
+        kinds=given["kinds"],
+        during=given["during"],
+        faults=given["fault"],
+        samples=given["samples"] or 0,
+        seed=options.seed,
+        limit_s=given["group_timeout"],
+        delay_s=given["delay"],
+    )
+
+
+def _is_counted(test: TestOutcome) -> bool:
+    world = test.test.world
+    passed = test.final.outcome is Outcome.PASSED
+    return passed and world is not None and len(test.final.unharmed) == world.size
+
+
+def _size(test: TestCase) -> int:
+    return test.world.size if test.world else 1
+
+
+def _plan(drawn: Sequence[Drawn]) -> ChaosPlan:
+    return ChaosPlan(cases={each.test.nodeid: each.cases for each in drawn})
+
+
+def _describe(drawn: Drawn, wanted: Wanted) -> str:
+    """``chaos: test_x.py::test_step[4xgloo]: 192 faults``, or how many of them are tried."""
+    number = len(drawn.cases)
+    some = f"{number} of {drawn.of} faults, drawn with --seed {wanted.seed}"
+    return f"chaos: {drawn.test.nodeid}: {some if number < drawn.of else count(number, 'fault')}"
+
+
+def _finish(run: RunResult, results: Path, *, owes: bool) -> int:
+    return finish_run(run, results, floors=Floors(), empty_shard=False, failures=owes, environ=environment())
+
+
+def _warn(message: str) -> None:
+    click.echo(f"disttest: {message}", err=True)

@@ -1,0 +1,85 @@
+"""The result of a test under chaos: its calls, or what its contract makes of what the ranks did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.chaos.judge import Harmed, judge_case
+from disttest.chaos.seen import ChaosSeen
+from disttest.model import Cause, ChaosCase, Outcome, TestResult, UnharmedRank
+from disttest.results.sanitized import with_findings
+from disttest.runtime.rank.chaos import NAME
+from disttest.runtime.world.attempt import RankProgress
+
+_decoder = msgspec.json.Decoder(ChaosSeen)
+
+
+def judge_chaos(
+    result: TestResult, ranks: Sequence[RankProgress], case: ChaosCase, left: Sequence[str]
+) -> TestResult:
+    """What the attempt came to.
+
+    Args:
+        result: what it would be without chaos.
+        ranks: all of the world.
+        case: what was done.
+        left: what they have left behind, in words.
+    """
+    seen = [_seen(progress) for progress in ranks]
+    if case.fault is None:
+        return _with_calls(result, ranks, seen)
+    struck_at_s = ranks[case.fault.rank].struck_at_s
+    if struck_at_s is None:
+        return _unreached(result, case)
+    kept = msgspec.structs.replace(
+        result,
+        outcome=Outcome.PASSED,
+        cause=None,
+        phase="call",
+        message="",
+        details="",
+        culprit=None,
+        victims=(),
+    )
+    harmed = [
+        Harmed(record, each, _failed_at_s(progress))
+        for record, each, progress in zip(result.ranks, seen, ranks, strict=True)
+    ]
+    finding = judge_case(case, harmed, struck_at_s, left)
+    return with_findings(kept, [finding]) if finding else kept
+
+
+def _seen(progress: RankProgress) -> ChaosSeen | None:
+    """What a rank has reported; None where it could not."""
+    return _decoder.decode(progress.done.seen[NAME]) if progress.done and NAME in progress.done.seen else None
+
+
+def _failed_at_s(progress: RankProgress) -> float | None:
+    report = progress.verdict_report
+    return report.ended_at_s if report and report.outcome.is_bad else None
+
+
+def _with_calls(
+    result: TestResult, ranks: Sequence[RankProgress], seen: Sequence[ChaosSeen | None]
+) -> TestResult:
+    unharmed = tuple(
+        UnharmedRank(rank=progress.rank, calls=each.calls, numbers=each.numbers)
+        for progress, each in zip(ranks, seen, strict=True)
+        if each is not None
+    )
+    return msgspec.structs.replace(result, unharmed=unharmed)
+
+
+def _unreached(result: TestResult, case: ChaosCase) -> TestResult:
+    """Nothing was harmed, so that nothing is shown."""
+    assert case.fault is not None
+    own = f" ({result.message})" if result.outcome.is_bad else ""
+    return msgspec.structs.replace(
+        result,
+        outcome=Outcome.ERROR,
+        cause=Cause.TEST,
+        message=f"chaos: rank {case.fault.rank} did not come to its call {case.fault.call}, {case.struck.what}, this time: "
+        f"the calls of the test differ from run to run{own}",
+    )

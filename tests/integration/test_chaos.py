@@ -1,0 +1,117 @@
+"""``disttest chaos`` over real ranks: what is found in the planted programs, and what the command tells."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pytest
+from lab import Ended, Lab
+from planted import LOSSES, SILENCES, SURVIVORS, copy_programs, harmed_results_of, programs_of
+
+from disttest.model import Outcome
+
+TESTS = """
+    import pytest, torch, torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_swallows(world):
+        for _ in range(2):
+            try:
+                dist.all_reduce(torch.ones(2))
+            except RuntimeError:
+                pass
+
+    def test_of_one_process():
+        pass
+"""
+
+
+def run(folder: Path, modules: tuple[str, ...], *arguments: str) -> Ended:
+    return Lab(folder).run("chaos", *copy_programs(folder, modules), *arguments, limit_s=1200)
+
+
+def unfound(ended: Ended, modules: tuple[str, ...]) -> dict[str, str]:
+    results = harmed_results_of(ended.run)
+    programs = programs_of(modules)
+    return {name: why for name, program in programs.items() if (why := program.check_breach(results[name]))}
+
+
+def test_half_of_them_follow_reports_of_users():
+    programs = programs_of((*LOSSES, *SILENCES)).values()
+    reports = collections.Counter(bool(program.report) for program in programs)
+
+    assert len(programs) >= 20
+    assert reports[True] >= reports[False]
+
+
+def test_what_goes_wrong_when_a_peer_is_killed_is_found(tmp_path, nothing_left):
+    ended = run(tmp_path, LOSSES, "--kinds", "kill", "--group-timeout", "1")
+
+    assert {} == unfound(ended, LOSSES)
+
+
+def test_what_goes_wrong_when_a_peer_is_silent_is_found(tmp_path, nothing_left):
+    ended = run(tmp_path, SILENCES, "--kinds", "stop,raise", "--group-timeout", "1")
+
+    assert {} == unfound(ended, SILENCES)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_nothing_is_found_in_programs_that_keep_their_contract(tmp_path, nothing_left, when):
+    ended = run(tmp_path, SURVIVORS, *(["--during"] if when == "during" else []))
+
+    found = {
+        test.test.nodeid: test.final.message
+        for test in ended.run.tests
+        if test.final.outcome is not Outcome.PASSED
+    }
+    assert {} == found
+    assert programs_of(SURVIVORS).keys() == harmed_results_of(ended.run).keys()
+
+
+def test_a_broken_contract_is_told_with_the_command_that_repeats_it(lab, nothing_left):
+    ended = lab.write(test_step=TESTS).run(
+        "chaos", "test_step.py", "--fault", "kill:1:2", "--fault", "delay:0:1"
+    )
+
+    assert 1 == ended.exit_code
+    broken = ended.result("test_swallows[2xgloo-kill:1:2]")
+    assert Outcome.PASSED is ended.result("test_swallows[2xgloo-delay:0:1]").outcome
+    assert "rank 0 passed, though all_reduce at test_step.py:8 had raised" in broken.message
+    assert "disttest chaos 'test_step.py::test_swallows[2xgloo]' --fault kill:1:2" in ended.output
+    assert "chaos: test_step.py::test_swallows[2xgloo]: 2 faults" in ended.output
+    assert "test_of_one_process" not in {test.test.name for test in ended.run.tests}
+
+
+def test_a_sample_names_its_seed(lab):
+    ended = lab.write(test_step=TESTS).run(
+        "chaos", "test_step.py", "--samples", "3", "--seed", "7", "--kinds", "delay"
+    )
+
+    assert "3 of 4 faults, drawn with --seed 7" in ended.output
+    assert 3 == len(ended.run.tests)
+
+
+def test_nothing_is_harmed_where_a_test_fails_unharmed(lab):
+    ended = lab.write(test_step=TESTS.replace("for _ in", "assert False\n        for _ in")).run(
+        "chaos", "test_step.py"
+    )
+
+    assert 1 == ended.exit_code
+    assert "no fault was tried: chaos begins with tests that pass unharmed" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fault", "kill:7:1"], "has no rank 7"),
+        (["--fault", "crash:1:1"], "is no fault"),
+        (["--delay", "3"], "a silent one"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(lab, arguments, said):
+    ended = lab.write(test_step=TESTS).run("chaos", "test_step.py", *arguments)
+
+    assert 2 != ended.exit_code != 0
+    assert said in ended.output
