@@ -40,6 +40,9 @@ class ChaosTool(Tool):
         self._calls: list[UnharmedCall] = []
         self._errors: list[SeenError] = []
         self._lock = threading.Lock()
+        self._limit = timedelta(seconds=case.limit_s)
+        if case.fault is not None:  # gloo keeps for messages what it is given when a group is made
+            _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
     def report(self, properties: Iterable[tuple[str, Any]]) -> ChaosSeen:
         """What was seen, with what the test has recorded."""
@@ -74,9 +77,9 @@ class ChaosTool(Tool):
         strike(self._fault, delay_s=self._case.delay_s)
 
     def on_group(self, group: Group, *, made: bool) -> None:
-        """Lower the time limits of a group, which are half an hour by default."""
+        """Lower the time limit of a group that was given one of its own."""
         if made and self._case.fault is not None:
-            _lower_limits(group, timedelta(seconds=self._case.limit_s))
+            _lower_limit(group, self._limit)
 
     def on_wait(self, wait: Wait) -> None:
         """Note when it began."""
@@ -107,14 +110,17 @@ class ChaosTool(Tool):
         )
 
 
-def _lower_limits(group: Group, limit: timedelta) -> None:
-    """Torch's default for what comes, this group's, and its store's; limits that are lower stay."""
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    c10d.default_pg_timeout = min(c10d.default_pg_timeout, limit)
-    if group.timeout_s is None or group.timeout_s > limit.total_seconds():
-        pg = next((pg for pg in c10d._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
-        if pg is not None:
-            c10d._set_pg_timeout(limit, pg)  # noqa: SLF001
+def _lower_limit(group: Group, limit: timedelta) -> None:
+    """Limits that are lower stay."""
+    if group.timeout_s is not None and group.timeout_s <= limit.total_seconds():
+        return
+    pg = next((pg for pg in _c10d()._world.pg_map if pg.group_name == group.name), None)  # noqa: SLF001
+    if pg is not None:
+        _c10d()._set_pg_timeout(limit, pg)  # noqa: SLF001
+
+
+def _c10d() -> Any:
+    return sys.modules["torch.distributed.distributed_c10d"]
 
 
 def title_of(call: Call) -> str:
