@@ -11,7 +11,7 @@ KINDS    := unit contract integration plugins devices cluster cuda docker browse
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test setup action lock lint format catalogue compat mutants matrix faults planted soak docs clean $(SUITES) $(KINDS)
+.PHONY: gpu test setup action lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -90,6 +90,15 @@ soak: $(READY)
 docs: $(READY)
 	$(BIN)/python tools/suites_doc.py
 	$(BIN)/python tools/verdicts_doc.py
+	$(BIN)/python tools/command_doc.py
+	$(BIN)/python tools/marks_doc.py
+
+# The docs as a site, in build/site. `make picture` takes the picture of a report anew (needs Chromium).
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+picture: $(READY)
+	$(BIN)/python tools/report_picture.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from generated_page import write_or_check
 from suite_index import ROOT, TestFunction, functions_of
 
 SUITES = ROOT / "suites"
-PAGE = ROOT / "docs" / "suites.md"
 HEAD = """# The bundled suites
 
 Made by `make docs` from the docstrings; do not edit. `disttest SUITE` runs one, `disttest list` shows what there is.
@@ -25,15 +24,7 @@ what each backend lacks, and why, is the table at the end.
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="end with 1 if the page is out of date")
-    text = "\n".join(_page()) + "\n"
-    if parser.parse_args().check:
-        fresh = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        print("docs/suites.md is up to date" if fresh else "docs/suites.md is out of date: run `make docs`")
-        return 0 if fresh else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check("suites.md", _page(), __doc__)
 
 
 def _page() -> Iterator[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 
-from suite_index import ROOT
+from generated_page import write_or_check
 
 from disttest.model import Outcome
 from disttest.results.rulings import RULES, STRICT_XPASS, Rule, State, rule_for, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 
-PAGE = ROOT / "docs" / "verdicts.md"
 HEAD = """# What a test comes to
 
 Made by `make docs` from the table in the code (`results/rulings.py`); do not edit.
@@ -64,17 +62,7 @@ _PHASES = {
 
 def main() -> int:
     """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="end with 1 if the page is out of date")
-    text = "\n".join(page()).rstrip("\n") + "\n"
-    if parser.parse_args().check:
-        fresh = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        print(
-            "docs/verdicts.md is up to date" if fresh else "docs/verdicts.md is out of date: run `make docs`"
-        )
-        return 0 if fresh else 1
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    return write_or_check("verdicts.md", page(), __doc__)
 
 
 def page() -> Iterator[str]:

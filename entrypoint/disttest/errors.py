@@ -13,7 +13,7 @@ DisttestError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -32,6 +32,22 @@ class ExitCode(IntEnum):
     ENGINE = 8
     SCHEDULER = 9
     DEADLINE = 124
+
+
+MEANINGS: Mapping[ExitCode, str] = {
+    ExitCode.PASSED: "all tests passed, or were skipped or failed as expected",
+    ExitCode.FAILED: "a test failed",
+    ExitCode.INTERRUPTED: "interrupted, or a file could not be collected",
+    ExitCode.INTERNAL: "pytest itself died, or a report could not be written",
+    ExitCode.USAGE: "the request makes no sense",
+    ExitCode.NOTHING_COLLECTED: "there was no test",
+    ExitCode.NOT_ENOUGH_DEVICES: "not enough GPUs, or a suite that cannot run here (`--strict`)",
+    ExitCode.INFRASTRUCTURE: "infrastructure: no test is to blame",
+    ExitCode.ENGINE: "the container engine refused",
+    ExitCode.SCHEDULER: "the scheduler of a cluster refused",
+    ExitCode.DEADLINE: "the deadline of the run has passed",
+}
+"""What has happened, for those who read the code."""
 
 
 class DisttestError(Exception):

@@ -1,4 +1,4 @@
-"""action.yml and the tables of the docs and the README, as the code's own tables say they have to be."""
+"""action.yml and the tables of the docs, as the code's own tables say they have to be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from disttest.options.action_inputs import CLUSTER_INPUTS, INPUTS, Input
 from disttest.options.option import Option
-from disttest.options.registry import CLUSTER_OPTIONS, FLOOR_OPTIONS, RUN_OPTIONS
+from disttest.options.registry import CLUSTER_OPTIONS, FLOOR_OPTIONS
 from disttest.reports.outputs import OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,15 +52,6 @@ def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     return table | (
         {f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {}
     )
-
-
-def options_table() -> dict[str, list[str]]:
-    """The options of a run, for the README."""
-    rows = [
-        f"| `{one.flag} {_cell(one.form)}` | `{one.variable}` | {_cell(one.description)} |"
-        for one in RUN_OPTIONS
-    ]
-    return {"options": ["| option | variable | what it is |", "|---|---|---|", *rows]}
 
 
 def table_of(name: str, options: Sequence[Option]) -> dict[str, list[str]]:
@@ -106,7 +97,6 @@ def expected() -> dict[Path, str]:
     content |= tables("doctor", {})
     pages = {
         page: content,
-        ROOT / "README.md": options_table(),
         ROOT / "docs" / "clusters.md": table_of("cluster-options", CLUSTER_OPTIONS),
         ROOT / "docs" / "planning.md": table_of("floor-options", FLOOR_OPTIONS),
     }

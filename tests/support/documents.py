@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -56,3 +57,15 @@ def commands(found: Iterable[Block]) -> Iterator[tuple[str, list[str]]]:
             typed = ""
     if typed:
         yield typed, []
+
+
+def titles_with_commands(page: str) -> list[str]:
+    """The titles of a page below which, before the next one, something is to be typed."""
+    tokens = MarkdownIt("commonmark").parse((ROOT / page).read_text())
+    titles, title = [], ""
+    for before, token in itertools.pairwise(tokens):
+        if before.type == "heading_open":
+            title = token.content
+        elif token.type == "fence" and token.info == "sh" and title not in titles:
+            titles.append(title)
+    return titles

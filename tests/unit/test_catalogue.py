@@ -70,11 +70,7 @@ def test_every_test_of_the_suites_says_what_it_asserts(script):
     assert [function.nodeid for function in functions if not function.doc.strip()] == []
 
 
-def test_the_page_of_the_suites_is_up_to_date(script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["suites_doc.py", "--check"])
-    assert script("suites_doc").main() == 0, capsys.readouterr().out
-
-
-def test_the_page_of_the_verdicts_is_up_to_date(script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["verdicts_doc.py", "--check"])
-    assert script("verdicts_doc").main() == 0, capsys.readouterr().out
+@pytest.mark.parametrize("page", ["suites", "verdicts", "command", "marks"])
+def test_a_page_that_is_made_is_up_to_date(page, script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{page}_doc.py", "--check"])
+    assert script(f"{page}_doc").main() == 0, capsys.readouterr().out

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 import disttest
-from disttest.errors import ExitCode
+from disttest.errors import MEANINGS, ExitCode
 from disttest.options.registry import OPTIONS
 
 _LATER_CODES = ((129, "ended by SIGHUP"), (130, "ended by Ctrl-C (SIGINT)"), (143, "ended by SIGTERM"))
@@ -43,7 +43,7 @@ def _page(group: click.Group) -> Iterator[str]:
             yield from _entry(option.variable, f"The same as {option.flag}.")
     yield from _section("EXIT STATUS")
     for code in ExitCode:
-        yield from _entry(str(code.value), code.name.lower().replace("_", " "))
+        yield from _entry(str(code.value), MEANINGS[code])
     for number, meaning in _LATER_CODES:
         yield from _entry(str(number), meaning)
 

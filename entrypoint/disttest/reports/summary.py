@@ -231,14 +231,16 @@ class _Summary:
             return
         yield "### Results"
         yield ""
-        yield "| suite | world | passed | failed | flaky | skipped | infrastructure | time | GPU-minutes |"
-        yield "|---|---|---:|---:|---:|---:|---:|---:|---:|"
+        total = aggregates.tally(self.run)
+        with_gpus = bool(total.gpu_s)
+        yield f"| suite | world | passed | failed | flaky | skipped | infrastructure | time |{' GPU-minutes |' * with_gpus}"
+        yield f"|---|---|---:|---:|---:|---:|---:|---:|{'---:|' * with_gpus}"
         for row in rows[: self.detail.table]:
-            yield _table_line(cell(row.suite), cell(row.shape), row.tally)
+            yield _table_line(cell(row.suite), cell(row.shape), row.tally, with_gpus=with_gpus)
         if len(rows) > self.detail.table:
-            yield f"| … {count(len(rows) - self.detail.table, 'more row')} | | | | | | | | |"
+            yield f"| … {count(len(rows) - self.detail.table, 'more row')} |{' |' * (7 + with_gpus)}"
         if len(rows) > 1:
-            yield _table_line("**all**", "", aggregates.tally(self.run))
+            yield _table_line("**all**", "", total, with_gpus=with_gpus)
         yield ""
 
     def cost(self) -> Iterator[str]:
@@ -301,11 +303,12 @@ class _Summary:
             yield f"<sub>Shortened to fit: {self.detail.cut} left out; see `junit.xml` and `logs/`.</sub>"
 
 
-def _table_line(suite: str, shape: str, tally: Tally) -> str:
+def _table_line(suite: str, shape: str, tally: Tally, *, with_gpus: bool) -> str:
     # An expected failure went as expected: for the reader of a summary it is a pass.
     numbers = (tally.passed + tally.xfailed, tally.failed, tally.flaky, tally.left_out, tally.infrastructure)
     cells = [suite, shape, *(f"{number:,}" if number else "" for number in numbers), duration(tally.time_s)]
-    return f"| {' | '.join(cells)} | {f'{tally.gpu_s / 60:.1f}' if tally.gpu_s else ''} |"
+    cells += [f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else ""] * with_gpus
+    return f"| {' | '.join(cells)} |"
 
 
 def _collapsible(title: str, body: list[str]) -> Iterator[str]:

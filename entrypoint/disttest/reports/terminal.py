@@ -152,22 +152,27 @@ def _warning_lines(warned: Warned, repository: Repository, width: int) -> Iterat
     yield _hanging("    what to do: ", one_line(finding.advice), width)
 
 
-COLUMNS = ("passed", "failed", "flaky", "skipped", "infra", "time", "GPU-min")
+COLUMNS = ("passed", "failed", "flaky", "skipped", "infrastructure", "time")
+GPU_COLUMN = "GPU-min"
+"""Only in runs that have used GPUs."""
 
 
 def _table(rows: list[Row], run: RunResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(rows) > 1)
-    total = _cells(aggregates.tally(run)) if len(rows) > 1 else [Text()] * len(COLUMNS)
+    tally = aggregates.tally(run)
+    with_gpus = bool(tally.gpu_s)
+    columns = [*COLUMNS, *[GPU_COLUMN] * with_gpus]
+    total = _cells(tally, with_gpus=with_gpus) if len(rows) > 1 else [Text()] * len(columns)
     table.add_column("suite", overflow="fold", footer=Text("all", style="bold"), ratio=1, min_width=8)
     table.add_column("world", no_wrap=True)
-    for name, footer in zip(COLUMNS, total, strict=True):
+    for name, footer in zip(columns, total, strict=True):
         table.add_column(name, justify="right", no_wrap=True, footer=footer)
     for row in rows:
-        table.add_row(Text(one_line(row.suite)), Text(row.shape), *_cells(row.tally))
+        table.add_row(Text(one_line(row.suite)), Text(row.shape), *_cells(row.tally, with_gpus=with_gpus))
     return table
 
 
-def _cells(tally: Tally) -> list[Text]:
+def _cells(tally: Tally, *, with_gpus: bool) -> list[Text]:
     numbers = (
         (tally.passed + tally.xfailed, "passed"),
         (tally.failed, "failed"),
@@ -179,8 +184,8 @@ def _cells(tally: Tally) -> list[Text]:
         Text(f"{number:,}" if number else "·", style=STYLES[kind] if number else "dim")
         for number, kind in numbers
     ]
-    minutes = f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else "·"
-    return [*cells, Text(duration(tally.time_s)), Text(minutes)]
+    minutes = Text(f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else "·")
+    return [*cells, Text(duration(tally.time_s)), *[minutes] * with_gpus]
 
 
 def _list(rows: list[Row]) -> Group:

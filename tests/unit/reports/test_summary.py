@@ -184,5 +184,5 @@ def test_clock_that_went_backwards_and_tests_of_no_time():
     sample.test(name="test_zero", seconds=0.0)
     text = render_summary(sample.finish())
 
-    assert "| ddp | 2xgloo | 2 |  |  |  |  | 0 s |  |" in text
+    assert "| ddp | 2xgloo | 2 |  |  |  |  | 0 s |\n" in text
     assert not re.search(r"-\d", text)

@@ -2,6 +2,7 @@
 (function () {
   const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
   const SIDE = 380;
+  const FLAT = 110;
   const RADIUS = 22;
   const HEAD = 13;
 
@@ -36,16 +37,18 @@
     return [el("h3", null, "Who waits for whom"), deadlock.nodes.length ? graph(deadlock) : null, el("ul", { class: "waits" }, ...lines)].filter(Boolean);
   };
 
-  // Ranks on a circle, an arrow from each to those it waits for. The list below says the same in words.
+  // Ranks on a circle (one or two beside each other), an arrow from each to those it waits for. The list below says the same in words.
   function graph(deadlock) {
+    const count = deadlock.nodes.length;
+    const reach = count > 1 ? SIDE / 2 - RADIUS - 8 : 0;
+    const [first, height] = count > 2 ? [-Math.PI / 2, SIDE] : [-Math.PI, FLAT];
     const places = new Map(deadlock.nodes.map((node, index) => {
-      const angle = (2 * Math.PI * index) / deadlock.nodes.length - Math.PI / 2;
-      const reach = deadlock.nodes.length > 1 ? SIDE / 2 - RADIUS - 8 : 0;
-      return [node.rank, [SIDE / 2 + reach * Math.cos(angle), SIDE / 2 + reach * Math.sin(angle)]];
+      const angle = (2 * Math.PI * index) / count + first;
+      return [node.rank, [SIDE / 2 + reach * Math.cos(angle), height / 2 + reach * Math.sin(angle)]];
     }));
     const arrows = deadlock.edges.flatMap((edge) => edge.ranks.map((other) => arrow(places.get(edge.rank), places.get(other), edge.text)));
     const ranks = deadlock.nodes.map((node) => circle(node, places.get(node.rank)));
-    return svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, class: "graph", role: "img", "aria-label": deadlock.label },
+    return svg("svg", { viewBox: `0 0 ${SIDE} ${height}`, class: "graph", role: "img", "aria-label": deadlock.label },
       ...arrows.filter(Boolean), ...ranks);
   }
 

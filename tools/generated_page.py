@@ -1,0 +1,38 @@
+"""A page of the docs that a script makes: written, or with --check compared with what stands there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from suite_index import ROOT
+
+
+def write_or_check(name: str, lines: Iterable[str], description: str | None) -> int:
+    """Write the page, or compare it, as the command line says.
+
+    Args:
+        name: of the page below ``docs/``.
+        lines: that it should have.
+        description: of the script, for its help.
+
+    Returns:
+        The exit code: 1 if the page was compared and is out of date.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="end with 1 if the page is out of date")
+    page = ROOT / "docs" / name
+    text = "\n".join(lines).rstrip("\n") + "\n"
+    if not parser.parse_args().check:
+        page.write_text(text, encoding="utf-8")
+        return 0
+    if page.exists() and page.read_text(encoding="utf-8") == text:
+        print(f"docs/{name} is up to date")
+        return 0
+    print(f"docs/{name} is out of date: run `make docs`")
+    return 1
+
+
+def cell(text: str) -> str:
+    """A text as one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
