@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from action_files import ROOT
-from github_runner import ActionResult, Runner
+from github_runner import ActionResult, Runner, StepResult
 
 WITHOUT_ENSUREPIP = 'import sys\nsys.modules["ensurepip"] = None\n'
 """As on Debian and Ubuntu without python3-venv: `import venv` works there."""
@@ -45,9 +45,9 @@ def test_a_python_that_cannot_make_environments_is_not_taken(
     python_that(runner, tmp_path / "bin", broken)
     asked = []
 
-    def setup_python(inputs: dict[str, str]) -> dict[str, str]:
+    def setup_python(inputs: dict[str, str]) -> StepResult:
         asked.append(inputs)
-        return {"python-path": sys.executable}
+        return StepResult(outcome="success", outputs={"python-path": sys.executable})
 
     runner.actions["actions/setup-python"] = setup_python
     done = merge(runner)

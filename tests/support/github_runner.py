@@ -1,6 +1,6 @@
 """A small runner of GitHub's actions: does with a composite action's steps what GitHub's runner does.
 
-Expressions (the part that is used here), ``env``, ``bash --noprofile --norc -e -o pipefail FILE``, ``if``, the files
+Expressions (by GitHub's own package), ``env``, ``bash --noprofile --norc -e -o pipefail FILE``, ``if``, the files
 behind GITHUB_OUTPUT, GITHUB_ENV, GITHUB_PATH and GITHUB_STEP_SUMMARY, and a cancellation that signals one process:
 SIGINT, SIGTERM after 7.5 s, SIGKILL after 2.5 s more. Anything else that a file asks for is an error, never ignored.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from github_expressions import expand_text, holds
 
 BASH = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail")
 SIGTERM_AFTER_S, SIGKILL_AFTER_S = 7.5, 2.5
@@ -46,70 +47,6 @@ class ActionResult:
     @property
     def conclusion(self) -> str:
         return "success" if self.exit_code == 0 else "failure"
-
-
-def evaluate(expression: str, contexts: Mapping[str, Any]) -> str | bool:
-    """The value of an expression: names, string literals, ``==``, ``!=``, ``&&``, ``||`` and ``always()``."""
-    tokens = re.findall(r"'(?:[^']|'')*'|&&|\|\||==|!=|\(|\)|[\w.-]+", expression)
-    assert "".join(tokens).replace(" ", "") == expression.replace(" ", ""), f"not understood: {expression}"
-    value, rest = _either(tokens, contexts)
-    assert not rest, f"not understood: {expression}"
-    return value
-
-
-def _either(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    value, tokens = _both(tokens, contexts)
-    while tokens and tokens[0] == "||":
-        other, tokens = _both(tokens[1:], contexts)
-        value = value or other
-    return value, tokens
-
-
-def _both(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    value, tokens = _compared(tokens, contexts)
-    while tokens and tokens[0] == "&&":
-        other, tokens = _compared(tokens[1:], contexts)
-        value = value and other
-    return value, tokens
-
-
-def _compared(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    left, tokens = _primary(tokens, contexts)
-    if tokens and tokens[0] in ("==", "!="):
-        right, rest = _primary(tokens[1:], contexts)
-        # GitHub compares strings without regard to case.
-        same = str(left).lower() == str(right).lower()
-        return (same if tokens[0] == "==" else not same), rest
-    return left, tokens
-
-
-def _primary(tokens: list[str], contexts: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    first, rest = tokens[0], tokens[1:]
-    if first == "(":
-        value, rest = _either(rest, contexts)
-        assert rest[0] == ")"
-        return value, rest[1:]
-    if first.startswith("'"):
-        return first[1:-1].replace("''", "'"), rest
-    if rest[:2] == ["(", ")"]:
-        return {"always": True, "success": not contexts.get("failed", False)}[first], rest[2:]
-    return _look_up(first, contexts), rest
-
-
-def _look_up(name: str, contexts: Mapping[str, Any]) -> str:
-    value: Any = contexts
-    for part in name.split("."):
-        value = value.get(part, "") if isinstance(value, Mapping) else ""
-    return value if isinstance(value, str) else str(value)
-
-
-def expand(text: str, contexts: Mapping[str, Any]) -> str:
-    """Text with its expressions replaced, once: what a value contains is not looked at again."""
-    return re.sub(r"\$\{\{(.*?)\}\}", lambda match: _as_text(evaluate(match[1].strip(), contexts)), text)
-
-
-def _as_text(value: str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def read_file_commands(text: str) -> dict[str, str]:
@@ -147,8 +84,8 @@ class Runner:
         for made in (self.temp, self.commands):
             made.mkdir(parents=True, exist_ok=True)
         self.workspace = workspace
-        self.actions: dict[str, Callable[[dict[str, str]], dict[str, str]]] = {}
-        """What stands in for the actions that a step uses: inputs to outputs."""
+        self.actions: dict[str, Callable[[dict[str, str]], StepResult]] = {}
+        """What stands in for the actions that a step uses, which are not to be had without a network."""
         self.environment = dict(environment)
         self.path: list[str] = []
         self.running: subprocess.Popen[bytes] | None = None
@@ -167,22 +104,35 @@ class Runner:
         declared = {name: str(one.get("default", "")) for name, one in (action.get("inputs") or {}).items()}
         unknown = set(inputs) - set(declared)
         assert not unknown, f"GitHub warns of unknown inputs: {unknown}"
-        contexts: dict[str, Any] = {"inputs": {**declared, **inputs}, "steps": {}, "failed": False}
-        steps: dict[str, StepResult] = {}
-        exit_code, log = 0, ""
-        for number, step in enumerate(action["runs"]["steps"]):
-            name = step.get("id", f"step-{number}")
-            result = self._step(step, contexts, folder, None if contexts["failed"] else cancel_when)
-            steps[name] = result
-            contexts["steps"][name] = {"outputs": result.outputs, "outcome": result.outcome}
-            log += result.log
-            if result.outcome == "failure" and not exit_code:
-                exit_code, contexts["failed"] = result.exit_code, True
+        contexts: dict[str, Any] = {"inputs": {**declared, **inputs}, "steps": {}}
+        steps = self.run_steps(action["runs"]["steps"], contexts, folder, cancel_when=cancel_when)
+        exit_code = next((one.exit_code for one in steps.values() if one.outcome == "failure"), 0)
+        log = "".join(one.log for one in steps.values())
         outputs = {
-            name: expand(one["value"], contexts) for name, one in (action.get("outputs") or {}).items()
+            name: expand_text(one["value"], contexts) for name, one in (action.get("outputs") or {}).items()
         }
         summary = "".join(file.read_text() for file in sorted(self.commands.glob("summary_*")))
         return ActionResult(outputs=outputs, steps=steps, exit_code=exit_code, log=log, summary=summary)
+
+    def run_steps(
+        self,
+        steps: Sequence[Mapping[str, Any]],
+        contexts: dict[str, Any],
+        action: Path | None = None,
+        *,
+        cancel_when: Callable[[], bool] | None = None,
+    ) -> dict[str, StepResult]:
+        """Run the steps of an action or a job; their outputs go into ``contexts``."""
+        results: dict[str, StepResult] = {}
+        failed = False
+        for number, step in enumerate(steps):
+            name = step.get("id", f"step-{number}")
+            status = "failure" if failed else "success"
+            result = self._step(step, contexts, action, status, None if failed else cancel_when)
+            results[name] = result
+            contexts["steps"][name] = {"outputs": result.outputs, "outcome": result.outcome}
+            failed = failed or result.outcome == "failure"
+        return results
 
     def run_docker_action(
         self, folder: Path, inputs: Mapping[str, str], *, docker: Sequence[str], image: str
@@ -195,7 +145,7 @@ class Runner:
         assert set(runs) <= {"using", "image", "args", "env"}, f"not understood: {set(runs)}"
         declared = {name: str(one.get("default", "")) for name, one in (action.get("inputs") or {}).items()}
         contexts: dict[str, Any] = {"inputs": {**declared, **inputs}}
-        env = {name: expand(str(value), contexts) for name, value in (runs.get("env") or {}).items()}
+        env = {name: expand_text(value, contexts) for name, value in (runs.get("env") or {}).items()}
         env |= {f"INPUT_{name.upper()}": value for name, value in contexts["inputs"].items()}
         files = self._files()
         env |= {name: f"/github/file_commands/{file.name}" for name, file in files.items()}
@@ -218,7 +168,7 @@ class Runner:
         argv += [
             word for name in env for word in ("--env", name)
         ]  # values by the environment, as the runner does
-        argv += [image, *(expand(str(word), contexts) for word in runs.get("args", []))]
+        argv += [image, *(expand_text(word, contexts) for word in runs.get("args", []))]
         done = subprocess.run(
             argv,
             env={**self.environment, **env, "PATH": self.environment["PATH"]},
@@ -243,22 +193,20 @@ class Runner:
         self,
         step: Mapping[str, Any],
         contexts: Mapping[str, Any],
-        action: Path,
+        action: Path | None,
+        status: str,
         cancel_when: Callable[[], bool] | None,
     ) -> StepResult:
         assert set(step) <= STEP_KEYS, f"not understood: {set(step) - STEP_KEYS}"
-        condition = str(step.get("if", "success()"))
-        if "(" not in condition:
-            condition = f"success() && ({condition})"
-        if not evaluate(condition, contexts):
+        if not holds(step.get("if", "success()"), contexts, status=status):
             return StepResult(outcome="skipped")
         if "uses" in step:
             return self._use(step, contexts)
-        assert step["shell"] == "bash", "composite steps have to name their shell"
+        assert action is None or step["shell"] == "bash", "composite steps have to name their shell"
         files = self._files()
-        env = {name: expand(str(value), contexts) for name, value in (step.get("env") or {}).items()}
+        env = {name: expand_text(value, contexts) for name, value in (step.get("env") or {}).items()}
         script = self.commands / f"script-{self.count}.sh"
-        script.write_text(expand(step["run"], contexts))
+        script.write_text(expand_text(step["run"], contexts))
         log = self.commands / f"log-{self.count}"
         exit_code = self._execute(script, self._environment(env, files, action), log, cancel_when)
         outputs = read_file_commands(files["GITHUB_OUTPUT"].read_text())
@@ -273,8 +221,7 @@ class Runner:
         """Ask what stands in for an action: there is no network to fetch it from."""
         stand_in = self.actions.get(step["uses"].split("@")[0])
         assert stand_in, f"nothing stands in for {step['uses']}"
-        inputs = {name: expand(_as_text(value), contexts) for name, value in step.get("with", {}).items()}
-        return StepResult(outcome="success", outputs=stand_in(inputs))
+        return stand_in({name: expand_text(value, contexts) for name, value in step.get("with", {}).items()})
 
     def _files(self) -> dict[str, Path]:
         self.count += 1
@@ -291,7 +238,9 @@ class Runner:
                 os.chown(file, owner.st_uid, owner.st_gid)
         return files
 
-    def _environment(self, env: Mapping[str, str], files: Mapping[str, Path], action: Path) -> dict[str, str]:
+    def _environment(
+        self, env: Mapping[str, str], files: Mapping[str, Path], action: Path | None
+    ) -> dict[str, str]:
         path = ":".join([*self.path, self.environment["PATH"]])
         return {
             **self.environment,
@@ -299,7 +248,7 @@ class Runner:
             "CI": "true",
             "GITHUB_ACTIONS": "true",
             "GITHUB_WORKSPACE": str(self.workspace),
-            "GITHUB_ACTION_PATH": str(action),
+            **({"GITHUB_ACTION_PATH": str(action)} if action else {}),
             "RUNNER_TEMP": str(self.temp),
             **{name: str(file) for name, file in files.items()},
             **env,

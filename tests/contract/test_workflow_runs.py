@@ -1,0 +1,126 @@
+"""Whole workflows, run as GitHub would: several calls in one run, artifacts of others, and jobs that are run again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from action_files import ROOT
+from github_artifacts import Artifacts
+from github_workflow import WorkflowRun
+
+STUB = ROOT / "tests" / "support" / "workers" / "step_stub.py"
+FLOWS = "org/dist-tests/.github/workflows"
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """While it is there, the tests fail."""
+    return tmp_path / "broken"
+
+
+@pytest.fixture
+def run(tmp_path: Path, broken: Path) -> WorkflowRun:
+    """A run in a consumer's repository. Plans and shards are made up; what joins them is the real command."""
+    real = f'PYTHONPATH="{ROOT / "entrypoint"}" exec "{sys.executable}" -m disttest "$@"'
+    # On PATH it runs in place; what merges looks where the launcher's environment would be.
+    seen = f'PYTHONPATH="{STUB.parents[1]}:{ROOT / "entrypoint"}"'
+    put(tmp_path / "bin", f'{seen} exec "{sys.executable}" "{STUB}"')
+    put(tmp_path / "temp" / "disttest-launch" / "bin", real)
+    (tmp_path / "temp" / "disttest-launch" / "ready").touch()
+    (tmp_path / "checkout").mkdir()
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GITHUB_", "DISTTEST_", "PYTEST_"))
+    }
+    environment |= {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}", "STEP_STUB_BROKEN": str(broken)}
+    return WorkflowRun(tmp_path, tmp_path / "checkout", environment)
+
+
+def put(folder: Path, does: str) -> None:
+    """Put a command called disttest into a folder."""
+    folder.mkdir(parents=True)
+    (folder / "disttest").write_text(f"#!/bin/sh\n{does}\n")
+    (folder / "disttest").chmod(0o755)
+
+
+def call(workflow: str, **inputs: Any) -> dict[str, Any]:
+    return {"uses": f"{FLOWS}/{workflow}.yml@v1", "with": inputs}
+
+
+POOL = {"pools": "small:2:2\n", "labels": "small=self-hosted", "device": "cpu"}
+
+
+def test_calls_in_one_run_do_not_touch_each_others_artifacts(run: WorkflowRun, tmp_path: Path) -> None:
+    """Two calls for one runner, one for a pool, and an artifact of somebody else under the old names."""
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "events.jsonl").write_text("not a shard of ours\n")
+    run.artifacts.put("disttest-shard-9-attempt-1", foreign)
+    done = run.attempt(
+        {
+            "jobs": {
+                "one": call("single-runner", suite="tests/test_one.py"),
+                "two": call("single-runner", suite="tests/test_two.py"),
+                "pool": call("matrix", suite="tests", **POOL),
+            }
+        }
+    )
+    assert {name: job.result for name, job in done.items()} == dict.fromkeys(done, "success"), done
+    assert {job.outputs["conclusion"] for job in done.values()} == {"success"}
+    assert "2 shards, 2 passed" in done["pool"].log
+    assert len({job.outputs["artifact"] for job in done.values()} & run.artifacts.names()) == 3
+
+
+def test_failed_shards_and_then_the_reporter_run_again(run: WorkflowRun, broken: Path) -> None:
+    workflow = yaml.safe_load((ROOT / "examples/matrix/.github/workflows/tests.yml").read_text())
+    workflow["jobs"]["distributed"]["with"] |= POOL
+    broken.touch()
+    first = run.attempt(workflow)
+    assert (first["distributed"].result, first["distributed"].outputs["conclusion"]) == ("failure", "failure")
+    assert first["publish"].result == "success"
+
+    broken.unlink()
+    second = run.attempt(workflow, again={"distributed / shard (0)", "distributed / shard (1)"})
+    assert second["distributed"].outputs["conclusion"] == "success", second["distributed"].log
+    assert (second["distributed"].result, second["publish"].result) == ("success", "success")
+    assert second["distributed"].outputs["artifact"] != first["distributed"].outputs["artifact"]
+
+    names = run.artifacts.names()
+    third = run.attempt(workflow, again={"publish"})
+    assert third["publish"].result == "success", third["publish"].log
+    assert third["distributed"].outputs == second["distributed"].outputs
+    assert run.artifacts.names() == names
+    assert len(run.published) == 3
+
+
+def test_all_jobs_run_again_with_a_plan_of_their_own(run: WorkflowRun) -> None:
+    workflow = {"jobs": {"pool": call("matrix", suite="tests", name="mine", **POOL)}}
+    run.attempt(workflow)
+    again = {"pool / plan"}
+    done = run.attempt(workflow, again=again)
+    assert done["pool"].outputs["artifact"] == "disttest.mine.plan-2.merged-2"
+    assert "2 shards, 2 passed" in run.jobs["pool / merge"].log
+
+
+@pytest.mark.parametrize("name", ["a.b", "a/b", "a b", "a*", "$(id)", "a" * 101])
+def test_a_name_that_could_fit_anothers_pattern_is_refused(run: WorkflowRun, name: str) -> None:
+    done = run.attempt({"jobs": {"pool": call("matrix", suite="tests", name=name, **POOL)}})
+    assert done["pool"].result == "failure"
+    assert "input name is not 1 to 100 letters, digits, - and _" in done["pool"].log
+    assert run.artifacts.names() == set()
+
+
+def test_a_name_is_taken_for_good(tmp_path: Path) -> None:
+    """The rule that the names are made for."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "junit.xml").touch()
+    artifacts = Artifacts(tmp_path / "artifacts")
+    asked = {"name": "a", "path": "results"}
+    assert artifacts.upload(tmp_path, asked).outcome == "success"
+    assert "409 Conflict" in artifacts.upload(tmp_path, asked).log
