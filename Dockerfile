@@ -15,8 +15,11 @@ ARG FULL_OF=cuda
 
 
 FROM ${BUILDER_IMAGE} AS builder
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-RUN python3 -m venv /opt/disttest
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_COMPILE=1
+COPY requirements/settle /usr/local/bin/
+# What goes into the image lies below /layer: only a folder that is copied with its parents keeps their times.
+RUN python3 -m venv /opt/disttest \
+    && mkdir -p /layer/opt && mv /opt/disttest /layer/opt/ && ln -s /layer/opt/disttest /opt/disttest
 WORKDIR /build
 
 
@@ -29,18 +32,28 @@ COPY suites suites
 RUN /opt/disttest/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 
 
+FROM builder AS disttest
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/mnt \
+    /opt/disttest/bin/python -m pip install --no-index --no-deps --prefix=/own/opt/disttest /mnt/*.whl \
+    && settle /own
+
+
 FROM builder AS python-cpu
 # The index of torch's CPU builds; empty where the builder's own pip configuration finds them.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY requirements/cpu.lock requirements/
 RUN /opt/disttest/bin/python -m pip install --require-hashes --no-deps --only-binary :all: \
-        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement requirements/cpu.lock
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement requirements/cpu.lock \
+    && /opt/disttest/bin/python -m pip freeze | grep '^torch==' > /layer/opt/disttest/constraints.txt \
+    && settle /layer
 
 
 FROM builder AS python-cuda
 COPY requirements/cuda.lock requirements/
 RUN /opt/disttest/bin/python -m pip install --require-hashes --no-deps --only-binary :all: \
-        --requirement requirements/cuda.lock
+        --requirement requirements/cuda.lock \
+    && /opt/disttest/bin/python -m pip freeze | grep '^torch==' > /layer/opt/disttest/constraints.txt \
+    && settle /layer
 
 
 FROM ${BASE_IMAGE} AS runtime
@@ -50,6 +63,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 # Results of a run without a mount go here, whoever runs it.
 RUN install --directory --mode=1777 /workspace
+# An image built from this one keeps its torch, or says which requirement is against it.
 # HOME and USER let any `--user` work that /etc/passwd does not know; TINI_SUBREAPER lets tini reap under
 # `docker run --init` too, where it is not process 1.
 ENV PATH=/opt/disttest/bin:$PATH \
@@ -57,6 +71,8 @@ ENV PATH=/opt/disttest/bin:$PATH \
     USER=disttest \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    PIP_CONSTRAINT=/opt/disttest/constraints.txt \
+    UV_CONSTRAINT=/opt/disttest/constraints.txt \
     TINI_SUBREAPER=1 \
     DISTTEST_IMAGE=1
 ARG VERSION=0.1.0
@@ -75,20 +91,18 @@ ENTRYPOINT ["tini", "--", "disttest"]
 CMD ["--help"]
 
 
-# In each target the libraries are one layer, and disttest a small one on top: a release of disttest moves a few
-# hundred kilobytes and not a few gigabytes.
+# In each target the libraries are one layer, and disttest a small one on top. Two builds of one lock file give that
+# layer the same digest (requirements/settle), so that a release of disttest moves megabytes and not gigabytes.
 FROM runtime AS cpu
-COPY --from=python-cpu /opt/disttest /opt/disttest
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/mnt \
-    python3 -m pip install --no-index --no-deps --no-cache-dir /mnt/*.whl
+COPY --from=python-cpu /layer/ /
+COPY --from=disttest /own/ /
 
 
 FROM runtime AS cuda
 # Read by NVIDIA's container runtime on hosts where it is the default one.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=python-cuda /opt/disttest /opt/disttest
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/mnt \
-    python3 -m pip install --no-index --no-deps --no-cache-dir /mnt/*.whl
+COPY --from=python-cuda /layer/ /
+COPY --from=disttest /own/ /
 
 
 FROM ${FULL_OF} AS full

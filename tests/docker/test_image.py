@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from engine import Engine
+from engine import ROOT, Engine, build, copy_certificates
 from launching import Launcher, ours, wait_until
 
 PASSES = """
@@ -176,3 +177,41 @@ def test_labels_and_variables_say_what_it_is(engine: Engine, image: str) -> None
     assert config["Labels"]["org.opencontainers.image.revision"] == "test"
     assert config["Entrypoint"] == ["tini", "--", "disttest"]
     assert config["User"] == ""
+
+
+CERTIFIED = """\
+FROM {image}
+COPY certificates /usr/local/share/ca-certificates
+RUN update-ca-certificates
+ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+"""
+
+
+@pytest.fixture(scope="module")
+def derived(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The example that has more packages, on an image that reaches the package index from here."""
+    context = tmp_path_factory.mktemp("certified")
+    (context / "Dockerfile").write_text(CERTIFIED.format(image=image))
+    copy_certificates(context / "certificates")
+    build(engine, context, tag="disttest-test/certified:1")
+    tag = "disttest-test/derived:1"
+    folder = ROOT / "examples" / "derived"
+    build(engine, folder, tag=tag, arguments={"DISTTEST_IMAGE": "disttest-test/certified:1"})
+    return tag
+
+
+def test_tests_import_what_a_derived_image_has(engine: Engine, derived: str, workspace: Path) -> None:
+    shutil.copytree(ROOT / "examples" / "derived" / "tests", workspace / "tests")
+    done = docker_run(engine, derived, workspace, "--user=1234:1234", command=("tests",))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(outcomes(workspace).values()) == {"passed"}
+
+
+def test_a_derived_image_keeps_its_torch(engine: Engine, derived: str, workspace: Path) -> None:
+    done = docker_run(
+        engine, derived, workspace, "--entrypoint=python",
+        command=("-m", "pip", "install", "--dry-run", "torch==2.8.0"),
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "The user requested torch==2.8.0" in done.stdout + done.stderr
+    assert "The user requested (constraint) torch==" in done.stdout + done.stderr

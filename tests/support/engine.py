@@ -193,12 +193,17 @@ def ensure_builder(engine: Engine) -> str:
     with tempfile.TemporaryDirectory(prefix="builder-", dir=CACHE) as folder:
         context = Path(folder)
         (context / "Dockerfile").write_text(BUILDER_DOCKERFILE)
-        (context / "certificates").mkdir()
-        for certificate in Path("/usr/local/share/ca-certificates").glob("**/*.crt"):
-            shutil.copy(certificate, context / "certificates")
+        copy_certificates(context / "certificates")
         download_torch(context / "wheels")
         build(engine, context, tag=BUILDER)
     return BUILDER
+
+
+def copy_certificates(folder: Path) -> None:
+    """What this machine trusts besides the usual authorities."""
+    folder.mkdir()
+    for certificate in Path("/usr/local/share/ca-certificates").glob("**/*.crt"):
+        shutil.copy(certificate, folder)
 
 
 def download_torch(folder: Path) -> None:
