@@ -11,7 +11,7 @@ KINDS    := unit contract integration plugins devices cluster cuda docker browse
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test setup action lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
+.PHONY: gpu test setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -52,6 +52,13 @@ action: $(READY)
 # The lock files of the image and of the launcher, after a change of pyproject.toml or constraints.txt.
 lock: $(READY)
 	PATH=$(abspath $(BIN)):$$PATH requirements/lock
+
+# The wheel and the source distribution, as they are released; the same commit gives the same bytes.
+package:
+	$(PYTHON) -m venv --clear .package
+	.package/bin/python -m pip install --quiet --require-hashes --only-binary :all: --requirement requirements/build.lock
+	SOURCE_DATE_EPOCH=315532800 .package/bin/python -m hatchling build --clean
+	rm -rf .package
 
 catalogue: $(READY)
 	$(BIN)/python tools/catalogue.py
