@@ -201,6 +201,8 @@ CONTAINER_LEFT_S = 120.0
 """So long after its limit a container that still runs was left behind."""
 ENGINE_ANSWER_S = 60
 """For one question to the engine."""
+REQUIREMENTS_S = 1800
+"""For pip to install what the tests import besides, into a layer of the image."""
 HAND_BACK_S = 60
 """For handing the workspace's files back to their owner."""
 

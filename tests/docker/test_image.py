@@ -188,15 +188,20 @@ ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt
 
 
 @pytest.fixture(scope="module")
-def derived(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The example that has more packages, on an image that reaches the package index from here."""
+def certified(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image, able to reach the package index from here."""
     context = tmp_path_factory.mktemp("certified")
     (context / "Dockerfile").write_text(CERTIFIED.format(image=image))
     copy_certificates(context / "certificates")
     build(engine, context, tag="disttest-test/certified:1")
+    return "disttest-test/certified:1"
+
+
+@pytest.fixture(scope="module")
+def derived(engine: Engine, certified: str) -> str:
+    """The example that has more packages."""
     tag = "disttest-test/derived:1"
-    folder = ROOT / "examples" / "derived"
-    build(engine, folder, tag=tag, arguments={"DISTTEST_IMAGE": "disttest-test/certified:1"})
+    build(engine, ROOT / "examples" / "derived", tag=tag, arguments={"DISTTEST_IMAGE": certified})
     return tag
 
 
@@ -215,3 +220,18 @@ def test_a_derived_image_keeps_its_torch(engine: Engine, derived: str, workspace
     assert done.returncode != 0
     assert "The user requested torch==2.8.0" in done.stdout + done.stderr
     assert "The user requested (constraint) torch==" in done.stdout + done.stderr
+
+
+def test_a_launch_installs_what_the_tests_import(launcher: Launcher, certified: str, project: Path) -> None:
+    shutil.copy(ROOT / "examples" / "derived" / "tests" / "test_rearrange.py", project)
+    shutil.copy(ROOT / "examples" / "derived" / "requirements.txt", project)
+    asked = ("--image", certified, "--pull=never", "--requirements", "requirements.txt", "test_rearrange.py")
+    first = launcher.run(*asked, timeout_s=300)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "installing requirements.txt into" in first.stderr
+    assert "1 passed" in first.stdout
+
+    (project / "requirements.txt").write_text("torch==2.8.0\n")
+    refused = launcher.run(*asked, timeout_s=300)
+    assert refused.returncode == 4, refused.stdout + refused.stderr
+    assert "The user requested (constraint) torch==" in refused.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import docker
 import requests
@@ -13,6 +14,7 @@ from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError
 from disttest.host.proc import ProcessIdentity, this_process
+from disttest.launch.derived import with_requirements
 from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.launch.engine_advice import explain
 from disttest.launch.gpus import NONE, HostGpu
@@ -47,6 +49,8 @@ def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
                 if prepared.spec.gpus.warning:
                     say(f"warning: {prepared.spec.gpus.warning}")
                 ensure_image(client, prepared.spec.image, policy=options.pull, say=say)
+                if options.requirements is not None:
+                    prepared = _with_requirements(client, prepared, options.requirements, say)
                 return _run(client, prepared, options, switch, say)
         except Interrupted as interrupted:
             return conclude(Facts(signal=interrupted.signum)).exit_code
@@ -81,6 +85,11 @@ def _prepare(
         now_s=host.now(),
         version=host.version,
     )
+
+
+def _with_requirements(client: docker.DockerClient, prepared: Prepared, file: Path, say: Say) -> Prepared:
+    image = with_requirements(client, prepared.spec.image, file, say)
+    return structs.replace(prepared, spec=structs.replace(prepared.spec, image=image))
 
 
 def _host_gpus(options: LaunchOptions, facts: EngineFacts, host: Host) -> tuple[HostGpu, ...] | None:

@@ -20,6 +20,8 @@ class LaunchOptions(Frozen):
     target: str = AUTO
     gpus: str = AUTO
     pull: str = "missing"
+    requirements: Path | None = None
+    """What the tests import besides; goes into a layer of its own."""
     engine: str = ""
     user: str = AUTO
     workspace: Path = Path()

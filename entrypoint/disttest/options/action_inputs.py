@@ -124,6 +124,11 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     inputs = [one for one in INPUTS[command] if values.get(one.name)]
     own = [one for one in inputs if one.own and not one.own.secret]
     tail = [*_targets(command, values), *_pytest_args(values)]
+    if in_place and values.get("requirements"):
+        raise UsageError(
+            "input requirements: disttest runs in place here and installs nothing: do it in a step before, or build an "
+            "image for the job (docs/image.md)"
+        )
     if command == "run" and values.get("launcher"):
         if not in_place:
             raise UsageError(

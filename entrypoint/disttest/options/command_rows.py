@@ -121,6 +121,12 @@ LAUNCH_OPTIONS = (
         inputs=_launched,
     ),
     _launch(
+        "requirements",
+        path("FILE"),
+        "Install what this file for pip names into the image first, once; its torch stays.",
+        inputs=("run", "plan"),
+    ),
+    _launch(
         "engine",
         text("ADDRESS"),
         "Address of the container engine.",

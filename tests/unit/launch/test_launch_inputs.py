@@ -122,3 +122,10 @@ def test_a_switch_that_is_false_says_so() -> None:
     assert ["run", "--allow-busy-gpus=false", "ddp"] == step_arguments(
         "run", {"suite": "ddp", "allow-busy-gpus": "false"}, in_place=True
     )
+
+
+def test_requirements_are_installed_by_a_launch_only() -> None:
+    values = {"suite": "tests", "requirements": "more.txt"}
+    assert "--requirements=more.txt" in step_arguments("run", values, in_place=False)
+    with pytest.raises(UsageError, match="input requirements: disttest runs in place here"):
+        step_arguments("run", values, in_place=True)

@@ -1,0 +1,96 @@
+"""The image with what the tests import besides: one more layer, made once for each image and requirements file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import BuildError, ImageNotFound
+
+from disttest.errors import UsageError
+from disttest.launch.engine import engine_errors
+from disttest.launch.left_containers import PREFIX
+from disttest.limits import REQUIREMENTS_S
+
+NAME = "disttest-requirements"
+SHOWN_LINES = 12
+"""Of what pip said: a conflict is told at its end."""
+RECIPE = """\
+FROM {image}
+COPY requirements.txt /tmp/
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore \
+--requirement /tmp/requirements.txt
+"""
+
+
+def with_requirements(
+    client: docker.DockerClient, image: str, requirements: Path, say: Callable[[str], None]
+) -> str:
+    """The name of an image that has them, too.
+
+    Args:
+        client: the engine, which has the image.
+        image: its name.
+        requirements: a file for pip that needs no other file; its hashes are checked where it has some.
+        say: takes lines of progress.
+
+    Raises:
+        UsageError: the file cannot be read, or pip refuses it.
+        EngineError: the engine did.
+    """
+    text = _read(requirements)
+    with engine_errors(f"looking for image {image}"):
+        base = str(client.images.get(image).id)
+        tag = f"{NAME}:{hashlib.sha256(f'{base} {text}'.encode()).hexdigest()[:16]}"
+        try:
+            client.images.get(tag)
+        except ImageNotFound:
+            say(f"installing {requirements} into {image}")
+            _build(client, base, text, tag, requirements)
+    return tag
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--requirements {path} cannot be read: {error}") from error
+
+
+def _build(client: docker.DockerClient, base: str, text: str, tag: str, path: Path) -> None:
+    files = {"Dockerfile": RECIPE.format(image=base), "requirements.txt": text}
+    try:
+        client.images.build(
+            fileobj=_context(files),
+            custom_context=True,
+            tag=tag,
+            labels={f"{PREFIX}requirements": "1"},
+            rm=True,
+            forcerm=True,
+            timeout=REQUIREMENTS_S,
+        )
+    except BuildError as error:
+        raise UsageError(
+            f"--requirements {path} cannot be installed into the image:\n{_end(error.build_log)}"
+        ) from error
+
+
+def _context(files: Mapping[str, str]) -> io.BytesIO:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    packed.seek(0)
+    return packed
+
+
+def _end(log: Iterable[Mapping[str, Any]]) -> str:
+    said = "".join(str(message.get("stream", "")) for message in log)
+    return "\n".join([line for line in said.splitlines() if line.strip()][-SHOWN_LINES:])
