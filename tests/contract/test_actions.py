@@ -202,6 +202,15 @@ def test_the_checkers_find_something(tmp_path: Path) -> None:
     assert "potentially untrusted" in found[2].stdout
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("actions/*/action.yml")), ids=name_of)
+def test_each_action_has_a_readme_whose_example_fits_it(path: Path) -> None:
+    text = (path.parent / "README.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (step,) = yaml.safe_load(example)
+    assert step["uses"] == f"{OWN}/{path.parent.relative_to(ROOT)}@v1"
+    assert set(step["with"]) <= set(yaml.safe_load(path.read_text())["inputs"])
+
+
 def test_bash_scripts_of_the_action_parse() -> None:
     for script in (ROOT / "actions").glob("*.sh"):
         check("bash", "-n", str(script))
