@@ -3,8 +3,8 @@
     python bench/sanitize.py [--turns 5] [--suites ddp,fsdp,…] [--straggle 60] [--markdown] [--only calls|cost|planted]
 
 Calls: the least that a rank needs for an all_reduce in a group of its own, so that no other rank is waited for.
-Cost: each suite runs with nothing on, with each tool alone and with both; the four take turns, each turn begins with
-another one, and the figures are ratios within a turn: of the time from the first test to the last verdict, and of the
+Cost: each suite runs with nothing on, with each tool alone and with both of the default; they take turns, each turn begins
+with another one, and the figures are ratios within a turn: of the time from the first test to the last verdict, and of the
 processor time of the whole tree. Verdicts must be those without tools, and nothing may be found that is not found each time.
 Planted: how many of the programs of tests/planted are found as they should be, and how long after its last event a
 deadlock is proven. Asserts no time; fails if a verdict changed or an aim is missed.
@@ -26,7 +26,18 @@ HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE / "entrypoint"), str(HERE / "tests" / "support"), str(HERE / "bench")]
 
 from faults import describe_machine, p99, render
-from planted import GOOD, HANGS, ORDERS, TRAPS, Program, copy_programs, programs_of, results_of
+from planted import (
+    GOOD,
+    HANGS,
+    NO_RACES,
+    ORDERS,
+    RACES,
+    TRAPS,
+    Program,
+    copy_programs,
+    programs_of,
+    results_of,
+)
 
 from disttest.model import TestResult
 from disttest.results.events import TestFinished
@@ -35,11 +46,12 @@ from disttest.results.journal import FILE_NAME, read_events
 
 SUITES = ("collectives", "ddp", "fsdp", "threaded", "rpc")
 NO_DEADLOCK, NO_ORDER = ("--deadlock", "off"), ("--sanitize", "off")
-DEADLOCK, ORDER = ("--deadlock", "fail"), ("--sanitize", "order:warn")
+DEADLOCK, ORDER, RACE = ("--deadlock", "fail"), ("--sanitize", "order:warn"), ("--sanitize", "race:warn")
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "none": NO_DEADLOCK + NO_ORDER,
     "deadlock": DEADLOCK + NO_ORDER,
     "order": NO_DEADLOCK + ORDER,
+    "race": NO_DEADLOCK + RACE,
     "both": DEADLOCK + ORDER,
 }
 
@@ -187,6 +199,8 @@ FAMILIES = (
     Planted("hangs proven", HANGS, (*DEADLOCK, *NO_ORDER, "--timeout", "20"), Program.check_hang, 57 / 60),
     Planted("traps without a proof", TRAPS, DEADLOCK + NO_ORDER, Program.check_quiet, 1),
     Planted("orders found", ORDERS, ORDER, Program.check_order, 36 / 40),
+    Planted("races found", RACES, NO_DEADLOCK + RACE, Program.check_order, 28 / 30),
+    Planted("programs without a race, without a finding", (*NO_RACES, *GOOD), RACE, Program.check_quiet, 1),
     Planted("good programs without a finding", GOOD, DEADLOCK + ORDER, Program.check_quiet, 1),
 )
 

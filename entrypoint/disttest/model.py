@@ -145,8 +145,18 @@ ALONE = WorldShape(size=1, backend="none")
 """What a contained test runs in, which is no world: one process, without a group."""
 
 
+class WindowEdge(StrEnum):
+    """Where something stands in the time for which a call is pending."""
+
+    OPENS = "opens"
+    """The call is issued."""
+    INSIDE = "inside"
+    CLOSES = "closes"
+    """Somebody has waited for it."""
+
+
 class SeenCall(Frozen):
-    """A call to `torch.distributed` as a sanitizer has seen it."""
+    """A call to `torch.distributed` as a sanitizer has seen it, or what was done beside one."""
 
     what: str
     """``all_reduce SUM of float32[4], #3 of group default``."""
@@ -155,6 +165,8 @@ class SeenCall(Frozen):
     line: int = 0
     decides: bool = False
     """The finding is about this one; the others stand around it."""
+    window: WindowEdge | None = None
+    """Of a race: where it stands in the time for which a call is pending."""
 
     @property
     def where(self) -> str:

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 from lab import Ended, Lab
-from planted import GOOD, HANGS, ORDERS, TRAPS, Program, copy_programs, programs_of, results_of
+from planted import (
+    GOOD,
+    HANGS,
+    NO_RACES,
+    ORDERS,
+    RACES,
+    TRAPS,
+    Program,
+    copy_programs,
+    programs_of,
+    results_of,
+)
 
 from disttest.model import Outcome
 
@@ -48,6 +59,12 @@ def compared(tmp_path_factory, nothing_left) -> Ended:
     return run(tmp_path_factory.mktemp("compared"), (*ORDERS, *GOOD), "--sanitize", "order")
 
 
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory, nothing_left) -> Ended:
+    """Programs that pass, with races and without."""
+    return run(tmp_path_factory.mktemp("raced"), (*RACES, *NO_RACES, *GOOD), "--sanitize", "race")
+
+
 def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
     """The programs that did not come out as they should, and why."""
     programs, results = programs_of(modules), results_of(ended.run)
@@ -55,7 +72,7 @@ def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
 
 
 def test_half_of_them_follow_reports_of_users():
-    for modules in (HANGS, ORDERS):
+    for modules in (HANGS, ORDERS, RACES):
         programs = programs_of(modules).values()
         reports = collections.Counter(bool(program.report) for program in programs)
         assert reports[True] >= reports[False], modules
@@ -82,3 +99,11 @@ def test_calls_that_do_not_fit_are_found_though_the_test_passes(compared):
 
 def test_nothing_is_said_of_good_programs(compared):
     assert {} == wrong(compared, GOOD, Program.check_quiet)
+
+
+def test_races_are_found_though_the_test_passes(raced):
+    assert {} == wrong(raced, RACES, Program.check_order)
+
+
+def test_no_race_is_seen_where_there_is_none(raced):
+    assert {} == wrong(raced, (*NO_RACES, *GOOD), Program.check_quiet)

@@ -27,6 +27,8 @@ GOOD = ("good",)
 LOSSES = ("losses",)
 SILENCES = ("silences",)
 SURVIVORS = ("survivors",)
+RACES = ("races",)
+NO_RACES = ("races_none",)
 """Modules of tests/planted, by what is planted in them."""
 
 

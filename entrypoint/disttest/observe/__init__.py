@@ -16,6 +16,7 @@ Operations on tensors cost nothing while no tool asks for them (:func:`watching_
 Importing this changes nothing in torch; :func:`uninstall`, and the end of :func:`observing`, leave nothing of it there.
 """
 
+from disttest.observe.hub import is_held
 from disttest.observe.install import (
     BLIND_SPOTS,
     gaps,
@@ -39,6 +40,7 @@ __all__ = [
     "WaitKind",
     "gaps",
     "install",
+    "is_held",
     "observing",
     "prepare",
     "uninstall",

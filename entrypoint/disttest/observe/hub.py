@@ -147,6 +147,11 @@ def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[
     end_wait(wait)
 
 
+def is_held(call: Call) -> bool:
+    """Whether somebody in Python still has a handle or a future of a call, and may wait for it."""
+    return any(held.n == call.n for held in list(handles.values()))
+
+
 def note_over(kind: WaitKind, call: Call) -> None:
     """Somebody has learnt that a call is over without having waited for it: a wait that takes no time."""
     end_wait(begin_wait(kind, call))

@@ -154,6 +154,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         thread=threading.get_ident(),
         by_cpp=not thread.from_python,
         in_backward=bool(thread.backward),
+        is_functional=thread.issued is not None,
     )
 
 

@@ -86,6 +86,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Issued by C++ (DDP's reducer, functional collectives): nobody in Python holds its handle."""
     in_backward: bool
     """The autograd engine runs in this thread."""
+    is_functional: bool = False
+    """Issued by a functional collective: a wait for the tensor that it has returned ends it."""
 
     @property
     def is_p2p(self) -> bool:

@@ -25,7 +25,6 @@ class _Thread(threading.local):
     """What is in this thread."""
 
     def __init__(self) -> None:
-        self.is_watched = False
         self.handling = 0
         """How deep it is in the mode's handler, in which torch has taken the mode off the stack."""
         self.stays = False
@@ -35,6 +34,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 _asking: set[int] = set()
 """Tools that want to be told, by their ids."""
 
@@ -49,22 +49,29 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Dynamo compiles as if it were not there; with any other mode it skips frames."""
         return True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        __tracebackhide__ = True
-        kwargs = kwargs or {}
-        if types:
-            if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
-                return NotImplemented  # the subclass takes its tensors apart, and what it does with them comes here
-        elif _asking:
-            hub.tell("on_op", func, args, kwargs)
-        _thread.handling += 1
-        try:
-            return func(*args, **kwargs)
-        finally:
-            _thread.handling -= 1
+
+def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    __tracebackhide__ = True
+    kwargs = kwargs or {}
+    if types and any(each.__torch_dispatch__ is not _NO_DISPATCH for each in types):
+        if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+            return (
+                NotImplemented  # the subclass takes its tensors apart, and what it does with them comes here
+            )
+    elif _asking:
+        hub.tell("on_op", func, args, kwargs)
+    thread = _thread
+    thread.handling += 1
+    try:
+        return func(*args, **kwargs)
+    finally:
+        thread.handling -= 1
 
 
-keep_from_dynamo(_Mode.__torch_dispatch__)
+# After the class is made: torch would wrap it for Dynamo at its first call, and import Dynamo, which takes seconds.
+keep_from_dynamo(_dispatch)
+vars(_dispatch)["_torchdynamo_disable"] = True
+_Mode.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]
 _mode = _Mode()  # type: ignore[no-untyped-call]
 
 
@@ -94,16 +101,19 @@ def _has_started() -> bool:
 
 
 def _enter() -> None:
-    if not _thread.is_watched:
-        _thread.is_watched = True
+    if not (_thread.handling or _is_watched()):
         _change_stack(lambda modes: modes.insert(0, _mode))
 
 
 def _leave_thread() -> None:
-    thread = _thread
-    if thread.is_watched and not (thread.handling or thread.stays or _has_started()):
+    if _is_watched() and not (_thread.handling or _thread.stays or _has_started()):
         _change_stack(lambda modes: modes.remove(_mode))
-        thread.is_watched = False
+
+
+def _is_watched() -> bool:
+    """As the stack has it: the autograd engine puts back the one that its caller had, after each node of a graph."""
+    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    return any(torch._C._get_dispatch_stack_at(place) is _mode for place in range(count))  # noqa: SLF001
 
 
 def _change_stack(change: Callable[[list[Any]], None]) -> None:

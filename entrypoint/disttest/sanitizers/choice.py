@@ -7,10 +7,14 @@ from collections.abc import Iterable
 from disttest.errors import UsageError
 from disttest.model import Frozen
 
-NAMES = ("order",)
+POLICIES: dict[str, tuple[str, ...]] = {"order": (), "race": ("nccl",)}
+"""Each sanitizer, and what may be said of how it judges."""
+NAMES = tuple(POLICIES)
 OFF = "off"
+ALL = "all"
 _WARN = "warn"
-FORM = f"{'|'.join(NAMES)}[:{_WARN}][,…]|{OFF}"
+_NAMED = [f"{name}[:{'|'.join(policies)}]" if policies else name for name, policies in POLICIES.items()]
+FORM = f"{'|'.join((*_NAMED, ALL))}[:{_WARN}][,…]|{OFF}"
 
 
 class Chosen(Frozen):
@@ -19,10 +23,14 @@ class Chosen(Frozen):
     name: str
     fails: bool
     """Whether what it finds fails the test; else it is told beside the verdict."""
+    policy: str = ""
+    """One of :data:`POLICIES`."""
 
 
 def parse_chosen(text: str) -> tuple[Chosen, ...]:
-    """``order``, ``order:warn``, several of them with commas, or ``off``.
+    """``order``, ``order:warn``, ``race:nccl``, several of them with commas, ``all``, ``all:warn``, or ``off``.
+
+    The last word about a sanitizer counts.
 
     Raises:
         UsageError: there is no such sanitizer.
@@ -30,19 +38,35 @@ def parse_chosen(text: str) -> tuple[Chosen, ...]:
     words = [word.strip() for word in text.split(",")]
     if words == [OFF]:
         return ()
-    by_name = {chosen.name: chosen for chosen in map(_parse, words)}
+    by_name = {chosen.name: chosen for word in words for chosen in _parse(word)}
     return tuple(by_name[name] for name in NAMES if name in by_name)
 
 
-def _parse(word: str) -> Chosen:
-    name, colon, level = word.partition(":")
-    if name not in NAMES or level != (_WARN if colon else ""):
-        raise UsageError(
-            f"{word!r} is not one of {', '.join((*NAMES, *(f'{each}:{_WARN}' for each in NAMES), OFF))}"
-        )
-    return Chosen(name=name, fails=not level)
+def _parse(word: str) -> list[Chosen]:
+    name, *more = word.split(":")
+    fails = _WARN not in more
+    policies = [each for each in more if each != _WARN]
+    known = POLICIES.get(name, ())
+    if (
+        name not in (*NAMES, ALL)
+        or len(more) > len(set(more))
+        or len(policies) > 1
+        or not set(policies) <= set(known)
+    ):
+        raise UsageError(f"{word!r} is not one of {', '.join(_spellings())}")
+    policy = policies[0] if policies else ""
+    return [Chosen(name=each, fails=fails, policy=policy) for each in (NAMES if name == ALL else (name,))]
+
+
+def _spellings() -> list[str]:
+    names = [*NAMES, *(f"{name}:{policy}" for name, policies in POLICIES.items() for policy in policies), ALL]
+    return [*names, *(f"{each}:{_WARN}" for each in names), OFF]
 
 
 def show_chosen(chosen: Iterable[Chosen]) -> str:
     """The reverse."""
-    return ",".join(each.name if each.fails else f"{each.name}:{_WARN}" for each in chosen) or OFF
+    return ",".join(":".join(_words(each)) for each in chosen) or OFF
+
+
+def _words(chosen: Chosen) -> list[str]:
+    return [chosen.name, *([chosen.policy] if chosen.policy else []), *([] if chosen.fails else [_WARN])]

@@ -33,7 +33,7 @@ class Judgement(NamedTuple):
 class Sanitizer(Frozen):
     """A row of the table."""
 
-    make_recorder: Callable[[int], Recorder]
-    """For the rank with this number."""
+    make_recorder: Callable[[int, str], Recorder]
+    """For the rank with this number, and the policy that was chosen (empty: none)."""
     judge: Callable[[Mapping[int, msgspec.Raw]], Judgement]
     """From what the recorders of all ranks have reported, as JSON, in a test that has passed on all of them."""

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from disttest.sanitizers.order.judge import judge_reports
+from disttest.sanitizers.order.judge import judge_reports as judge_order
 from disttest.sanitizers.order.recorder import OrderRecorder
+from disttest.sanitizers.race.judge import judge_reports as judge_races
+from disttest.sanitizers.race.policy import NCCL, Policy
+from disttest.sanitizers.race.recorder import RaceRecorder
 from disttest.sanitizers.sanitizer import Sanitizer
 
-SANITIZERS = {"order": Sanitizer(make_recorder=OrderRecorder, judge=judge_reports)}
+SANITIZERS = {
+    "order": Sanitizer(make_recorder=lambda rank, _: OrderRecorder(rank), judge=judge_order),
+    "race": Sanitizer(
+        make_recorder=lambda rank, policy: RaceRecorder(rank, Policy(as_nccl=policy == NCCL)),
+        judge=judge_races,
+    ),
+}

@@ -20,6 +20,16 @@ def test_each_name_has_a_row():
         ("order:warn", (Chosen(name="order", fails=False),)),
         ("order:warn,order", (Chosen(name="order", fails=True),)),
         ("off", ()),
+        ("race", (Chosen(name="race", fails=True),)),
+        (
+            "race:nccl:warn,order",
+            (Chosen(name="order", fails=True), Chosen(name="race", fails=False, policy="nccl")),
+        ),
+        ("all:warn", tuple(Chosen(name=name, fails=False) for name in NAMES)),
+        (
+            "all,race:nccl",
+            tuple(Chosen(name=name, fails=True, policy="nccl" * (name == "race")) for name in NAMES),
+        ),
     ],
 )
 def test_what_is_chosen(text, chosen):
@@ -27,7 +37,12 @@ def test_what_is_chosen(text, chosen):
     assert chosen == parse_chosen(show_chosen(chosen))
 
 
-@pytest.mark.parametrize("text", ["race", "order:fail", "order:", "off,order", ""])
+@pytest.mark.parametrize(
+    "text", ["races", "order:fail", "order:nccl", "order:", "race:nccl:nccl", "off,order", ""]
+)
 def test_what_is_not_known_is_refused(text):
-    with pytest.raises(UsageError, match="is not one of order, order:warn, off"):
+    with pytest.raises(
+        UsageError,
+        match="is not one of order, race, race:nccl, all, order:warn, race:warn, race:nccl:warn, all:warn, off",
+    ):
         parse_chosen(text)

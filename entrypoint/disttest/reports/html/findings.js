@@ -27,7 +27,7 @@
 
   // The calls of one rank from top to bottom; those that the finding is about stand out.
   function order(rank) {
-    const calls = rank.calls.map((call) => el("li", { class: call.decides ? "decides" : null },
+    const calls = rank.calls.map((call) => el("li", { class: [call.decides ? "decides" : "", call.window ? `pending ${call.window}` : ""].join(" ").trim() || null },
       el("span", null, bidi(call.what)), call.where ? el("code", { class: "small muted" }, call.where) : null));
     return el("div", null, el("h4", null, rank.name), el("ol", null, ...calls));
   }

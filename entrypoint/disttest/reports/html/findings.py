@@ -27,6 +27,7 @@ def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
                         "what": one_line(call.what, 300),
                         "where": one_line(call.where, 200),
                         "decides": call.decides,
+                        "window": str(call.window or ""),
                     }
                     for call in order.calls
                 ],

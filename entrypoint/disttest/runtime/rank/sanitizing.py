@@ -24,8 +24,10 @@ class Recorders:
 
     def __init__(self, chosen: Sequence[Chosen], rank: int) -> None:
         # A rank without torch calls no collectives, and is not to pay for the import.
-        names = [each.name for each in chosen] if "torch.distributed" in sys.modules else []
-        self._recorders = {name: SANITIZERS[name].make_recorder(rank) for name in names}
+        wanted = chosen if "torch.distributed" in sys.modules else ()
+        self._recorders = {
+            each.name: SANITIZERS[each.name].make_recorder(rank, each.policy) for each in wanted
+        }
         if self._recorders:
             observe.install(*self._recorders.values())
 

@@ -93,28 +93,38 @@ class OrderRecorder(Recorder):
             self._doubtful = True
 
     def _signature(self, call: Call, batched: bool, dropped: bool) -> Signature:
-        group = call.group
         self._doubtful |= sys.modules["torch.distributed"].get_rank() != self._rank
-        return Signature(
-            op=call.op,
-            group=StreamGroup(
-                name=_text(group.name), description=_text(group.description), ranks=group.ranks
-            ),
-            peer=call.peer,
-            tag=call.tag,
-            root=call.root,
-            reduce_op=call.reduce_op,
-            inputs=tuple(map(_spec, call.inputs)),
-            outputs=tuple(map(_spec, call.outputs)),
-            file=_text(call.site.file),
-            line=call.site.line,
+        return sign(
+            call,
             thread=self._threads.setdefault(call.thread, len(self._threads)),
             batched=batched,
             dropped=dropped,
         )
 
 
-def _text(text: str) -> str:
+def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = False) -> Signature:
+    """What there is to say of a call without its tensors; of the rest see :class:`Signature`."""
+    group = call.group
+    return Signature(
+        op=call.op,
+        group=StreamGroup(
+            name=as_text(group.name), description=as_text(group.description), ranks=group.ranks
+        ),
+        peer=call.peer,
+        tag=call.tag,
+        root=call.root,
+        reduce_op=call.reduce_op,
+        inputs=tuple(map(_spec, call.inputs)),
+        outputs=tuple(map(_spec, call.outputs)),
+        file=as_text(call.site.file),
+        line=call.site.line,
+        thread=thread,
+        batched=batched,
+        dropped=dropped,
+    )
+
+
+def as_text(text: str) -> str:
     """As UTF-8 can say it: names of files may not be Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()
 

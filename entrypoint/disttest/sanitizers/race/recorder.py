@@ -1,0 +1,254 @@
+"""The part of the sanitizer that is in a rank: it knows what is pending, and looks at each operation meanwhile."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from types import FrameType, ModuleType
+from typing import Any
+
+import msgspec
+
+from disttest.observe import Call, Site, Wait, WaitKind, is_held, watching_operations
+from disttest.observe.sites import call_site
+from disttest.sanitizers.order.recorder import as_text, sign
+from disttest.sanitizers.order.words import describe
+from disttest.sanitizers.race.kinds import Kind
+from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.race.policy import Policy
+from disttest.sanitizers.sanitizer import Recorder
+
+_MOST_RACES = 100
+_MANY = 16
+"""Calls that are pending at once: from here on those that nobody can wait for are dropped."""
+_OURS = __file__.rpartition("/sanitizers/")[0] + "/"
+_DISPATCHING = (
+    "/torch/_compile.py",
+    "/torch/_dynamo/eval_frame.py",
+    "/torch/_ops.py",
+    "/torch/utils/_python_dispatch.py",
+)
+_FREES = "resize_"
+
+
+class RaceRecorder(Recorder):
+    """Notes what is touched between the issue of a call and the wait for it.
+
+    Args:
+        rank: of this process in its world.
+        policy: when a call counts as over.
+    """
+
+    def __init__(self, rank: int, policy: Policy) -> None:
+        from disttest.sanitizers.race import accesses, windows  # they need torch, which a rank may not have
+
+        self._rank = rank
+        self._policy = policy
+        self._accesses, self._make = accesses, windows
+        self._watching: ModuleType = watching_operations()
+        self.begin()
+
+    def begin(self) -> None:
+        """A test begins."""
+        self._windows: dict[int, Any] = {}
+        self._races: dict[tuple[Any, ...], Race] = {}
+        self._by_window: dict[int, list[tuple[Any, ...]]] = {}
+        self._beyond = 0
+        self._doubtful = False
+        self._has_issued = False
+        self._settle()
+
+    def report(self) -> Races:
+        """What was seen since the test began."""
+        return Races(races=tuple(self._races.values()), beyond=self._beyond, doubtful=self._doubtful)
+
+    def on_issue(self, call: Call) -> None:
+        """A call reads its inputs and writes its outputs, as anything else does."""
+        self._has_issued = True
+        if not self._windows:
+            return
+        in_place = self._make.is_in_place(call, self._rank)
+        what = describe(sign(call))
+        for tensor in call.inputs:
+            self._touch(tensor, in_place, what, call)
+        for tensor in call.outputs:
+            self._touch(tensor, True, what, call)
+
+    def on_return(self, call: Call, work: Any) -> None:
+        """It is pending from here on."""
+        if self._is_pending(call, work) and (window := self._make.open_window(call, self._rank)):
+            if len(self._windows) >= _MANY:
+                self._drop()
+            self._windows[call.n] = window
+            self._bound()
+            self._settle()
+
+    def on_wait(self, wait: Wait) -> None:
+        """Watch a backward pass; what was handed out of an input must be as it was."""
+        if wait.kind is WaitKind.BACKWARD and self._has_issued:
+            self._watching.ask(
+                self
+            )  # torch gives each node of the graph the modes that are there when it begins
+        window = self._windows.get(wait.call.n) if wait.call else None
+        if window is not None and window.sums:
+            for site in window.changed():
+                self._note(window, Kind.INPUT_WRITTEN, HANDED_OUT, site, in_place=False)
+
+    def on_done(self, wait: Wait, error: BaseException | None) -> None:
+        """Calls are over."""
+        self._doubtful |= error is not None
+        over = [window for window in self._windows.values() if self._policy.is_over(window.call, wait)]
+        line = _line(wait.site)
+        for window in over:
+            del self._windows[window.call.n]
+            for key in self._by_window.pop(window.call.n, ()):
+                self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
+        if over:
+            self._bound()
+        self._settle()
+
+    def on_error(self, call: Call, error: BaseException) -> None:
+        """A call was refused."""
+        del call, error
+        self._doubtful = True
+
+    def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at its tensors."""
+        if not self._windows:
+            return
+        name = func.__name__.partition(".")[0]
+        if name == _FREES:
+            self._resize(args)
+            return
+        for tensor, writes in self._accesses.accesses(func, args, kwargs):
+            self._touch(tensor, writes, name)
+            if name in self._accesses.HANDS_OUT:
+                self._hand_out(tensor)
+
+    def _is_pending(self, call: Call, work: Any) -> bool:
+        if not (call.is_async or self._watching.has_threads()):
+            return False  # torch waits for it in the same line
+        if call.by_cpp:
+            return call.is_functional or call.in_backward
+        return work is not None
+
+    def _touch(self, tensor: Any, writes: bool, what: str, by: Call | None = None) -> None:
+        try:
+            start = tensor.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            return
+        if not self._lowest <= start < self._highest:
+            return
+        view = self._make.view_of(tensor)
+        if view is None:
+            return
+        for window in list(self._windows.values()):
+            region = window.touched(view, writes=writes)
+            if region is not None and not self._is_meant(window.call, by):
+                kind = _kind(region.is_written, writes)
+                in_place = region.is_written and not window.signature.outputs
+                self._note(window, kind, what, by.site if by else call_site(), in_place=in_place)
+
+    def _resize(self, args: tuple[Any, ...]) -> None:
+        """Of a storage always, of a tensor if it has to have more memory."""
+        target = args[0]
+        is_tensor = hasattr(target, "untyped_storage")
+        storage = target.untyped_storage() if is_tensor else target
+        start, size = storage.data_ptr(), storage.nbytes()
+        wanted = _bytes_of(target, args[1]) if is_tensor else args[1]
+        if not size or (wanted <= size if is_tensor else wanted == size):
+            return
+        for window in list(self._windows.values()):
+            if any(region.storage[0] == start for region in window.regions) and not self._is_meant(
+                window.call, None
+            ):
+                self._note(window, Kind.STORAGE_FREED, _FREES, call_site(), in_place=False)
+
+    def _hand_out(self, tensor: Any) -> None:
+        view = self._make.view_of(tensor) if tensor.device.type == "cpu" else None
+        for window in self._windows.values() if view else ():
+            window.remember(view, call_site())
+
+    def _is_meant(self, call: Call, by: Call | None) -> bool:
+        """Whether this is no race: who does it knows when the call is over, or nobody can wait for it any more."""
+        if call.by_cpp:
+            return _is_engine() if by is None else by.by_cpp
+        if by is not None and self._policy.in_order(call, by):
+            return True
+        if is_held(call):
+            return False
+        del self._windows[call.n]
+        return True
+
+    def _note(self, window: Any, kind: Kind, what: str, site: Site, *, in_place: bool) -> None:
+        call = window.call
+        key = (call.site, call.op, kind, site)
+        if key in self._races:
+            return
+        if len(self._races) >= _MOST_RACES:
+            self._beyond += 1
+            return
+        self._races[key] = Race(
+            call=window.signature,
+            seq=call.seq,
+            kind=kind,
+            what=what,
+            at=_line(site),
+            in_other_thread=_in_other_thread(call),
+            is_in_place=in_place,
+        )
+        self._by_window.setdefault(call.n, []).append(key)
+
+    def _drop(self) -> None:
+        """Forget calls that nobody can wait for, and memory that is gone."""
+        for n, window in list(self._windows.items()):
+            gone = all(region.alive.expired() for region in window.regions)
+            if gone or not (window.call.by_cpp or is_held(window.call)):
+                del self._windows[n]
+        self._bound()
+
+    def _bound(self) -> None:
+        """The addresses between which all that is pending lies."""
+        storages = [region.storage for window in self._windows.values() for region in window.regions]
+        self._lowest = min((start for start, _ in storages), default=0)
+        self._highest = max((end for _, end in storages), default=0)
+
+    def _settle(self) -> None:
+        if self._windows:
+            self._watching.ask(self)
+        else:
+            self._watching.leave(self)
+
+
+def _kind(is_written: bool, writes: bool) -> Kind:
+    if not is_written:
+        return Kind.INPUT_WRITTEN
+    return Kind.OUTPUT_WRITTEN if writes else Kind.OUTPUT_READ
+
+
+def _line(site: Site) -> Line:
+    return Line(file=as_text(site.file), line=site.line)
+
+
+def _in_other_thread(call: Call) -> bool:
+    return call.thread != threading.get_ident()
+
+
+def _bytes_of(tensor: Any, sizes: Any) -> int:
+    return int((math.prod(sizes) + tensor.storage_offset()) * tensor.element_size())
+
+
+def _is_engine() -> bool:
+    """Whether C++ does it inside a backward pass, and not a hook of the user's."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
+    while frame is not None and _hands_on(frame):
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def _hands_on(frame: FrameType) -> bool:
+    """Whether it only hands operations on: ours, torch's, or the mode of a user."""
+    code = frame.f_code
+    ours = code.co_filename.startswith(_OURS)
+    return ours or code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_DISPATCHING)

@@ -1,0 +1,111 @@
+"""The bytes of a strided view, and whether two views share one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_MOST_STEPS = 20_000
+"""Beyond these two views count as apart: views that nest their strides in each other so deeply are made by nobody."""
+
+
+class View(NamedTuple):
+    """Bytes in memory: blocks of one size, at the places that strides lead to."""
+
+    start: int
+    """Address of its first byte."""
+    block: int
+    """Bytes that lie side by side."""
+    dims: tuple[tuple[int, int], ...] = ()
+    """How many times, and how many bytes apart; the widest stride first."""
+
+    @property
+    def end(self) -> int:
+        """Address behind its last byte."""
+        return self.start + self.block + sum((size - 1) * stride for size, stride in self.dims)
+
+
+def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence[int]) -> View | None:
+    """The view of a tensor; None if it has no elements.
+
+    Args:
+        start: address of its first element.
+        itemsize: bytes of an element.
+        sizes: of its dimensions.
+        strides: likewise, in elements.
+    """
+    if 0 in sizes:
+        return None
+    block = itemsize
+    dims: list[tuple[int, int]] = []
+    moving = [
+        (stride * itemsize, size) for size, stride in zip(sizes, strides, strict=True) if size > 1 and stride
+    ]
+    for stride, size in sorted(moving):
+        if not dims and stride <= block:
+            block = max(block, stride * (size - 1) + block)
+        elif dims and stride == dims[-1][0] * dims[-1][1]:
+            dims[-1] = (dims[-1][0] * size, dims[-1][1])
+        else:
+            dims.append((size, stride))
+    return View(start, block, tuple(reversed(dims)))
+
+
+def share_bytes(first: View, second: View) -> bool:
+    """Whether a byte belongs to both."""
+    return _share(first, second, [_MOST_STEPS])
+
+
+def _share(first: View, second: View, steps: list[int]) -> bool:
+    if first.end <= second.start or second.end <= first.start:
+        return False
+    if not first.dims and not second.dims:
+        return True
+    steps[0] -= 1
+    if steps[0] < 0:
+        return False
+    if _beat_together(first, second):
+        return _share_in_step(first, second, steps)
+    if not first.dims or (second.dims and _reach(second) > _reach(first)):
+        first, second = second, first
+    return any(_share(part, second, steps) for part in _parts_near(first, second))
+
+
+def _reach(view: View) -> int:
+    return view.end - view.start
+
+
+def _beat_together(first: View, second: View) -> bool:
+    """Whether both have the same widest stride, and all that is within a step of it fits into it."""
+    if not (first.dims and second.dims) or first.dims[0][1] != second.dims[0][1]:
+        return False
+    stride = first.dims[0][1]
+    return all(_reach(_inner(view)) <= stride for view in (first, second))
+
+
+def _inner(view: View) -> View:
+    return View(view.start, view.block, view.dims[1:])
+
+
+def _share_in_step(first: View, second: View, steps: list[int]) -> bool:
+    """Of two views that beat together only the distance of a step to the nearest two of the other one matters."""
+    (size, stride), (other, _) = first.dims[0], second.dims[0]
+    ahead = (first.start - second.start) // stride
+    for shift in (ahead, ahead + 1):
+        if -size < shift < other and _share(
+            _inner(first), _inner(second)._replace(start=second.start + shift * stride), steps
+        ):
+            return True
+    return False
+
+
+def _parts_near(view: View, other: View) -> list[View] | tuple[View, ...]:
+    """The parts of a view along its widest stride that may touch another one."""
+    size, stride = view.dims[0]
+    inner = _inner(view)
+    lowest = max(0, -((inner.end - 1 - other.start) // stride))
+    highest = min(size - 1, (other.end - 1 - inner.start) // stride)
+    return tuple(
+        inner._replace(start=inner.start + index * stride)
+        for index in range(lowest, min(highest, lowest + _MOST_STEPS) + 1)
+    )
