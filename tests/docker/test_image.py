@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,16 @@ def test_a_derived_image_keeps_its_torch(engine: Engine, derived: str, workspace
     assert "The user requested (constraint) torch==" in done.stdout + done.stderr
 
 
+@pytest.fixture
+def no_layers_left(engine: Engine) -> Iterator[None]:
+    """The engine's data outlives the tests: a layer there keeps its whole image."""
+    yield
+    engine.docker("image", "prune", "--all", "--force", "--filter", "label=io.disttest.requirements=1")
+    listed = engine.docker("image", "ls", "--quiet", "disttest-requirements")
+    assert listed.stdout == ""
+
+
+@pytest.mark.usefixtures("no_layers_left")
 def test_a_launch_installs_what_the_tests_import(launcher: Launcher, certified: str, project: Path) -> None:
     shutil.copy(ROOT / "examples" / "derived" / "tests" / "test_rearrange.py", project)
     shutil.copy(ROOT / "examples" / "derived" / "requirements.txt", project)
