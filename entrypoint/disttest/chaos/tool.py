@@ -130,7 +130,8 @@ def title_of(call: Call) -> str:
 
 def _unharmed(call: Call) -> UnharmedCall:
     group = call.group
-    name = f"{title_of(call)} #{call.seq} of group {group.description or group.name}"
+    known_as = group.description or group.name
+    name = f"{title_of(call)} #{call.seq}{f' of group {known_as}' if known_as else ''}"
     return UnharmedCall(
         op=call.op,
         group=group.name,

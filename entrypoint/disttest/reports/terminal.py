@@ -15,6 +15,7 @@ from rich.text import Text
 
 from disttest.reports import aggregates
 from disttest.reports.aggregates import Row, Tally
+from disttest.reports.chaos import fault_tables, table_lines
 from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
@@ -101,6 +102,9 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         repository = Repository.of(run)
         blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository, width)]
         yield _titled("sanitizers", blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
+    for faults in fault_tables(run)[:MAX_FAILURES]:
+        lines = [_whole(f"  {line}") for line in table_lines(faults)]
+        yield _titled(f"chaos: {faults.title}", lines, len(lines))
     if slowest and (slow := aggregates.slowest(run, slowest)):
         lines = [
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow

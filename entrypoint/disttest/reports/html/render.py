@@ -15,6 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.reports import aggregates, trend
+from disttest.reports.chaos import LETTERS, fault_tables
 from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate, source_line
@@ -54,6 +55,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
             warned=warnings_of(run),
+            faults=fault_tables(run)[:MAX_CARDS],
+            letters=LETTERS,
             max_cards=MAX_CARDS,
             repository=repository,
             left_out=len(run.tests) - len(page.tests),

@@ -32,7 +32,12 @@ def judge_chaos(
         return _with_calls(result, ranks, seen)
     struck_at_s = ranks[case.fault.rank].struck_at_s
     if struck_at_s is None:
-        return _unreached(result, case)
+        where = f"did not come to its call {case.fault.call}, {case.struck.what}"
+        return _not_shown(result, case.fault.rank, where)
+    for progress in ranks:
+        failed_at_s = _failed_at_s(progress)
+        if failed_at_s is not None and failed_at_s < struck_at_s:
+            return _not_shown(result, progress.rank, "failed before the fault struck")
     kept = msgspec.structs.replace(
         result,
         outcome=Outcome.PASSED,
@@ -72,14 +77,12 @@ def _with_calls(
     return msgspec.structs.replace(result, unharmed=unharmed)
 
 
-def _unreached(result: TestResult, case: ChaosCase) -> TestResult:
-    """Nothing was harmed, so that nothing is shown."""
-    assert case.fault is not None
+def _not_shown(result: TestResult, rank: int, what: str) -> TestResult:
+    """Whether the contract holds is open: the test did not run as it had unharmed."""
     own = f" ({result.message})" if result.outcome.is_bad else ""
     return msgspec.structs.replace(
         result,
         outcome=Outcome.ERROR,
         cause=Cause.TEST,
-        message=f"chaos: rank {case.fault.rank} did not come to its call {case.fault.call}, {case.struck.what}, this time: "
-        f"the calls of the test differ from run to run{own}",
+        message=f"chaos: rank {rank} {what}: the test differs from run to run{own}",
     )

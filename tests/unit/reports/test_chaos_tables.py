@@ -1,0 +1,59 @@
+"""The faults of a run as tables, in the terminal and on the page."""
+
+from sample_runs import SampleRun
+
+from disttest.model import CHAOS, ChaosCase, Contract, Fault, FaultKind, Outcome, SanitizerFinding
+from disttest.reports.chaos import fault_tables, table_lines
+from disttest.reports.html.render import render_html
+from disttest.reports.terminal import render_final
+
+SILENT = SanitizerFinding(
+    sanitizer=CHAOS, kind="silent", message="rank 0 passed", effect="", advice="", fails=True
+)
+
+
+def case(rank, call):
+    fault = Fault(kind=FaultKind.KILL, rank=rank, call=call)
+    return {
+        "chaos": ChaosCase(contract=Contract(), fault=fault),
+        "collected_as": "ddp/test_x.py::test_sum[2xgloo]",
+    }
+
+
+def harmed_run():
+    run = SampleRun()
+    run.test(name="a", case=case(0, 1))
+    run.test(Outcome.FAILED, name="b", case=case(0, 3), findings=(SILENT,), message="chaos: rank 0 passed")
+    run.test(Outcome.ERROR, name="c", case=case(1, 2), message="chaos: rank 1 did not come to its call 2")
+    return run.finish(1)
+
+
+def test_a_cell_for_each_call_of_each_rank():
+    (table,) = fault_tables(harmed_run())
+
+    assert "kill in ddp/test_x.py::test_sum[2xgloo]" == table.title
+    assert ["rank 0  · S", "rank 1   ? ", "S silent, ? unreached"] == list(table_lines(table))
+
+
+def test_the_calls_of_a_long_test_are_cut():
+    (table,) = fault_tables(harmed_run())
+
+    assert "rank 0  · … 1 more" == next(table_lines(table, most=2)).replace("·  …", "· …")
+
+
+def test_a_run_without_faults_has_no_table():
+    run = SampleRun()
+    run.test()
+
+    assert [] == fault_tables(run.finish())
+    assert "chaos" not in render_final(run.finish())
+
+
+def test_the_terminal_and_the_page_show_it():
+    run = harmed_run()
+    text, page = render_final(run), render_html(run)
+
+    assert "chaos: kill in ddp/test_x.py::test_sum[2xgloo]\n  rank 0  · S" in text
+    assert 1 == page.count('<td class="kept"')
+    assert 2 == page.count('<td class="broken"')
+    assert 'aria-label="silent">S</button>' in page
