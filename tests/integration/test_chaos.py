@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from lab import Ended, Lab
 from planted import LOSSES, SILENCES, SURVIVORS, copy_programs, harmed_results_of, programs_of
+from typed import check_page
 
 from disttest.model import Outcome
 
@@ -35,6 +36,11 @@ def unfound(ended: Ended, modules: tuple[str, ...]) -> dict[str, str]:
     results = harmed_results_of(ended.run)
     programs = programs_of(modules)
     return {name: why for name, program in programs.items() if (why := program.check_breach(results[name]))}
+
+
+@pytest.mark.parametrize("title", ["A loss that nobody notices", "A contract"])
+def test_the_examples_say_what_the_page_shows(lab, title):
+    check_page("docs/chaos.md", title, lab)
 
 
 def test_half_of_them_follow_reports_of_users():

@@ -119,6 +119,10 @@ def test_late_is_what_comes_after_the_limit_of_the_contract():
     assert "late" == breach(case("stop"), failed(SILENT, error(SILENT, after_s=3.5)), VICTIM)
 
 
+def test_a_broken_connection_on_a_busy_machine_is_not_late():
+    assert breach(case(), failed(LOST, error(after_s=1.5)), VICTIM) is None
+
+
 def test_who_was_busy_when_it_happened_is_not_late():
     assert breach(case(), failed(LOST, error(began_s=STRUCK_S + 5, after_s=5.1)), VICTIM) is None
 
