@@ -38,11 +38,8 @@ def merge(runner: Runner) -> ActionResult:
     return runner.run_action(ROOT / "actions" / "merge", {"directories": "nothing"})
 
 
-@pytest.mark.parametrize("broken", [WITHOUT_ENSUREPIP, TOO_OLD], ids=["no-ensurepip", "too-old"])
-def test_a_python_that_cannot_make_environments_is_not_taken(
-    runner: Runner, tmp_path: Path, broken: str
-) -> None:
-    python_that(runner, tmp_path / "bin", broken)
+def test_a_python_that_cannot_make_environments_is_not_taken(runner: Runner, tmp_path: Path) -> None:
+    python_that(runner, tmp_path / "bin", WITHOUT_ENSUREPIP)
     asked = []
 
     def setup_python(inputs: dict[str, str]) -> StepResult:
@@ -59,6 +56,14 @@ def test_a_python_that_cannot_make_environments_is_not_taken(
     assert made.resolve() == Path(sys.executable).resolve()
     # The command itself answers: nothing is there to merge.
     assert "no directory nothing" in done.log
+
+
+def test_a_python_that_is_too_old_is_not_taken(runner: Runner, tmp_path: Path) -> None:
+    python_that(runner, tmp_path / "bin", TOO_OLD)
+    runner.actions["actions/setup-python"] = lambda inputs: StepResult(outcome="failure", exit_code=1)
+    done = merge(runner)
+    assert (done.steps["python"].outcome, done.steps["environment"].outcome) == ("failure", "skipped")
+    assert "older than 3.11" in done.log
 
 
 def test_a_python_that_can_is_taken(runner: Runner) -> None:
