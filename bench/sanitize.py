@@ -33,10 +33,14 @@ from planted import (
     ORDERS,
     RACES,
     TRAPS,
+    VALUES,
+    VALUES_GOOD,
+    VALUES_RUNS,
     Program,
     copy_programs,
     programs_of,
     results_of,
+    wrong_partings,
 )
 
 from disttest.model import TestResult
@@ -47,14 +51,18 @@ from disttest.results.journal import FILE_NAME, read_events
 SUITES = ("collectives", "ddp", "fsdp", "threaded", "rpc")
 NO_DEADLOCK, NO_ORDER = ("--deadlock", "off"), ("--sanitize", "off")
 DEADLOCK, ORDER, RACE = ("--deadlock", "fail"), ("--sanitize", "order:warn"), ("--sanitize", "race:warn")
+NUMBERS = ("--sanitize", "values:warn")
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "none": NO_DEADLOCK + NO_ORDER,
     "deadlock": DEADLOCK + NO_ORDER,
     "order": NO_DEADLOCK + ORDER,
     "race": NO_DEADLOCK + RACE,
     "both": DEADLOCK + ORDER,
+    "values": NO_DEADLOCK + NUMBERS,
 }
 
+MEGABYTE = 1 << 18
+"""Numbers of 32 bits."""
 
 CALLS = """
 import os, time
@@ -64,12 +72,13 @@ import torch.distributed as dist
 @pytest.mark.world_size(2)
 def test_calls(world):
     group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
-    x, times = torch.ones(4), []
+    x, times = torch.ones(int(os.environ["CALL_NUMBERS"])), []
+    calls = 50 if x.numel() < 1000 else 2
     for _ in range(200):
         began_s = time.perf_counter()
-        for _ in range(50):
+        for _ in range(calls):
             dist.all_reduce(x, group=group)
-        times.append((time.perf_counter() - began_s) / 50)
+        times.append((time.perf_counter() - began_s) / calls)
     if world.is_first:
         with open(os.environ["CALL_TIME"], "w") as file:
             file.write(str(min(times)))
@@ -148,21 +157,26 @@ def measure(suite: str, turns: int, world_sizes: str) -> Iterator[dict[str, Spen
         print(f"{suite}: turn {turn + 1} of {turns}", file=sys.stderr)
 
 
-def call_us(options: tuple[str, ...]) -> float:
-    """Microseconds of an all_reduce that waits for nobody: the least of many."""
+def call_us(options: tuple[str, ...], numbers: int) -> float:
+    """Microseconds of an all_reduce of so many numbers that waits for nobody: the least of many."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_calls.py").write_text(CALLS)
-        run(["test_calls.py"], folder, *options, CALL_TIME=str(folder / "time"))
+        run(["test_calls.py"], folder, *options, CALL_TIME=str(folder / "time"), CALL_NUMBERS=str(numbers))
         return float((folder / "time").read_text()) * 1e6
 
 
 def call_rows(turns: int) -> Iterator[tuple[str, ...]]:
     """What a collective costs with each choice of tools: the least of all turns."""
-    measured = [{name: call_us(options) for name, options in TOOLS.items()} for _ in range(turns)]
-    yield ("tools", "µs for an all_reduce")
+    sizes = (4, MEGABYTE)
+    measured = [
+        {(name, size): call_us(options, size) for name, options in TOOLS.items() for size in sizes}
+        for _ in range(turns)
+    ]
+    yield ("tools", "µs for an all_reduce", "ms for one of a megabyte")
     for name in TOOLS:
-        yield (name, f"{min(turn[name] for turn in measured):.1f}")
+        small, large = (min(turn[name, size] for turn in measured) for size in sizes)
+        yield (name, f"{small:.1f}", f"{large / 1000:.2f}")
 
 
 def ratio(turns: list[dict[str, Spent]], name: str, what: str) -> str:
@@ -201,7 +215,11 @@ FAMILIES = (
     Planted("orders found", ORDERS, ORDER, Program.check_order, 36 / 40),
     Planted("races found", RACES, NO_DEADLOCK + RACE, Program.check_order, 28 / 30),
     Planted("programs without a race, without a finding", (*NO_RACES, *GOOD), RACE, Program.check_quiet, 1),
-    Planted("good programs without a finding", GOOD, DEADLOCK + ORDER, Program.check_quiet, 1),
+    Planted("numbers that part found", VALUES, NO_DEADLOCK + NUMBERS, Program.check_values, 25 / 27),
+    Planted("right numbers without a finding", VALUES_GOOD, NO_DEADLOCK + NUMBERS, Program.check_quiet, 1),
+    Planted(
+        "good programs without a finding", GOOD, (*DEADLOCK, "--sanitize", "all:warn"), Program.check_quiet, 1
+    ),
 )
 
 
@@ -231,6 +249,22 @@ def try_planted(family: Planted, straggle_s: float, slots: int) -> bool:
             f"  from the last event to the proof: median {statistics.median(times):.2f} s, p99 {p99(times):.2f} s"
         )
     return right >= family.aim * len(programs)
+
+
+def try_partings(slots: int) -> bool:
+    """Run what differs from run to run twice, and say whether the first difference is found in each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        targets = copy_programs(folder, VALUES_RUNS)
+        for fault, results in (("", "right"), ("1", "astray")):
+            run(targets, folder, *NO_DEADLOCK, *NUMBERS, "--slots", str(slots), PLANTED_FAULT=fault)
+            (folder / "results").rename(folder / results)
+        wrong = wrong_partings(folder / "right", folder / "astray")
+    programs = programs_of(VALUES_RUNS)
+    print(f"first differences of two runs found: {len(programs) - len(wrong)} of {len(programs)}")
+    for name, why in wrong.items():
+        print(f"  {name}: {why}")
+    return not wrong
 
 
 def main() -> int:
@@ -271,7 +305,7 @@ def main() -> int:
         )
     if arguments.only in (None, "planted"):
         tried = [try_planted(family, arguments.straggle, arguments.slots) for family in FAMILIES]
-        reached = all(tried)
+        reached = all([*tried, try_partings(arguments.slots)])
     return 0 if reached and not changed else 1
 
 

@@ -167,6 +167,8 @@ class SeenCall(Frozen):
     """The finding is about this one; the others stand around it."""
     window: WindowEdge | None = None
     """Of a race: where it stands in the time for which a call is pending."""
+    same: bool | None = None
+    """Whether all ranks had the same numbers there; None where that was not compared."""
 
     @property
     def where(self) -> str:

@@ -298,8 +298,23 @@ def proven(tmp_path_factory):
     sample.test(name="test_groups", findings=(finding,), ranks=(rank(0), rank(1)))
     sample.test(name="test_groups", size=4, findings=(finding,))
     sample.test(Outcome.FAILED, name="test_waits", message="deadlock: no rank can go on", deadlock=deadlock)
+    sample.test(Outcome.FAILED, name="test_replicas", message="they part", findings=(parted_replicas(),))
     write_reports(sample.finish(), folder)
     return folder / "report.html"
+
+
+def parted_replicas():
+    sights = (("gradient of w before step 1", True), ("parameter w after step 1", False))
+    calls = tuple(SeenCall(what=what, same=same, decides=not same) for what, same in sights)
+    return SanitizerFinding(
+        sanitizer="values",
+        kind="parameter",
+        message="parameter w after step 1 differs",
+        effect="Each rank trains a model of its own.",
+        advice="Look for settings that differ.",
+        fails=True,
+        orders=tuple(RankCalls(rank=number, calls=calls) for number in (0, 1)),
+    )
 
 
 class TestWhatWasProven:
@@ -325,6 +340,16 @@ class TestWhatWasProven:
         expect(decisive).to_have_text(
             ["all_reduce SUM, group secondtest_ddp.py:12", "all_reduce SUM, group firsttest_ddp.py:13"]
         )
+
+    def test_where_ranks_have_other_numbers_is_marked(self, visit, proven):
+        page = visit().open(proven, "#test=3")
+        lists = page.locator(".orders ol")
+
+        expect(lists).to_have_count(2)
+        expect(lists.nth(0).get_by_role("img", name="the same on all ranks", exact=True)).to_have_text("=")
+        expect(
+            lists.nth(1).locator(".decides").get_by_role("img", name="not the same on all ranks")
+        ).to_have_text("≠")
 
     def test_a_deadlock_is_a_graph_and_a_list(self, visit, proven):
         page = visit().open(proven, "#test=2")

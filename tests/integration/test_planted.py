@@ -17,10 +17,14 @@ from planted import (
     ORDERS,
     RACES,
     TRAPS,
+    VALUES,
+    VALUES_GOOD,
+    VALUES_RUNS,
     Program,
     copy_programs,
     programs_of,
     results_of,
+    wrong_partings,
 )
 
 from disttest.model import Outcome
@@ -65,6 +69,13 @@ def raced(tmp_path_factory, nothing_left) -> Ended:
     return run(tmp_path_factory.mktemp("raced"), (*RACES, *NO_RACES, *GOOD), "--sanitize", "race")
 
 
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory, nothing_left) -> Ended:
+    """Programs that pass with numbers that are right or wrong."""
+    modules = (*VALUES, *VALUES_GOOD, *GOOD)
+    return run(tmp_path_factory.mktemp("looked_at"), modules, "--sanitize", "values:warn")
+
+
 def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
     """The programs that did not come out as they should, and why."""
     programs, results = programs_of(modules), results_of(ended.run)
@@ -72,7 +83,7 @@ def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
 
 
 def test_half_of_them_follow_reports_of_users():
-    for modules in (HANGS, ORDERS, RACES):
+    for modules in (HANGS, ORDERS, RACES, (*VALUES, *VALUES_RUNS)):
         programs = programs_of(modules).values()
         reports = collections.Counter(bool(program.report) for program in programs)
         assert reports[True] >= reports[False], modules
@@ -107,3 +118,17 @@ def test_races_are_found_though_the_test_passes(raced):
 
 def test_no_race_is_seen_where_there_is_none(raced):
     assert {} == wrong(raced, (*NO_RACES, *GOOD), Program.check_quiet)
+
+
+def test_numbers_that_part_are_found_though_the_test_passes(looked_at):
+    assert {} == wrong(looked_at, VALUES, Program.check_values)
+
+
+def test_nothing_is_said_of_numbers_that_are_right(looked_at):
+    assert {} == wrong(looked_at, (*VALUES_GOOD, *GOOD), Program.check_quiet)
+
+
+def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):
+    for results, fault in (("right", ""), ("astray", "1")):
+        run(tmp_path, VALUES_RUNS, "--sanitize", "values", "--results", results, PLANTED_FAULT=fault)
+    assert {} == wrong_partings(tmp_path / "right", tmp_path / "astray")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,9 @@ import pytest
 
 from disttest.model import Outcome, SanitizerFinding, TestResult
 from disttest.results.fold import RunResult
+from disttest.sanitizers.values.diverge import Parting, find_parting
+from disttest.sanitizers.values.recording import pairs, read_recordings
+from disttest.sanitizers.words import names
 
 PROVEN = "deadlock: no rank can go on"
 FOLDER = Path(__file__).parents[1] / "planted"
@@ -29,6 +34,9 @@ SILENCES = ("silences",)
 SURVIVORS = ("survivors",)
 RACES = ("races",)
 NO_RACES = ("races_none",)
+VALUES = ("values",)
+VALUES_GOOD = ("values_good",)
+VALUES_RUNS = ("values_runs",)
 """Modules of tests/planted, by what is planted in them."""
 
 
@@ -77,6 +85,31 @@ class Program:
         calls = (call.what for rank in finding.orders for call in rank.calls)
         return self._lacks(finding.message, *calls)
 
+    def check_values(self, result: TestResult) -> str:
+        """Why no finding is the one that should be, at the line that is marked; empty if one is."""
+        reasons = [self._check_values(finding) for finding in result.findings]
+        return (
+            "" if "" in reasons else "; ".join(reasons) or f"no finding: {result.outcome}, {result.message}"
+        )
+
+    def _check_values(self, finding: SanitizerFinding) -> str:
+        lines = {call.line for rank in finding.orders for call in rank.calls if call.decides}
+        whose = re.compile(rf"\b{names(self.ranks)}(?![,\d])")
+        if finding.kind != self.kind or not whose.search(finding.message):
+            return f"{finding.kind}: {finding.message}"
+        if not lines & marked_lines("values"):
+            return f"at lines {sorted(lines)}: {finding.message}"
+        return self._lacks(finding.message)
+
+    def check_parting(self, parting: Parting | None) -> str:
+        """Why two runs do not part as they should; empty if they do."""
+        if parting is None:
+            return "they are the same"
+        lines = {int(line) for line in re.findall(r"values_runs\.py:(\d+)", parting.message)}
+        if parting.rank not in self.ranks or not lines & marked_lines("values_runs"):
+            return f"rank {parting.rank}: {parting.message}"
+        return self._lacks(parting.message)
+
     def check_quiet(self, result: TestResult) -> str:
         """What has been found, or has gone wrong, where nothing should; empty if nothing has."""
         if result.outcome not in (Outcome.PASSED, Outcome.XFAILED):
@@ -87,6 +120,12 @@ class Program:
         said = _plain(" ".join(texts))
         lacking = [word for word in self.says if _plain(word) not in said]
         return f"says nothing of {', '.join(lacking)}: {texts}" if lacking else ""
+
+
+def marked_lines(module: str) -> set[int]:
+    """The lines of a module that end in ``# seen``."""
+    lines = (FOLDER / f"{module}.py").read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# seen")}
 
 
 def _plain(text: str) -> str:
@@ -112,6 +151,18 @@ def breaks(kind: str, *, report: str = "") -> Callable[[Any], Any]:
     return _declare(kind, 2, (), (), report)
 
 
+def parts(
+    kind: str, *, size: int, ranks: Iterable[int], says: str | tuple[str, ...], report: str = ""
+) -> Callable[[Any], Any]:
+    """Declare a program that passes though these ranks have other numbers than they should."""
+    return _declare(kind, size, ranks, says, report)
+
+
+def goes_astray(says: str, *, size: int, rank: int, report: str = "") -> Callable[[Any], Any]:
+    """Declare a program that differs from run to run, first on this rank, in what has these words."""
+    return _declare("run", size, (rank,), says, report)
+
+
 def fine(kind: str, *, size: int, report: str = "") -> Callable[[Any], Any]:
     """Declare a program in which nothing may be found."""
     return _declare(kind, size, (), (), report)
@@ -134,6 +185,8 @@ def _declare(
 def programs_of(modules: Iterable[str]) -> dict[str, Program]:
     """The programs of these modules, by the names of their tests."""
     found: dict[str, Program] = {}
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))  # they import each other
     for module in modules:
         for value in vars(_load(module)).values():
             program = getattr(value, "program", None)
@@ -166,9 +219,23 @@ def harmed_results_of(run: RunResult) -> dict[str, list[TestResult]]:
     return found
 
 
+def wrong_partings(right: Path, astray: Path) -> dict[str, str]:
+    """The programs that differ from run to run, of which two runs do not part as they should, and why.
+
+    Args:
+        right: results of a run without the faults.
+        astray: with them.
+    """
+    programs = programs_of(VALUES_RUNS)
+    wrong = dict.fromkeys(programs, "it was not recorded twice")
+    for one, other in pairs(read_recordings(right), read_recordings(astray)):
+        name = one.base.rpartition("::")[2]
+        wrong[name] = programs[name].check_parting(find_parting(one, other, None))
+    return {name: why for name, why in wrong.items() if why}
+
+
 def copy_programs(folder: Path, modules: Iterable[str]) -> list[str]:
-    """Put modules where a run finds them without the settings of this repository; their file names."""
-    names = [f"{module}.py" for module in modules]
-    for name in names:
-        shutil.copy(FOLDER / name, folder)
-    return names
+    """Put all modules where a run finds them without the settings of this repository; the file names of these."""
+    for file in FOLDER.glob("*.py"):
+        shutil.copy(file, folder)
+    return [f"{module}.py" for module in modules]

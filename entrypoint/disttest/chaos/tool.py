@@ -15,7 +15,7 @@ from disttest.chaos.seen import ChaosSeen, SeenError
 from disttest.chaos.strike import FaultRaised, strike
 from disttest.model import ChaosCase, SeenCall, UnharmedCall
 from disttest.observe import Call, Group, Tool, Wait
-from disttest.sanitizers.order.words import TITLES
+from disttest.sanitizers.words import title_of
 
 _MOST_CALLS = 50_000
 _MOST_ERRORS = 50
@@ -89,12 +89,12 @@ class ChaosTool(Tool):
         """Note what it has raised."""
         began_s = self._began.pop(wait.n, 0.0)
         if error is not None:
-            what = title_of(wait.call) if wait.call else str(wait.kind)
+            what = title_of(wait.call.op) if wait.call else str(wait.kind)
             self._note(what, str(wait.site), error, began_s)
 
     def on_error(self, call: Call, error: BaseException) -> None:
         """Note that a call was refused."""
-        self._note(title_of(call), str(call.site), error, time.monotonic())
+        self._note(title_of(call.op), str(call.site), error, time.monotonic())
 
     def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
         if isinstance(error, FaultRaised) or len(self._errors) >= _MOST_ERRORS:
@@ -123,15 +123,10 @@ def _c10d() -> Any:
     return sys.modules["torch.distributed.distributed_c10d"]
 
 
-def title_of(call: Call) -> str:
-    """``all_reduce``: as torch.distributed calls it."""
-    return TITLES.get(call.op, call.op)
-
-
 def _unharmed(call: Call) -> UnharmedCall:
     group = call.group
     known_as = group.description or group.name
-    name = f"{title_of(call)} #{call.seq}{f' of group {known_as}' if known_as else ''}"
+    name = f"{title_of(call.op)} #{call.seq}{f' of group {known_as}' if known_as else ''}"
     return UnharmedCall(
         op=call.op,
         group=group.name,

@@ -26,6 +26,7 @@ from disttest.cli.chaos import chaos_command
 from disttest.cli.cluster import cluster_clean, node_agent, run_cluster, take_cluster
 from disttest.cli.completion import completion
 from disttest.cli.config import config
+from disttest.cli.diverge import diverge
 from disttest.cli.doctor import doctor
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
@@ -274,7 +275,20 @@ def _unread(number: int) -> int:
 
 
 _SHOWING = frozenset(
-    {"list", "explain", "trend", "plan", "doctor", "config", "completion", "man", "-h", "--help", "--version"}
+    {
+        "list",
+        "explain",
+        "diverge",
+        "trend",
+        "plan",
+        "doctor",
+        "config",
+        "completion",
+        "man",
+        "-h",
+        "--help",
+        "--version",
+    }
 )
 """Commands of which nothing but their output (or that first of all) is wanted."""
 _CHANNELS = frozenset({"node-agent"})
@@ -292,6 +306,7 @@ command.add_command(plan_command(_collect, _leave))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(chaos_command(_leave))
 command.add_command(explain)
+command.add_command(diverge)
 command.add_command(report)
 command.add_command(trend)
 command.add_command(config)

@@ -12,6 +12,7 @@ from disttest.options.values import (
     AUTO,
     BYTES,
     COUNT,
+    RATIO,
     SECONDS,
     SWITCH,
     one_of,
@@ -262,6 +263,13 @@ OTHER_OPTIONS = (
     ),
     rows_of("cluster-clean")(
         "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
+    ),
+    rows_of("diverge")("test", text("TEXT"), "Compare tests whose id contains this.", otherwise="all"),
+    rows_of("diverge")(
+        "tolerance",
+        RATIO,
+        "How much numbers may differ, as a share of their size.",
+        otherwise="every bit counts",
     ),
     rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),
     rows_of("report")(

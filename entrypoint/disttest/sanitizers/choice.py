@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from disttest.errors import UsageError
 from disttest.model import Frozen
 
-POLICIES: dict[str, tuple[str, ...]] = {"order": (), "race": ("nccl",)}
+POLICIES: dict[str, tuple[str, ...]] = {"order": (), "race": ("nccl",), "values": ()}
 """Each sanitizer, and what may be said of how it judges."""
 NAMES = tuple(POLICIES)
 OFF = "off"

@@ -37,3 +37,6 @@ class Sanitizer(Frozen):
     """For the rank with this number, and the policy that was chosen (empty: none)."""
     judge: Callable[[Mapping[int, msgspec.Raw]], Judgement]
     """From what the recorders of all ranks have reported, as JSON, in a test that has passed on all of them."""
+    kept_as: str = ""
+    """Name of the file beside a test's logs in which the reports are kept (:mod:`disttest.sanitizers.recording`);
+    empty: they are not."""

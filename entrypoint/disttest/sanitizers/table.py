@@ -7,7 +7,17 @@ from disttest.sanitizers.order.recorder import OrderRecorder
 from disttest.sanitizers.race.judge import judge_reports as judge_races
 from disttest.sanitizers.race.policy import NCCL, Policy
 from disttest.sanitizers.race.recorder import RaceRecorder
-from disttest.sanitizers.sanitizer import Sanitizer
+from disttest.sanitizers.sanitizer import Recorder, Sanitizer
+from disttest.sanitizers.values.judge import judge_reports as judge_values
+from disttest.sanitizers.values.recording import FILE_NAME
+
+
+def _values(rank: int, policy: str) -> Recorder:
+    from disttest.sanitizers.values.recorder import ValuesRecorder  # imports torch and numpy
+
+    del policy
+    return ValuesRecorder(rank)
+
 
 SANITIZERS = {
     "order": Sanitizer(make_recorder=lambda rank, _: OrderRecorder(rank), judge=judge_order),
@@ -15,4 +25,5 @@ SANITIZERS = {
         make_recorder=lambda rank, policy: RaceRecorder(rank, Policy(as_nccl=policy == NCCL)),
         judge=judge_races,
     ),
+    "values": Sanitizer(make_recorder=_values, judge=judge_values, kept_as=FILE_NAME),
 }

@@ -19,6 +19,8 @@ def test_each_name_has_a_row():
         ("order", (Chosen(name="order", fails=True),)),
         ("order:warn", (Chosen(name="order", fails=False),)),
         ("order:warn,order", (Chosen(name="order", fails=True),)),
+        ("all", tuple(Chosen(name=name, fails=True) for name in NAMES)),
+        ("all:warn,order", tuple(Chosen(name=name, fails=name == "order") for name in NAMES)),
         ("off", ()),
         ("race", (Chosen(name="race", fails=True),)),
         (
@@ -43,6 +45,7 @@ def test_what_is_chosen(text, chosen):
 def test_what_is_not_known_is_refused(text):
     with pytest.raises(
         UsageError,
-        match="is not one of order, race, race:nccl, all, order:warn, race:warn, race:nccl:warn, all:warn, off",
+        match="is not one of order, race, values, race:nccl, all, order:warn, race:warn, values:warn, race:nccl:warn, "
+        "all:warn, off",
     ):
         parse_chosen(text)

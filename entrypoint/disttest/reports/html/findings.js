@@ -25,11 +25,18 @@
       el("div", { class: "orders", tabindex: "0", role: "region", "aria-label": "What the ranks called, side by side" }, ...found.orders.map(order)));
   }
 
-  // The calls of one rank from top to bottom; those that the finding is about stand out.
+  // The calls of one rank from top to bottom; those that the finding is about stand out. Where numbers were compared, a
+  // mark says whether all ranks had the same: from the first ≠ on the lanes part.
   function order(rank) {
     const calls = rank.calls.map((call) => el("li", { class: [call.decides ? "decides" : "", call.window ? `pending ${call.window}` : ""].join(" ").trim() || null },
-      el("span", null, bidi(call.what)), call.where ? el("code", { class: "small muted" }, call.where) : null));
+      el("span", null, mark(call.same), bidi(call.what)), call.where ? el("code", { class: "small muted" }, call.where) : null));
     return el("div", null, el("h4", null, rank.name), el("ol", null, ...calls));
+  }
+
+  function mark(same) {
+    if (same === null) return null;
+    const text = same ? "the same on all ranks" : "not the same on all ranks";
+    return el("span", { class: same ? "muted" : "parted", role: "img", title: text, "aria-label": text }, same ? "= " : "≠ ");
   }
 
   page.deadlock = function (deadlock) {

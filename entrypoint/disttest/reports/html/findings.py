@@ -28,6 +28,7 @@ def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
                         "where": one_line(call.where, 200),
                         "decides": call.decides,
                         "window": str(call.window or ""),
+                        "same": call.same,
                     }
                     for call in order.calls
                 ],

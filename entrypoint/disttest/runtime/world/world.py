@@ -41,6 +41,7 @@ from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
+from disttest.runtime.world.recordings import keep_recordings
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
@@ -201,6 +202,7 @@ class WorldSupervisor:
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
+            keep_recordings(attempt, self._ranks.logs, order.settings.sanitize)
             self._on_shared_memory(at_once=True)
             self._report(attempt, result, speaking_reports(attempt, result))
             self._ranks.wait(0)

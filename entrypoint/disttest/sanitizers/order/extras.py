@@ -8,7 +8,8 @@ from disttest.model import SanitizerFinding
 from disttest.sanitizers.order.events import Event, Events, Place
 from disttest.sanitizers.order.findings import Advice, make_finding
 from disttest.sanitizers.order.kinds import Kind
-from disttest.sanitizers.order.words import at, describe, names
+from disttest.sanitizers.order.words import at, describe
+from disttest.sanitizers.words import names
 
 _COLLECTIVE = Advice(
     "It goes unnoticed while nobody waits for it; the next collective of the group is paired with it, so that data are mixed "

@@ -10,7 +10,8 @@ from disttest.sanitizers.order.events import Event, Events
 from disttest.sanitizers.order.findings import Advice, make_finding
 from disttest.sanitizers.order.kinds import Kind
 from disttest.sanitizers.order.stream import Signature, Spec
-from disttest.sanitizers.order.words import at, describe, names
+from disttest.sanitizers.order.words import at, describe
+from disttest.sanitizers.words import names
 
 _OPERATION = Advice(
     "As long as nobody waits for them both go unnoticed over gloo; whoever waits hangs, and NCCL hangs or mixes up their "

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge
-from disttest.sanitizers.order.words import at, describe, names
+from disttest.sanitizers.order.words import at, describe
 from disttest.sanitizers.race.kinds import Kind
 from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races
 from disttest.sanitizers.sanitizer import Judgement
+from disttest.sanitizers.words import names
 
 NAME = "race"
 _decoder = msgspec.json.Decoder(Races)

@@ -1,0 +1,38 @@
+"""What the sanitizers of a test have seen, kept beside its logs where they want that."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from disttest.masking import masker
+from disttest.model import ALONE, Kind
+from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.logs import LogStore
+from disttest.sanitizers.choice import Chosen
+from disttest.sanitizers.table import SANITIZERS
+from disttest.sanitizers.values.recording import encode_recording
+
+
+def keep_recordings(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> None:
+    """Write the reports of the ranks that have sent one, of failed tests too; without room on the disk there are none.
+
+    Args:
+        attempt: over.
+        logs: where its logs lie.
+        chosen: the sanitizers that are on.
+    """
+    if attempt.test.kind is not Kind.RANKS:
+        return
+    world = attempt.test.world or ALONE
+    for name, file in ((each.name, SANITIZERS[each.name].kept_as) for each in chosen):
+        reports = {
+            progress.rank: progress.done.seen[name]
+            for progress in attempt.ranks
+            if progress.done is not None and name in progress.done.seen
+        }
+        if file and reports:
+            data = encode_recording(attempt.test.nodeid, world.size, world.backend, reports)
+            path = logs.place(attempt.ranks[0].log).with_name(file)
+            with contextlib.suppress(OSError):
+                path.write_bytes(masker.data(data))

@@ -1,0 +1,75 @@
+"""A finding with what each rank saw around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from disttest.model import RankCalls, SanitizerFinding, SeenCall
+from disttest.sanitizers.values.contents import first_difference
+from disttest.sanitizers.values.kinds import Kind
+from disttest.sanitizers.values.sights import Board, Sight, at, describe, odd_pair
+
+NAME = "values"
+_BEFORE, _AFTER = 6, 2
+"""Sights shown before and after the one that decides."""
+_MOST_RANKS = 8
+
+
+class Advice(NamedTuple):
+    """What a kind of finding leads to."""
+
+    effect: str
+    advice: str
+
+
+def make_finding(
+    kind: Kind, message: str, advice: Advice, board: Board, decisive: Sequence[Sight]
+) -> SanitizerFinding:
+    """A finding.
+
+    Args:
+        kind: of it.
+        message: which rank has what, and where.
+        advice: what comes of it, and what to do.
+        board: of the test.
+        decisive: what it is about, at most one of each rank.
+    """
+    return SanitizerFinding(
+        sanitizer=NAME,
+        kind=str(kind),
+        message=message,
+        effect=advice.effect,
+        advice=advice.advice,
+        orders=tuple(
+            RankCalls(rank=sight.rank, calls=tuple(_around(board, sight)))
+            for sight in sorted(decisive)[:_MOST_RANKS]
+        ),
+    )
+
+
+def _around(board: Board, decisive: Sight) -> Iterator[SeenCall]:
+    sights = board.of_rank[decisive.rank]
+    for sight in sights[max(0, decisive.position - _BEFORE) : decisive.position + _AFTER + 1]:
+        yield SeenCall(
+            what=describe(sight),
+            file=sight.place.file,
+            line=sight.place.line,
+            decides=sight is decisive,
+            same=board.agrees(sight),
+        )
+
+
+def both_values(sights: Sequence[Sight]) -> str:
+    """``at index [2] rank 0 has 3, rank 1 has 4``."""
+    usual, odd = odd_pair(sights)
+    found = first_difference(usual.place, usual.content, odd.content)
+    pair = sorted(zip((usual, odd), found.values or ("", ""), strict=True))
+    if found.values is None:
+        return f"rank {pair[0][0].rank} and rank {pair[1][0].rank} differ first at {found.at}"
+    return f"at {found.at} " + ", ".join(f"rank {sight.rank} has {value}" for sight, value in pair)
+
+
+def places_of(sights: Sequence[Sight]) -> str:
+    """`` at test_step.py:39``; of several places, each once."""
+    return " and".join(dict.fromkeys(at(sight.place) for sight in sorted(sights)))

@@ -1,0 +1,342 @@
+"""The sanitizer of values: digests of tensors, and what is made of the traces of several ranks or runs, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from disttest.errors import UsageError
+from disttest.sanitizers.values.contents import differ, first_difference
+from disttest.sanitizers.values.digest import read_tensor
+from disttest.sanitizers.values.diverge import find_parting
+from disttest.sanitizers.values.judge import judge_values, limits_of
+from disttest.sanitizers.values.kinds import Kind
+from disttest.sanitizers.values.notes import Notes
+from disttest.sanitizers.values.recording import (
+    FILE_NAME,
+    Recording,
+    encode_recording,
+    pairs,
+    read_recordings,
+)
+from disttest.sanitizers.values.trace import Content, Place, Role, Trace, Trust
+
+PAIR = (0, 1)
+Seen = tuple[Place, torch.Tensor, int]
+
+
+def content(tensor: torch.Tensor) -> Content:
+    found = read_tensor(tensor, most_head=4096)
+    assert found is not None
+    return found
+
+
+def trace(*seen: Seen, **fields: Any) -> Trace:
+    notes = Notes()
+    for place, tensor, number in seen:
+        notes.add(place, tensor, number)
+    return msgspec.structs.replace(notes.trace(), **fields)
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def call(role: Role, tensor: torch.Tensor, number: int = 1, **fields: Any) -> Seen:
+    named = {"name": "allreduce", "kind": "SUM", "group": "default", "group_id": "0", "ranks": PAIR}
+    shape = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+    place = Place(role=role, file="/x/test_a.py", line=7, **{**named, **shape, **fields})
+    return place, tensor, number
+
+
+def parameter(
+    role: Role, tensor: torch.Tensor, number: int = 1, trust: Trust | None = Trust.WRAPPED, name: str = "w"
+) -> Seen:
+    ranks = PAIR if trust else ()
+    place = Place(
+        role=role,
+        name=name,
+        ranks=ranks,
+        trust=trust,
+        dtype="float32",
+        shape=tuple(tensor.shape),
+        file="/x/test_a.py",
+        line=9,
+    )
+    return place, tensor, number
+
+
+def judge(*ranks: Sequence[Seen]) -> list[tuple[str, str]]:
+    found = judge_values({rank: trace(*seen) for rank, seen in enumerate(ranks)})
+    return [(finding.kind, finding.message) for finding in found]
+
+
+class TestDigest:
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool]
+    )
+    def test_depends_on_the_order_of_numbers(self, dtype):
+        one = torch.tensor([0, 1, 1]).to(dtype)
+
+        assert content(one) == content(one.clone())
+        assert content(one).digest != content(one.flip(0)).digest
+
+    def test_is_of_the_numbers_and_not_of_how_they_lie_in_memory(self):
+        matrix = torch.randn(5, 7)
+
+        assert content(matrix.t()) == content(matrix.t().contiguous())
+        assert content(torch.ones(1).expand(9)) == content(torch.ones(9))
+        assert content(matrix[1:, 2]) == content(matrix[1:, 2].clone())
+
+    def test_leaves_the_storage_one_that_can_be_resized(self):
+        tensor = torch.randn(4)
+        content(tensor)
+
+        tensor.untyped_storage().resize_(0)
+        assert read_tensor(tensor, most_head=64) is None
+
+    @pytest.mark.parametrize(
+        "tensor", [torch.ones(3, device="meta"), torch.ones(3).to_sparse(), "text", torch.ones(0)]
+    )
+    def test_what_has_no_numbers_to_compare(self, tensor):
+        assert read_tensor(tensor, most_head=64) is None
+
+    def test_what_autograd_functions_transform_is_passed_over(self):
+        seen = []
+        torch.func.vmap(lambda x: seen.append(read_tensor(x, most_head=64)) or x)(torch.ones(2, 2))
+
+        assert [None] == seen
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @pytest.mark.parametrize(("value", "word"), [("nan", "nan"), ("inf", "inf"), ("-inf", "inf")])
+    def test_says_where_numbers_stop_being_finite(self, dtype, value, word):
+        tensor = torch.ones(20_000, dtype=dtype)
+        tensor[12_345] = float(value)
+
+        assert (word, 12_345, None) == (content(tensor).bad, content(tensor).bad_at, content(tensor).norm)
+
+    def test_large_numbers_are_finite(self):
+        assert "" == content(torch.full((3,), 3e38)).bad
+
+    def test_no_operation_of_torch_is_seen(self):
+        class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+            count = 0
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.count += 1
+                return func(*args, **(kwargs or {}))
+
+        tensor = torch.randn(100, 100, requires_grad=True)
+        with Counts() as counts:
+            content(tensor)
+        assert 0 == counts.count
+
+
+class TestFirstDifference:
+    def place(self, tensor):
+        return Place(
+            role=Role.OUTPUT,
+            name="x",
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+        )
+
+    def test_has_index_and_both_numbers(self):
+        one = torch.arange(12.0).view(3, 4)
+        other = one.clone()
+        other[1, 2] = 6.5
+
+        found = first_difference(self.place(one), content(one), content(other))
+        assert ("index [1, 2]", ("6", "6.5")) == (found.at, found.values)
+
+    def test_numbers_that_are_nearly_the_same_are_told_apart(self):
+        one = torch.tensor([1.0])
+
+        found = first_difference(
+            self.place(one), content(one), content(torch.nextafter(one, torch.tensor([2.0])))
+        )
+        assert ("1", "1.00000012") == found.values
+
+    def test_of_large_tensors_the_part_is_known(self):
+        one = torch.zeros(100_000)
+        other = one.clone()
+        other[50_000] = 1
+
+        found = first_difference(self.place(one), content(one), content(other))
+        first, last = (int(word.strip("[]")) for word in found.at.removeprefix("indices ").split(" to "))
+        assert first <= 50_000 <= last < first + 5000
+        assert found.values is None
+
+    def test_a_tolerance_is_a_share_of_what_is_compared(self):
+        one, near, far = numbers(1, 100), numbers(1, 100.001), numbers(1, 101)
+
+        assert not differ(content(one), content(near), "float32", 1e-4)
+        assert differ(content(one), content(far), "float32", 1e-4)
+        assert differ(content(one), content(near), "float32", None)
+        assert differ(content(one), content(numbers(1, float("nan"))), "float32", 1.0)
+
+
+class TestOutputs:
+    def test_the_first_collective_that_gave_ranks_other_numbers(self):
+        good, bad = numbers(1, 2), numbers(1, 3)
+        ((kind, message),) = judge(
+            [call(Role.OUTPUT, good, 1), call(Role.OUTPUT, good, 2), call(Role.OUTPUT, good, 3)],
+            [call(Role.OUTPUT, good, 1), call(Role.OUTPUT, bad, 2), call(Role.OUTPUT, bad, 3)],
+        )
+
+        assert Kind.OUTPUT == kind
+        assert "all_reduce SUM #2 of group default gave ranks 0,1 other numbers at test_a.py:7" in message
+        assert "at index [1] rank 0 has 2, rank 1 has 3" in message
+
+    @pytest.mark.parametrize("op", ["reduce_scatter_base", "alltoall", "recv"])
+    def test_others_may_give_each_rank_its_own(self, op):
+        assert [] == judge([call(Role.OUTPUT, numbers(1), name=op)], [call(Role.OUTPUT, numbers(2), name=op)])
+
+    def test_inputs_may_differ(self):
+        assert [] == judge([call(Role.INPUT, numbers(1))], [call(Role.INPUT, numbers(2))])
+
+    def test_nothing_follows_from_a_test_in_which_a_call_has_raised(self):
+        one, other = trace(call(Role.OUTPUT, numbers(1))), trace(call(Role.OUTPUT, numbers(2)), doubtful=True)
+
+        assert () == judge_values({0: one, 1: other})
+
+
+class TestParameters:
+    def step(self, value, gradient, before=0.5, trust=Trust.WRAPPED, number=1):
+        return [
+            parameter(Role.BEFORE, numbers(before, 1), trust=None),
+            parameter(Role.GRADIENT, numbers(gradient, 1), number, trust=None),
+            parameter(Role.PARAMETER, numbers(value, 1), number, trust=trust),
+        ]
+
+    @pytest.mark.parametrize(
+        ("one", "other", "reason"),
+        [
+            ((1, 5, 0.5), (2, 6, 0.5), "and so did its gradient"),
+            ((1, 5, 0.5), (2, 5, 0.5), "though its gradient did not"),
+            ((1, 5, 0.5), (2, 5, 0.6), "and did so before the first step"),
+        ],
+    )
+    def test_replicas_that_part_and_why(self, one, other, reason):
+        ((kind, message),) = judge(self.step(*one), self.step(*other))
+
+        assert Kind.PARAMETER == kind
+        assert "parameter w after step 1 differs on ranks 0,1 at test_a.py:9" in message
+        assert reason in message
+
+    def test_what_nothing_says_to_be_replicas_may_differ(self):
+        assert [] == judge(self.step(1, 5, trust=None), self.step(2, 6, trust=None))
+
+    def test_weak_evidence_counts_only_for_what_began_equal(self):
+        assert [] == judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.6, Trust.BESIDE))
+        assert 1 == len(judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.5, Trust.BESIDE)))
+
+    def test_zeros_and_ones_have_not_begun_equal_by_a_seed(self):
+        assert [] == judge(self.step(1, 5, 1, Trust.BESIDE), self.step(2, 6, 1, Trust.BESIDE))
+
+    def test_those_that_are_the_same_again_were_meant_to_differ(self):
+        last = self.step(3, 5, number=2)[1:]
+
+        assert [] == judge([*self.step(1, 5), *last], [*self.step(2, 6), *last])
+
+
+class TestNonfinite:
+    def test_where_it_came_from_and_how_it_spread(self):
+        bad, good = numbers(float("nan")), numbers(1)
+        ((kind, message),) = judge(
+            [call(Role.INPUT, good), call(Role.OUTPUT, bad)], [call(Role.INPUT, bad), call(Role.OUTPUT, bad)]
+        )
+
+        assert Kind.NONFINITE == kind
+        assert "NaN first appeared on rank 1 in the input of all_reduce SUM #1" in message
+        assert "took it to rank 0" in message
+
+    def test_infinity_that_is_given_to_a_sum_may_be_meant(self):
+        seen = [call(Role.INPUT, numbers(float("inf"))), call(Role.OUTPUT, numbers(float("inf")))]
+
+        assert [] == judge(seen, seen)
+
+    def test_a_sum_that_overflows(self):
+        seen = [call(Role.INPUT, numbers(3e38)), call(Role.OUTPUT, numbers(float("inf")))]
+
+        ((_, message),) = judge(seen, seen)
+        assert "infinity first appeared on rank 0 in the output of all_reduce" in message
+
+
+def recording(*ranks: Sequence[Seen], nodeid: str = "test_a.py::test_x", size: int = 0) -> Recording:
+    traces = {rank: trace(*seen) for rank, seen in enumerate(ranks)}
+    size = size or len(ranks)
+    return Recording(nodeid=f"{nodeid}[{size}xgloo]", size=size, backend="gloo", ranks=traces)
+
+
+class TestDiverge:
+    def test_the_first_difference_over_all_ranks(self):
+        same, one, other = (
+            call(Role.INPUT, numbers(1)),
+            call(Role.OUTPUT, numbers(1)),
+            call(Role.OUTPUT, numbers(2)),
+        )
+
+        found = find_parting(
+            recording([same, one], [one, same]), recording([same, other], [other, same]), None
+        )
+        assert found is not None
+        assert (1, 0) == (found.rank, found.same)
+        assert "the output of all_reduce SUM #1 of group default differs, first at index [0]" in found.message
+        assert "A at test_a.py:7: 1 (norm 1); B at test_a.py:7: 2 (norm 2)" in found.message
+
+    def test_another_call_and_one_that_is_missing(self):
+        one, other = call(Role.INPUT, numbers(1)), call(Role.INPUT, numbers(1), name="broadcast", kind="")
+
+        parting = find_parting(recording([one]), recording([other]), None)
+        assert parting is not None
+        assert "A has the input of all_reduce SUM #1" in parting.message
+        parting = find_parting(recording([one]), recording([one, other]), None)
+        assert parting is not None
+        assert "only B goes on, with the input of broadcast #1" in parting.message
+
+    def test_worlds_of_two_sizes_are_compared_by_their_parameters(self):
+        step = parameter(Role.PARAMETER, numbers(1))
+        near = parameter(Role.PARAMETER, numbers(1.0000001))
+        alone, four = recording([step]), recording([call(Role.INPUT, numbers(1)), near], [], [], [])
+
+        assert find_parting(alone, four, 1e-5) is None
+        assert find_parting(alone, four, None) is not None
+
+    def test_what_is_compared_with_what(self):
+        one, four, other = recording([]), recording([], [], [], []), recording([], nodeid="test_a.py::test_y")
+
+        assert [(one, four)] == list(pairs((one,), (four, other)))
+        assert [(one, one)] == list(pairs((one,), (one, four)))
+
+    def test_files(self, tmp_path):
+        folder = tmp_path / "logs" / "test_x" / "attempt-1"
+        folder.mkdir(parents=True)
+        raw = msgspec.Raw(msgspec.json.encode(trace(call(Role.INPUT, numbers(1)))))
+        (folder / FILE_NAME).write_bytes(encode_recording("test_a.py::test_x[1xgloo]", 1, "gloo", {0: raw}))
+
+        assert (recording([call(Role.INPUT, numbers(1))]),) == read_recordings(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("data", "says"),
+        [(b"{}", "no recording"), (b"\xff", "no recording"), (b'{"version": 2}', "format 2")],
+    )
+    def test_what_is_none(self, tmp_path, data, says):
+        (tmp_path / FILE_NAME).write_bytes(data)
+
+        with pytest.raises(UsageError, match=says):
+            read_recordings(tmp_path / FILE_NAME)
+        with pytest.raises(UsageError, match="--sanitize values"):
+            read_recordings(tmp_path)
+
+
+def test_what_is_beyond_the_limit_is_counted_and_told(monkeypatch):
+    monkeypatch.setattr("disttest.sanitizers.values.notes.MOST_ENTRIES", 1)
+    cut = trace(call(Role.INPUT, numbers(1)), call(Role.INPUT, numbers(2), 2))
+
+    assert 1 == cut.beyond
+    assert ("values were compared for the first 1 tensors; rank 0 has seen 1 more",) == limits_of({0: cut})
