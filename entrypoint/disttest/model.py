@@ -75,6 +75,14 @@ class FlakyRule(StrEnum):
     FAIL = "fail"
 
 
+class RecordRule(StrEnum):
+    """Of which tests each rank's recording is kept, for ``disttest replay``."""
+
+    OFF = "off"
+    FAILURES = "failures"
+    ALL = "all"
+
+
 class DeadlockRule(StrEnum):
     """What becomes of a test whose ranks are proven to wait for each other."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from _pytest.terminal import TerminalReporter
 
@@ -23,6 +24,7 @@ from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
+from disttest.replay.verdict import Expected
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.apart import run_apart
@@ -51,6 +53,7 @@ from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.inactive_plugins import write_nothing
+from disttest.runtime.rank.replaying import replay_rank
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
@@ -90,6 +93,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
+    group.addoption("--disttest-replay", dest="disttest_replay", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
@@ -287,6 +291,10 @@ def _run_tests(session: pytest.Session) -> bool | None:
         from disttest.cluster.node.partition import serve_partition
 
         serve_partition(session, run, Path(order))
+        return True
+    if told := session.config.getoption("disttest_replay"):
+        _be_an_ordinary_process()
+        replay_rank(session, msgspec.json.decode(told, type=Expected))
         return True
     apart = run.recorder is not None and run.devices is not None
     if not run.runs_tests or session.config.option.collectonly or not apart:

@@ -6,7 +6,7 @@ import pytest
 from documents import ROOT, titles_with_commands
 from typed import check_page
 
-PAGES = ("tutorial", "debug-a-hang", "marks")
+PAGES = ("tutorial", "debug-a-hang", "marks", "replay")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -21,6 +21,6 @@ def test_a_page_says_what_is_printed(lab, page):
 def test_every_page_with_commands_is_typed_somewhere():
     pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     on_a_cluster = {"docs/clusters.md"}  # tests/cluster gives the same words to a real Slurm
-    typed = {f"docs/{page}.md" for page in PAGES} | {"docs/sanitizers.md"} | on_a_cluster
+    typed = {f"docs/{page}.md" for page in PAGES} | {"docs/chaos.md", "docs/sanitizers.md"} | on_a_cluster
 
     assert {page for page in pages if titles_with_commands(page)} == typed

@@ -20,7 +20,9 @@ from lab import Ended, Lab
 class Terminal:
     """The command on a terminal of its own; what it wrote there, as text."""
 
-    def __init__(self, lab: Lab, *arguments: str, columns: int = 100, **environ: str) -> None:
+    def __init__(
+        self, lab: Lab, *arguments: str, command: str = "run", columns: int = 100, **environ: str
+    ) -> None:
         self.folder = lab.folder
         self.screen = ""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -28,7 +30,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         clean = {name: value for name, value in lab.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "disttest", "run", *arguments],
+            [sys.executable, "-m", "disttest", command, *arguments],
             cwd=lab.folder,
             env=clean | {"TERM": "xterm-256color"} | environ,
             stdin=theirs,

@@ -36,12 +36,13 @@ from disttest.cli.launch import launch
 from disttest.cli.man import man
 from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
+from disttest.cli.replay import replay
 from disttest.cli.report import report, trend
 from disttest.cli.selection import take_selection
 from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
-from disttest.model import Invocation, TestCase
+from disttest.model import Invocation, RecordRule, TestCase
 from disttest.options.environment import environment
 from disttest.options.flags import Command
 from disttest.options.flags import flags as flags_of
@@ -54,11 +55,15 @@ from disttest.results.conclusion import Facts, conclude
 from disttest.results.fold import RunResult
 from disttest.results.repeat import variables_of_classes
 
+_WORDS = {"record": ("run", "--record", "all")}
+"""Other names for a command and its options."""
+
 
 class _DefaultRun(click.Group):
     """``disttest ddp`` means ``disttest run ddp``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = [*_WORDS.get(args[0], args[:1]), *args[1:]] if args else args
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -112,6 +117,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     if options.spmd and cluster.launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
     _hide(options.mask)
+    if options.mask and options.record is not RecordRule.OFF:
+        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
     resolved = resolve_targets(
         only_failed(targets, options.results, _warn) if selection.last_failed else targets
     )
@@ -307,6 +314,7 @@ command.add_command(merge_command(_write_reports, _leave))
 command.add_command(chaos_command(_leave))
 command.add_command(explain)
 command.add_command(diverge)
+command.add_command(replay)
 command.add_command(report)
 command.add_command(trend)
 command.add_command(config)

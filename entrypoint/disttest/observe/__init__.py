@@ -16,7 +16,7 @@ Operations on tensors cost nothing while no tool asks for them (:func:`watching_
 Importing this changes nothing in torch; :func:`uninstall`, and the end of :func:`observing`, leave nothing of it there.
 """
 
-from disttest.observe.hub import is_held
+from disttest.observe.hub import is_held, unobserved
 from disttest.observe.install import (
     BLIND_SPOTS,
     gaps,
@@ -26,7 +26,7 @@ from disttest.observe.install import (
     uninstall,
     watching_operations,
 )
-from disttest.observe.records import ANY_SOURCE, Call, Group, Site, Wait, WaitKind
+from disttest.observe.records import ANY_SOURCE, Call, Group, Site, StoreCall, Wait, WaitKind
 from disttest.observe.tool import Tool
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Call",
     "Group",
     "Site",
+    "StoreCall",
     "Tool",
     "Wait",
     "WaitKind",
@@ -44,5 +45,6 @@ __all__ = [
     "observing",
     "prepare",
     "uninstall",
+    "unobserved",
     "watching_operations",
 ]

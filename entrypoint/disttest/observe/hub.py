@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -86,6 +87,7 @@ def gaps() -> tuple[str, ...]:
 
 def tell(name: str, *args: Any, **kwargs: Any) -> None:
     """Tell all tools that listen; what they do themselves is told to nobody."""
+    __tracebackhide__ = True
     listeners = _told[name]
     if not listeners or thread.quiet:
         return
@@ -97,9 +99,27 @@ def tell(name: str, *args: Any, **kwargs: Any) -> None:
         thread.quiet = False
 
 
-def takers() -> tuple[Callable[[Call, Callable[[], Any]], Any], ...]:
-    """The tools that may take a call."""
-    return _told["take"]
+def takers(name: str) -> tuple[Callable[[Any, Callable[[], Any]], Any], ...]:
+    """The tools that may take a call; ``name`` is their callback's."""
+    return _told[name]
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """What this thread does inside is told to nobody."""
+    before, thread.quiet = thread.quiet, True
+    try:
+        yield
+    finally:
+        thread.quiet = before
+
+
+def hand_on(name: str, call: Any, run: Callable[[], Any]) -> Any:
+    """Run a call, by way of the tools that take it."""
+    __tracebackhide__ = True
+    for taker in takers(name):
+        run = partial(taker, call, run)
+    return run()
 
 
 def begin_wait(
@@ -112,6 +132,7 @@ def begin_wait(
     ranks: tuple[int, ...] = (),
 ) -> Wait | None:
     """The thread begins to wait; None where nobody is to be told."""
+    __tracebackhide__ = True
     if thread.quiet or not (_told["on_wait"] or _told["on_done"]):
         return None
     wait = Wait(

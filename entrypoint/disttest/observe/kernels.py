@@ -88,12 +88,9 @@ def _begin_to_block(call: Call) -> Wait | None:
 def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
     """Hand a call to its backend, or to the tools that take it."""
     __tracebackhide__ = True
-    if not (takers := hub.takers()):
+    if not hub.takers("take"):
         return redispatch(below, *args, **kwargs)
-    run = partial(redispatch, below, *args, **kwargs)
-    for taker in takers:
-        run = partial(taker, call, run)
-    return run()
+    return hub.hand_on("take", call, partial(redispatch, below, *args, **kwargs))
 
 
 def _note_handle(call: Call, result: Any) -> dist.Work | None:

@@ -6,7 +6,9 @@ puts back exactly what was there.
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch.autograd.variable import Variable
 from torch.distributed import distributed_c10d as c10d
 
 from disttest.observe import groups, hub
-from disttest.observe.records import Call, Wait, WaitKind
+from disttest.observe.records import Call, StoreCall, Wait, WaitKind
 from disttest.observe.replacing import Original, Replacements
+from disttest.observe.sites import call_site
 
 _ISSUING = (
     "_allgather_base",
@@ -47,6 +50,10 @@ _ISSUING = (
 )
 """Methods of a process group that issue a call, and return its handle."""
 _STORE_WAITS = ("get", "multi_get", "queue_pop", "wait")
+_STORE_CALLS = (
+    *("add", "append", "check", "compare_set", "delete_key", "list_keys", "multi_set", "num_keys"),
+    *("queue_len", "queue_push", "set", *_STORE_WAITS),
+)
 
 
 class Patches(Replacements):
@@ -68,6 +75,8 @@ class Patches(Replacements):
             self.replace(torch._C.Future, name, _calling_back)  # noqa: SLF001
         for name in _STORE_WAITS:
             self.replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
+        for name in _STORE_CALLS:
+            self.replace(torch._C._distributed_c10d.Store, name, _store_call)  # noqa: SLF001
         self.replace(c10d, "_new_process_group_helper", _make_group)
         self.put(Variable, "_execution_engine", _Engine(Variable._execution_engine))  # noqa: SLF001
 
@@ -129,6 +138,7 @@ def _work_wait(original: Original) -> Original:
 
 
 def _begin_work_wait(call: Call | None, limit_s: float | None) -> Wait | None:
+    __tracebackhide__ = True
     if call is None:
         return hub.begin_wait(WaitKind.WORK, timeout_s=limit_s)
     is_in_one = call is hub.thread.last and not call.is_async  # torch waits in the same line
@@ -200,6 +210,19 @@ def _store_wait(original: Original) -> Original:
             return original(self, keys, *args, **kwargs)
 
     return wait
+
+
+def _store_call(original: Original) -> Original:
+    name = original.__name__
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if hub.is_idle() or not hub.takers("take_store"):
+            return original(self, *args, **kwargs)
+        call = StoreCall(name, (*args, *kwargs.values()), call_site(), threading.get_ident())
+        return hub.hand_on("take_store", call, partial(original, self, *args, **kwargs))
+
+    return method
 
 
 def _shortest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from types import CodeType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -97,6 +97,18 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def without_tensors(self) -> Call:
         """The same, holding no memory."""
         return msgspec.structs.replace(self, inputs=(), outputs=())
+
+
+class StoreCall(NamedTuple):
+    """A call of a store's method from Python."""
+
+    op: str
+    """Its name: ``get``, ``compare_set``, …"""
+    arguments: tuple[Any, ...]
+    """Those by name come last."""
+    site: Site
+    thread: int
+    """``threading.get_ident()``."""
 
 
 class WaitKind(StrEnum):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from disttest.observe.records import Call, Group, Wait
+    from disttest.observe.records import Call, Group, StoreCall, Wait
 
 
 class Tool:
@@ -66,5 +66,10 @@ class Tool:
         del call
         return run()
 
+    def take_store(self, call: StoreCall, run: Callable[[], Any]) -> Any:
+        """The same for a call of a store's method."""
+        del call
+        return run()
 
-CALLBACKS = tuple(name for name in vars(Tool) if name.startswith("on_") or name == "take")
+
+CALLBACKS = tuple(name for name in vars(Tool) if name.startswith(("on_", "take")))

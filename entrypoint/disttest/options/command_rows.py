@@ -15,6 +15,8 @@ from disttest.options.values import (
     RATIO,
     SECONDS,
     SWITCH,
+    WHOLE,
+    Type,
     one_of,
     path,
     text,
@@ -271,6 +273,7 @@ OTHER_OPTIONS = (
         "How much numbers may differ, as a share of their size.",
         otherwise="every bit counts",
     ),
+    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
     rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),
     rows_of("report")(
         "history",

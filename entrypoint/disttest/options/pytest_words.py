@@ -34,6 +34,10 @@ PYTEST_WORDS = (
     PytestWord(flags=("--lf",), help="Only the tests that failed last time, by pytest's cache."),
     PytestWord(flags=("-s",), help="Show what tests without a world print, as they print it."),
     PytestWord(flags=("-v",), help="Show pytest's own output, with more of it for each further v."),
-    PytestWord(flags=("--pdb",), help="Debug a test where it fails; of a world, the rank that fails first."),
+    PytestWord(
+        flags=("--pdb",),
+        help="Debug a test where it fails; of a world, the rank that fails first.",
+        commands=("run", "replay"),
+    ),
 )
 """All others stand behind ``--``, where pytest's command line begins."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, VerdictRule
+from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, RecordRule, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS, default_of
@@ -38,6 +38,8 @@ class WorldSettings(Frozen):
     """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
     sanitize: tuple[Chosen, ...] = default_of("sanitize")
     """The sanitizers that are on."""
+    record: RecordRule = default_of("record")
+    """Of which tests what ranks received is kept."""
     debug_rank: int | None = default_of("debug-rank")
     """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
     terminal: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disttest.model import DeadlockRule, FlakyRule, VerdictRule
+from disttest.model import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.options.option import Option, rows_of
 from disttest.options.values import (
     AUTO,
@@ -167,6 +167,13 @@ RUN_OPTIONS = (
         Type(form=FORM, parse=parse_chosen, show=show_chosen),
         "Tools that look for more in tests that pass; what they find fails the test, or with :warn is told beside it.",
         default=(Chosen(name="order", fails=False),),
+        repeated=True,
+    ),
+    _of_each_run(
+        "record",
+        member_of(RecordRule),
+        "Keep what each rank received, for disttest replay: of all tests, or of those that fail or hang (failures).",
+        default=RecordRule.OFF,
         repeated=True,
     ),
     _of_each_run(

@@ -12,7 +12,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import Isolation, Kind, TestCase, WorldShape
+from disttest.model import Isolation, Kind, RecordRule, TestCase, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
@@ -90,6 +90,8 @@ def _kind(item: pytest.Item, options: RunOptions) -> Kind:
 def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
     if closest_mark(item, "fresh_world") is not None or case_of(item) is not None:
         return Isolation.FRESH
+    if options.record is not RecordRule.OFF and kind is Kind.RANKS and not options.spmd:
+        return Isolation.FRESH  # a recording begins with the life of its rank
     if options.isolation is not None:
         return options.isolation
     if kind is not Kind.RANKS or options.spmd:

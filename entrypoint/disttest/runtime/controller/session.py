@@ -146,7 +146,8 @@ class RunSession:
     def runs_tests(self) -> bool:
         """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
         under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
-        return self.rank_order is None and not under_xdist
+        is_replay = self.config.getoption("disttest_replay")
+        return self.rank_order is None and not under_xdist and not is_replay
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:

@@ -24,7 +24,7 @@ from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 
-_TOLD = ("guarded", "rank", "node_partition")
+_TOLD = ("guarded", "rank", "node_partition", "replay")
 """What only the command gives, which has read the project's file for its processes."""
 
 

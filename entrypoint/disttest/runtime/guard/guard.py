@@ -70,11 +70,16 @@ def plugin_arguments() -> list[str]:
     return ["-p", "disttest" if "disttest" in installed else "disttest.plugin"]
 
 
+def suite_arguments() -> list[str]:
+    """How pytest finds the settings of the bundled suites."""
+    return ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
+
+
 def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> list[str]:
     """The command line of the child."""
     argv = [sys.executable, "-m", "pytest", *plugin_arguments()]
     if targets.bundled:
-        argv += ["-c", str(suites_dir() / "pytest.ini"), f"--rootdir={suites_dir()}"]
+        argv += suite_arguments()
     argv += [
         f"--disttest-{option.name}={flags[option.field]}"
         for option in RUN_OPTIONS

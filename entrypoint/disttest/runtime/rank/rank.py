@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,6 +49,7 @@ from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
+from disttest.runtime.rank.recording import RankRecording
 from disttest.runtime.rank.sanitizing import Recorders
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 from disttest.testing.world import World, provide_world
@@ -192,6 +193,7 @@ class _Session:
         self.phase = PhaseCell(spec.phases, spec.place)
         self.gpu: GpuCare | None = None
         self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
+        self.recording = RankRecording(spec)
         self.pristine = hygiene.read_facts()
         self.facts: hygiene.Facts | None = None
         """After the last test, if nothing had to be put back."""
@@ -250,17 +252,38 @@ class _Session:
         if shape.device != "cpu":
             device_id = torch.device(shape.device, self.spec.device_index(torch.accelerator.device_count()))
             torch.accelerator.set_device_index(device_id.index)
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            self.spec.master_address, self.spec.master_port, is_master=False
-        )
-        dist.init_process_group(
-            shape.backend,
-            store=dist.PrefixStore(f"disttest/{order.generation}", store),  # type: ignore[attr-defined]
-            rank=self.spec.rank,
-            world_size=shape.size,
+        make_default_group(
+            shape,
+            self.spec.rank,
+            (self.spec.master_address, self.spec.master_port),
+            generation=order.generation,
             device_id=None if backend_named(shape.backend).shares_devices else device_id,
         )
         self.facts_before = hygiene.with_own_groups(self.facts_before)
+
+
+def make_default_group(
+    shape: WorldShape, rank: int, store: tuple[str, int], *, generation: int, device_id: Any = None
+) -> None:
+    """Make the default process group of a test.
+
+    Args:
+        shape: of the world.
+        rank: of this process.
+        store: address and port of the world's.
+        generation: how many tests the world has run before.
+        device_id: the GPU that NCCL is to bind to.
+    """
+    import torch.distributed as dist
+
+    client = dist.TCPStore(*store, is_master=False)  # type: ignore[attr-defined]
+    dist.init_process_group(
+        shape.backend,
+        store=dist.PrefixStore(f"disttest/{generation}", client),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=shape.size,
+        device_id=device_id,
+    )
 
 
 def serve(
@@ -360,12 +383,15 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.shared_before = shared_fixtures(session)
     state.facts_before = hygiene.facts_before(state.facts, shared_fixtures=bool(state.shared_before))
     state.facts_at_call = state.facts_before
-    hygiene.reseed(zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed)
+    seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
+    hygiene.reseed(seed)
     if state.gpu is not None:
         state.gpu.begin()
     state.recorders.begin()
     chaos = Chaos(order, state.spec.rank, state.channel, session.config)
+    state.recording.begin(order, seed)
     run_protocol(items, order)
+    state.recording.end()
     shared = bool(shared_fixtures(session))
     cleanup = hygiene.clean_up(
         state.facts_before, state.facts_at_call, pristine=state.pristine, shared_fixtures=shared

@@ -40,6 +40,7 @@ from disttest.runtime.world.attempt import Attempt, HarmedAttempt, MainAttempt, 
 from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
+from disttest.runtime.world.kept_recordings import drop_recordings
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
 from disttest.runtime.world.recordings import keep_recordings
 
@@ -199,6 +200,7 @@ class WorldSupervisor:
             result = self._judge(attempt)
             # Ranks that have called different things may have left some that the next test would meet.
             self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
+            drop_recordings(attempt, result, order.settings.record, order.home)
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)

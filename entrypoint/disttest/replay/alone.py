@@ -1,0 +1,85 @@
+"""torch.distributed in a process that has no peers: groups of any size and stores without a server.
+
+A group's backend is gloo's own, of one rank, so that all that the test can ask of it is as it was; calls never reach
+it. What calls it past its group would get the answers of one rank, and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
+from torch.distributed import distributed_c10d as c10d
+
+_dist: Any = dist
+_STORES = ("TCPStore", "FileStore")
+_ISSUING = (
+    *("allgather", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast"),
+    *("gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter", "scatter", "send"),
+    *("_allgather_base", "_reduce_scatter_base", "allgather_coalesced"),
+)
+
+
+class _Store(_dist.HashStore):  # type: ignore[misc]
+    """Stands for a store of any kind; its answers are the recording's."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__()
+        given = [*arguments, named.get("host_name", ""), named.get("port", 0)]
+        self.host, self.port = given[0], given[1]
+
+
+class _Gloo(type):
+    """The type of gloo's backend, whose instances have one rank."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_real, name)
+
+    def __call__(cls, _store: Any, _rank: int, _size: int, **named: Any) -> Any:
+        return _real(_dist.HashStore(), 0, 1, **named)
+
+
+_real: Any = getattr(c10d, "ProcessGroupGloo", None)
+
+
+class ProcessGroupGloo(metaclass=_Gloo):
+    """Stands for gloo's backend."""
+
+
+def _refuse(name: str) -> Any:
+    def method(self: object, *_arguments: object, **_named: object) -> None:
+        del self
+        raise RuntimeError(
+            f"Backend.{name} was called past its process group: that is not recorded, and cannot be replayed"
+        )
+
+    return method
+
+
+@contextlib.contextmanager
+def without_peers() -> Iterator[None]:
+    """Inside, groups and stores are made without anybody else."""
+    with contextlib.ExitStack() as patches:
+        for name in list(sys.modules):
+            if name.startswith("torch.distributed") or name == "torch._C._distributed_c10d":
+                _put(patches, sys.modules[name])
+        for name in _ISSUING:
+            patches.enter_context(mock.patch.object(_Backend, name, _refuse(name)))
+        yield
+
+
+def _put(patches: contextlib.ExitStack, module: Any) -> None:
+    """Put the stand-ins into a module that has imported what they stand for."""
+    for name in (*_STORES, "ProcessGroupGloo"):
+        found = vars(module).get(name)
+        if found is not None and isinstance(found, type):
+            new = ProcessGroupGloo if name == "ProcessGroupGloo" else _Store
+            patches.enter_context(mock.patch.object(module, name, new))

@@ -1,0 +1,258 @@
+"""The file of a recording: one line that says what it is, then records of msgpack, each behind its length.
+
+Records are written one by one, as what they tell happens: whatever ends the rank, the file tells of all before. It may
+come from anywhere, and is read as data: nothing in it is run, and no size in it is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from disttest.errors import UsageError
+from disttest.model import Frozen, WorldShape
+
+SUFFIX = ".recording"
+MAGIC = b"disttest recording 1\n"
+"""The number changes with whatever a reader of before would misread."""
+_LENGTH = struct.Struct("<I")
+_LIMIT = 1 << 30
+"""Bytes of one file; a rank that receives more is not replayed."""
+
+
+class Spec(NamedTuple):
+    """A tensor without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What a rank calls, but for values; of a store's method or a group that is made only ``op`` and ``keys``."""
+
+    op: str
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    peer: int | None = None
+    tag: int = 0
+    root: int | None = None
+    reduce_op: str = ""
+    inputs: tuple[Spec, ...] = ()
+    outputs: tuple[Spec, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """A record; what is written most often has the fewest bytes."""
+
+
+class Head(_Record, tag=0, frozen=True, kw_only=True):
+    """Whose recording it is, and in what surroundings the rank ran."""
+
+    nodeid: str
+    rank: int
+    shape: WorldShape
+    seed: int
+    """That of the rank's random generators when the test began."""
+    environment: dict[str, str]
+    """What its world told it: torchrun's variables."""
+    torch: str
+    generation: int
+    """How many tests its world had run before."""
+
+
+class Place(_Record, tag=1, frozen=True):
+    """A kind of call from one line, numbered from 0 in the order of these records."""
+
+    signature: Signature
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        place = f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else "no line of Python"
+        return f"{describe(self.signature)} at {place}"
+
+
+class Called(_Record, tag=2, frozen=True):
+    """The rank has called; calls are numbered from 0 in the order of these records."""
+
+    place: int
+    digest: int
+    """CRC-32 of what it handed over."""
+
+
+class Filled(_Record, tag=3, frozen=True):
+    """A call is done, and what it has written into tensors, one after the other."""
+
+    call: int
+    body: memoryview
+
+
+class Answered(_Record, tag=4, frozen=True):
+    """A store has answered."""
+
+    call: int
+    value: Any
+
+
+class Raised(_Record, tag=5, frozen=True):
+    """A call, or the wait for it, has raised."""
+
+    call: int
+    kind: str
+    message: str
+
+
+class Unfit(_Record, tag=6, frozen=True):
+    """Why this cannot be replayed."""
+
+    reason: str
+
+
+class End(_Record, tag=7, frozen=True):
+    """The rank has done the test to its end; it is missing where the rank was ended."""
+
+
+Record = Head | Place | Called | Filled | Answered | Raised | Unfit | End
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def describe(signature: Signature) -> str:
+    """A call in a few words."""
+    words = signature.op
+    if signature.group:
+        words += f" of group {signature.group}"
+    if signature.peer is not None:
+        words += f" with rank {signature.peer}"
+    if signature.root is not None:
+        words += f" with root {signature.root}"
+    if signature.keys:
+        words += f" of {', '.join(map(repr, signature.keys))}"
+    values = ", ".join(f"{each.dtype}{list(each.shape)}" for each in signature.inputs or signature.outputs)
+    return (
+        f"{words} ({signature.reduce_op + ' ' if signature.reduce_op else ''}{values})" if values else words
+    )
+
+
+class Writer:
+    """Writes a recording; usable from any thread, since each record is one write.
+
+    Args:
+        path: must not exist; its folder need not.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(path, flags, 0o644)
+        self._size = os.write(self._fd, MAGIC)
+        self.is_full = False
+
+    def write(self, record: Record) -> None:
+        """Append a record; beyond the limit only the note that there was more."""
+        if self._fd < 0 or self.is_full:
+            return
+        data = _encoder.encode(record)
+        if self._size + len(data) > _LIMIT:
+            self.is_full = True
+            data = _encoder.encode(Unfit(f"it received more than {_LIMIT >> 20} MiB"))
+        data = _LENGTH.pack(len(data)) + data
+        self._size += len(data)
+        written = os.write(self._fd, data)
+        while written < len(data):  # a signal or a full disk; the latter raises now
+            written += os.write(self._fd, data[written:])
+
+    def close(self) -> None:
+        """No more is written."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Recording(Frozen):
+    """What a file holds."""
+
+    head: Head
+    places: tuple[Place, ...]
+    calls: tuple[Called, ...]
+    filled: dict[int, memoryview]
+    answers: dict[int, Any]
+    errors: dict[int, Raised]
+    unfit: tuple[str, ...]
+    is_whole: bool
+    """Whether the rank did the test to its end."""
+
+    def place(self, call: int) -> Place:
+        """What was called, and where."""
+        return self.places[self.calls[call].place]
+
+    def is_open(self, call: int) -> bool:
+        """Whether nothing came of it."""
+        return call not in self.filled and call not in self.answers and call not in self.errors
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file.
+
+    Raises:
+        UsageError: it is no recording, of another version, or not whole.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the recording {path} cannot be read: {error.strerror}") from error
+    if not data.startswith(MAGIC):
+        known = data.startswith(b"disttest recording ")
+        what = "was written by another version of disttest" if known else "is no recording of disttest"
+        raise UsageError(f"{path} {what}: record the test again, with disttest record")
+    try:
+        return _fold(list(_records(memoryview(data)[len(MAGIC) :])))
+    except (msgspec.MsgspecError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"the recording {path} is damaged or was cut off ({error}): copy it from the run once more, or record the test again"
+        ) from None
+
+
+def _records(data: memoryview) -> Iterator[Record]:
+    at = 0
+    while at < len(data):
+        if at + _LENGTH.size > len(data):
+            raise ValueError("the last record has no length")
+        (size,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + size > len(data):
+            raise ValueError(f"the last record lacks {at + size - len(data)} bytes")
+        yield _decoder.decode(data[at : at + size])
+        at += size
+
+
+def _fold(records: Sequence[Record]) -> Recording:
+    head, *rest = records
+    if not isinstance(head, Head):
+        raise ValueError("it does not begin with its head")  # a file is wrong, not a type
+    by_type: dict[type, list[Any]] = {}
+    for record in rest:
+        by_type.setdefault(type(record), []).append(record)
+    places, calls = by_type.get(Place, []), by_type.get(Called, [])
+    for call in calls:
+        if not 0 <= call.place < len(places):
+            raise ValueError(f"a call is from line {call.place} of {len(places)}")
+    return Recording(
+        head=head,
+        places=tuple(places),
+        calls=tuple(calls),
+        filled={each.call: each.body for each in by_type.get(Filled, [])},
+        answers={each.call: each.value for each in by_type.get(Answered, [])},
+        errors={each.call: each for each in by_type.get(Raised, [])},
+        unfit=tuple(dict.fromkeys(each.reason for each in by_type.get(Unfit, []))),
+        is_whole=bool(rest) and isinstance(rest[-1], End),
+    )

@@ -1,0 +1,75 @@
+"""The bytes of tensors, without operations of torch where possible: those could be seen by modes of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from disttest.replay.format import Spec
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """What it is, without its values."""
+    return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def can_be_kept(tensor: torch.Tensor) -> bool:
+    """Whether its values are plain memory of this process."""
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> bytes:
+    """Their values, one after the other."""
+    return b"".join(ctypes.string_at(each.data_ptr(), each.nbytes) for each in map(_dense, tensors))
+
+
+def digest_of(tensors: Sequence[torch.Tensor]) -> int:
+    """CRC-32 of their values."""
+    digest = 0
+    for each in map(_dense, tensors):
+        digest = zlib.crc32(_memory(each), digest)
+    return digest
+
+
+def fill(tensors: Sequence[torch.Tensor], body: memoryview) -> None:
+    """Write values into tensors.
+
+    Raises:
+        ValueError: they do not have the size for it.
+    """
+    data, at = body, 0
+    if len(data) != sum(each.nbytes for each in tensors):
+        raise ValueError(f"{len(data)} bytes were recorded, for {sum(each.nbytes for each in tensors)}")
+    for each in tensors:
+        part = data[at : at + each.nbytes]
+        at += each.nbytes
+        if not each.is_contiguous() or each.is_conj() or each.is_neg():
+            dense = torch.empty(each.shape, dtype=each.dtype)
+            _memory(dense)[:] = bytes(part)
+            with _unseen():
+                each.copy_(dense)
+        elif part:
+            _memory(each)[:] = bytes(part)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    with _unseen():
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """No mode of the test sees what is done inside, and autograd neither."""
+    with torch._C._DisableTorchDispatch(), torch.no_grad():  # noqa: SLF001
+        yield

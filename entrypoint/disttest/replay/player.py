@@ -1,0 +1,206 @@
+"""What is in a rank that is replayed: it gives back what was recorded, call by call, and stops where the rank does another thing.
+
+Nothing is sent. A call has to be the one that was recorded at its place: the same operation, group, ranks, dtypes and
+shapes. The values that the rank hands over are compared too; where they are others, it goes on, and that is said.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
+from disttest.observe.operations import OPERATIONS
+from disttest.replay.format import Raised, Recording, Signature, describe
+from disttest.replay.memory import fill
+from disttest.replay.signatures import (
+    digest_of_call,
+    digest_of_store,
+    of_call,
+    of_group,
+    of_store,
+    written_by,
+)
+
+_c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
+_FULL_NAMES = {row.name: row.op for row in OPERATIONS}
+_OF_CALLS = frozenset({WaitKind.WORK, WaitKind.FUTURE, WaitKind.TENSOR, WaitKind.OPERATION})
+
+
+class ReplayStopped(BaseException):
+    """The replay cannot go on; no exception of the test's, so that the test does not handle it."""
+
+
+class RecordingEnded(ReplayStopped):
+    """The recorded rank has come no further: it hung there, or was ended."""
+
+
+class Diverged(ReplayStopped):
+    """The rank has done something else than what was recorded."""
+
+
+class Player(Tool):
+    """Replays one test; made in the thread that runs it.
+
+    Args:
+        recording: of the rank that this process is.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._thread = threading.get_ident()
+        self._next = 0
+        self._open: dict[int, int] = {}
+        """Calls of which nothing came, or an error: the layer's numbers with those of the recording."""
+        self.stopped: ReplayStopped | None = None
+        self.other_values = ""
+        """Where the rank first handed over other values than recorded."""
+
+    @property
+    def calls(self) -> int:
+        """How many the rank has made."""
+        return self._next
+
+    def close(self) -> None:
+        """The test is over.
+
+        Raises:
+            Diverged: more was recorded.
+        """
+        recording = self._recording
+        if self.stopped is None and self._next < len(recording.calls):
+            raise self._stop(
+                Diverged(
+                    f"the rank ended after {self._next} calls, recorded were {len(recording.calls)}: "
+                    f"next was {recording.place(self._next)}"
+                )
+            )
+
+    # --- calls of a process group
+
+    def take(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Give back what was recorded for a call, without handing it to its backend."""
+        __tracebackhide__ = True
+        del run
+        number = self._match(of_call(call), call.site, call.thread, digest_of_call(call))
+        recording = self._recording
+        future: Any = torch.futures.Future()
+        error = recording.errors.get(number)
+        if number in recording.filled:
+            tensors = written_by(call)
+            try:
+                fill(tensors, recording.filled[number])
+            except ValueError as wrong:
+                raise self._stop(Diverged(f"call {number + 1}, {recording.place(number)}: {wrong}")) from None
+            future.set_result(list(tensors))
+        elif call.by_cpp or call.op == "monitored_barrier":  # nobody in Python waits for it
+            raise _exception(error) if error else self._ended(number)
+        else:
+            self._open[call.n] = number
+        return _returned(call, future)
+
+    def on_wait(self, wait: Wait) -> None:
+        """The rank waits: for what never came, that is as far as it got."""
+        __tracebackhide__ = True
+        if wait.kind is WaitKind.GROUP:
+            self._make_group(wait)
+        elif wait.call is not None and (number := self._open.get(wait.call.n)) is not None:
+            error = self._recording.errors.get(number)
+            raise _exception(error) if error else self._ended(number)
+        elif wait.call is None and wait.kind in _OF_CALLS and self._open:
+            raise self._ended(min(self._open.values()))
+
+    def _make_group(self, wait: Wait) -> None:
+        __tracebackhide__ = True
+        if self.stopped is not None:
+            return
+        number = self._match(of_group(wait), wait.site, wait.thread, 0)
+        if number not in self._recording.answers:
+            error = self._recording.errors.get(number)
+            raise _exception(error) if error else self._ended(number)
+
+    # --- calls of a store
+
+    def take_store(self, call: StoreCall, run: Callable[[], Any]) -> Any:
+        """Give back what a store has answered."""
+        __tracebackhide__ = True
+        del run
+        number = self._match(of_store(call), call.site, call.thread, digest_of_store(call))
+        recording = self._recording
+        if number in recording.answers:
+            return recording.answers[number]
+        error = recording.errors.get(number)
+        raise _exception(error) if error else self._ended(number)
+
+    # --- all of them
+
+    def _match(self, called: Signature, site: Site, thread: int, digest: int) -> int:
+        """The number of the call in the recording."""
+        __tracebackhide__ = True
+        if self.stopped is not None:
+            raise self.stopped
+        number, recording = self._next, self._recording
+        here = f"{describe(called)} at {site}"
+        if thread != self._thread:
+            raise self._stop(Diverged(f"at call {number + 1} another thread than the test's called {here}"))
+        if number >= len(recording.calls):
+            raise self._stop(self._beyond(number, here))
+        if recording.place(number).signature != called:
+            raise self._stop(
+                Diverged(f"at call {number + 1} it called {here}, recorded was {recording.place(number)}")
+            )
+        if recording.calls[number].digest != digest and not self.other_values:
+            self.other_values = f"call {number + 1}, {here}"
+        self._next += 1
+        return number
+
+    def _beyond(self, number: int, here: str) -> ReplayStopped:
+        last = f" (the last was {self._recording.place(number - 1)})" if number else ""
+        if self._recording.is_whole:
+            return Diverged(f"at call {number + 1} it called {here}, recorded were {number} calls{last}")
+        return RecordingEnded(f"the rank was ended before its call {number + 1}, {here}{last}")
+
+    def _ended(self, number: int) -> ReplayStopped:
+        return self._stop(
+            RecordingEnded(f"the rank hung in its call {number + 1}, {self._recording.place(number)}")
+        )
+
+    def _stop(self, stopped: ReplayStopped) -> ReplayStopped:
+        self.stopped = self.stopped or stopped
+        return self.stopped
+
+
+def _returned(call: Call, future: Any) -> Any:
+    """What the operation of ``c10d`` returns: its tensors, which nobody reads, and the handle."""
+    work = _c10d._create_work_from_future(future).boxed()  # noqa: SLF001
+    types = [str(each.type) for each in getattr(torch.ops.c10d, _FULL_NAMES[call.op]).default._schema.returns]  # noqa: SLF001
+    if not types:
+        return None
+    values = [work if "Work" in each else _shaped(each, list(written_by(call))) for each in types]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _shaped(type_: str, tensors: list[torch.Tensor]) -> Any:
+    match type_:
+        case "Tensor":
+            return tensors[0]
+        case "List[Tensor]":
+            return tensors
+        case _:
+            return [tensors]
+
+
+def _exception(raised: Raised) -> BaseException:
+    """What was recorded, as the type that it had, if that is Python's or torch's."""
+    kind = getattr(builtins, raised.kind, None) or getattr(dist, raised.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        kind = RuntimeError
+    try:
+        return kind(raised.message)
+    except TypeError:  # UnicodeDecodeError and its like want more
+        return RuntimeError(raised.message)

@@ -1,0 +1,236 @@
+"""What is in a rank that records: it notes each call, and what came of it before the rank can see it.
+
+A collective is done in a thread of its backend; its result is written down there, by a callback of its future, which
+comes before anything that the test could chain to it. Waits of Python are held until that is done. C++ (DDP's
+reducer) waits for the future itself, which wakes before callbacks run: it gets a handle that is done when ours is.
+Messages over gloo have no future; their results are written down when the rank has waited for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind
+from disttest.replay.format import (
+    Answered,
+    Called,
+    End,
+    Filled,
+    Head,
+    Place,
+    Raised,
+    Signature,
+    Unfit,
+    Writer,
+)
+from disttest.replay.memory import bytes_of, can_be_kept
+from disttest.replay.signatures import (
+    digest_of_call,
+    digest_of_store,
+    of_call,
+    of_group,
+    of_store,
+    written_by,
+)
+
+_dist: Any = dist
+_c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
+BACKENDS = frozenset({"gloo", "undefined", "cpu:gloo"})
+"""Backends whose results are complete when their futures are; ``undefined`` is torch's own choice, gloo on the CPU."""
+_Key = tuple[Signature, str, int]
+
+
+class _Pending:
+    """A call whose result is not written down yet."""
+
+    def __init__(self, number: int, call: Call, *, has_future: bool) -> None:
+        self.number = number
+        self.call = call
+        self.has_future = has_future
+        self.is_kept = threading.Event()
+
+
+class Recorder(Tool):
+    """Records one test; made when it begins, in the thread that runs it.
+
+    Args:
+        path: of the recording.
+        head: its first record.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, head: Head) -> None:
+        self._writer = Writer(path)
+        self._writer.write(head)
+        self._thread = threading.get_ident()
+        self._places: dict[_Key, int] = {}
+        self._calls = 0
+        self._pending: dict[int, _Pending] = {}
+        """By the number that the layer gives to calls."""
+        self._groups: dict[int, int] = {}
+        """Groups that are being made or destroyed: waits with the numbers of their calls."""
+        if _dist.get_debug_level() == _dist.DebugLevel.DETAIL:
+            self.note_unfit(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a backend around each group's own, whose calls are not seen"
+            )
+
+    def note_unfit(self, reason: str) -> None:
+        """It cannot be replayed."""
+        self._writer.write(Unfit(reason))
+
+    def close(self) -> None:
+        """The test is over."""
+        for each in list(self._pending.values()):
+            if not each.has_future and written_by(each.call):
+                self.note_unfit(
+                    f"the {each.call.op} at {each.call.site} was never waited for, so that its result is not known"
+                )
+        self._writer.write(End())
+        self._writer.close()
+
+    # --- calls of a process group
+
+    def take(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Note a call, and see to it that its result is noted."""
+        number = self._note(of_call(call), call.site, call.thread, self._digest(call))
+        if call.peer == ANY_SOURCE:
+            self.note_unfit(
+                f"the {call.op} at {call.site} takes from whoever sends first, and who did is not recorded"
+            )
+        self._pending[call.n] = pending = _Pending(number, call, has_future=True)
+        result = run()
+        boxed = result[-1] if isinstance(result, tuple) and result else result
+        if not isinstance(boxed, torch.ScriptObject):  # it is done: monitored_barrier
+            self._keep(pending)
+            return result
+        future = _future(dist.Work.unbox(boxed))
+        if future is None:
+            pending.has_future = False
+            return result
+        if not call.by_cpp:
+            future.add_done_callback(lambda done: self._keep(pending) if _succeeded(done) else None)
+            return result
+        chained = _c10d._create_work_from_future(  # noqa: SLF001
+            future.then(lambda done: self._keep_and_pass_on(pending, done))
+        ).boxed()
+        return (*result[:-1], chained) if isinstance(result, tuple) else chained
+
+    def on_error(self, call: Call, error: BaseException) -> None:
+        """The backend has refused a call."""
+        if (pending := self._pending.get(call.n)) is not None:
+            self._note_error(pending, error)
+
+    def on_wait(self, wait: Wait) -> None:
+        """A group is being made or destroyed."""
+        if wait.kind is WaitKind.GROUP:
+            self._groups[wait.n] = self._note(of_group(wait), wait.site, wait.thread, 0)
+
+    def on_done(self, wait: Wait, error: BaseException | None) -> None:
+        """The rank has waited for a call."""
+        if (group := self._groups.pop(wait.n, None)) is not None:
+            self._writer.write(_raised(group, error) if error else Answered(group, None))
+        pending = self._pending.get(wait.call.n) if wait.call else None
+        if pending is None:
+            return
+        if error is not None:
+            self._note_error(pending, error)
+        elif pending.has_future:
+            pending.is_kept.wait()
+        else:
+            self._keep(pending)
+
+    def on_group(self, group: Group, *, made: bool) -> None:
+        """A group whose backend is another one is not replayed."""
+        if made and group.backend not in BACKENDS:
+            self.note_unfit(f"a group of it uses the backend {group.backend}, and gloo alone is replayed")
+
+    def _digest(self, call: Call) -> int:
+        if not all(map(can_be_kept, (*call.inputs, *call.outputs))):
+            self.note_unfit(
+                f"the {call.op} at {call.site} is about sparse tensors, or some that are not on the CPU"
+            )
+            return 0
+        return digest_of_call(call)
+
+    def _keep(self, pending: _Pending) -> None:
+        """The result is there: write it down, once."""
+        if self._pending.pop(pending.call.n, None) is None:
+            return
+        written = written_by(pending.call)
+        body = bytes_of(written) if all(map(can_be_kept, written)) else b""
+        self._writer.write(Filled(pending.number, memoryview(body)))
+        pending.is_kept.set()
+
+    def _keep_and_pass_on(self, pending: _Pending, done: Any) -> Any:
+        try:
+            value = done.value()
+        except BaseException as error:
+            self._note_error(pending, error)
+            raise
+        self._keep(pending)
+        return value
+
+    def _note_error(self, pending: _Pending, error: BaseException) -> None:
+        if self._pending.pop(pending.call.n, None) is not None:
+            self._writer.write(_raised(pending.number, error))
+            pending.is_kept.set()
+
+    # --- calls of a store
+
+    def take_store(self, call: StoreCall, run: Callable[[], Any]) -> Any:
+        """Note a call and its answer."""
+        number = self._note(of_store(call), call.site, call.thread, digest_of_store(call))
+        try:
+            value = run()
+        except BaseException as error:
+            self._writer.write(_raised(number, error))
+            raise
+        self._writer.write(Answered(number, value))
+        return value
+
+    # --- all of them
+
+    def _note(self, signature: Signature, site: Any, thread: int, digest: int) -> int:
+        if thread != self._thread:
+            self.note_unfit(
+                f"several threads call: {signature.op} at {str(site) or 'no line of Python'} came from another one "
+                "than the test's, and their order is not recorded"
+            )
+        key = signature, site.file, site.line
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = len(self._places)
+            self._writer.write(
+                Place(signature, site.file.encode("utf-8", "backslashreplace").decode(), site.line)
+            )
+        self._writer.write(Called(place, digest))
+        number, self._calls = self._calls, self._calls + 1
+        return number
+
+
+def _future(work: Any) -> Any:
+    """The future of a handle; None where the backend has none for it."""
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None
+
+
+def _succeeded(done: Any) -> bool:
+    try:
+        done.value()
+    except Exception:  # noqa: BLE001  # whatever it is, the wait for it will tell
+        return False
+    return True
+
+
+def _raised(number: int, error: BaseException) -> Raised:
+    return Raised(number, type(error).__name__, str(error).encode("utf-8", "backslashreplace").decode())

@@ -1,0 +1,70 @@
+"""Calls as recorder and player compare them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from disttest.observe import Call, StoreCall, Wait
+from disttest.observe.operations import OPERATIONS
+from disttest.replay.format import Signature
+from disttest.replay.memory import digest_of, spec_of
+
+MAKE, DESTROY = "make a group", "destroy a group"
+_IN_PLACE = frozenset(
+    row.name for row in OPERATIONS if row.outputs is None and not row.is_p2p and row.inputs is not None
+)
+_FIRST_IS_KEY = frozenset(
+    {"add", "append", "compare_set", "delete_key", "get", "queue_len", "queue_pop", "queue_push", "set"}
+)
+
+
+def written_by(call: Call) -> tuple[torch.Tensor, ...]:
+    """The tensors that a call writes into."""
+    return call.inputs if call.op in _IN_PLACE else call.outputs
+
+
+def of_call(call: Call) -> Signature:
+    """Of a collective or a message."""
+    return Signature(
+        op=call.op,
+        group=call.group.description or call.group.name,
+        ranks=call.group.ranks,
+        peer=call.peer,
+        tag=call.tag,
+        root=call.root,
+        reduce_op=call.reduce_op,
+        inputs=tuple(map(spec_of, call.inputs)),
+        outputs=tuple(map(spec_of, call.outputs)),
+    )
+
+
+def of_group(wait: Wait) -> Signature:
+    """Of a group that is being made or destroyed."""
+    return Signature(op=MAKE if wait.ranks else DESTROY, ranks=wait.ranks)
+
+
+def of_store(call: StoreCall) -> Signature:
+    """Of a call of a store's method."""
+    first = call.arguments[0] if call.arguments else ()
+    keys = (first,) if call.op in _FIRST_IS_KEY or isinstance(first, str) else first
+    return Signature(
+        op=f"store.{call.op}", keys=tuple(map(_text, keys if isinstance(keys, Iterable) else ()))
+    )
+
+
+def digest_of_store(call: StoreCall) -> int:
+    """CRC-32 of the numbers among its arguments: values that are text may be pickles, which hold addresses."""
+    return zlib.crc32(repr([each for each in call.arguments if isinstance(each, int)]).encode())
+
+
+def digest_of_call(call: Call) -> int:
+    """CRC-32 of the values that it hands over, but for bytes: those may be pickles, which hold addresses."""
+    return digest_of([each for each in call.inputs if each.dtype is not torch.uint8])
+
+
+def _text(key: Any) -> str:
+    return str(key).encode("utf-8", "backslashreplace").decode()

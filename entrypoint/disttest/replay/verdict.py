@@ -1,0 +1,80 @@
+"""What a replay came to, beside what was recorded."""
+
+from __future__ import annotations
+
+from disttest.errors import ExitCode
+from disttest.model import Frozen, Outcome
+
+_OTHER_VALUES = (
+    "the rank handed over other values than recorded, first in {}: look for a clock, a file, a device or a generator of "
+    "its own; the same happens on another kind of processor and with another torch"
+)
+_FILES = "what peers write into files is not recorded"
+
+
+class Expected(Frozen):
+    """What a replay is told: which recording, and what the rank came to."""
+
+    recording: str
+    """Absolute path."""
+    outcome: Outcome | None
+    """None: the rank was ended, or died, before it could tell."""
+    message: str
+
+
+class Replayed(Frozen):
+    """What the rank came to here."""
+
+    outcome: Outcome
+    message: str
+    calls: int
+    ended: str = ""
+    """Where the recording ended, if the rank wanted more of it."""
+    diverged: str = ""
+    """What the rank did that was not recorded."""
+    other_values: str = ""
+    """The first call with other values than recorded."""
+
+
+class Verdict(Frozen):
+    """Whether the replay is what was recorded."""
+
+    words: str
+    is_same: bool
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return ExitCode.PASSED if self.is_same else ExitCode.FAILED
+
+
+def judge(expected: Expected, seen: Replayed) -> Verdict:
+    """Compare."""
+    verdict = _compare(expected, seen)
+    if not seen.other_values:
+        return verdict
+    words = f"{verdict.words}\n{_OTHER_VALUES.format(seen.other_values)}"
+    return Verdict(words=words, is_same=False)
+
+
+def _compare(expected: Expected, seen: Replayed) -> Verdict:
+    if seen.diverged:
+        return Verdict(words=f"the rank did something else than recorded: {seen.diverged}", is_same=False)
+    if expected.outcome is None and seen.ended:
+        return Verdict(words=f"as recorded: {seen.ended}", is_same=True)
+    here, then = _words(seen.outcome, seen.message), _words(expected.outcome, expected.message)
+    if expected.outcome is not seen.outcome:
+        return Verdict(
+            words=f"the rank {here}; recorded was that it {then} ({_FILES})",
+            is_same=False,
+        )
+    count = f"after {seen.calls} calls"
+    if seen.outcome.is_bad and seen.message != expected.message:
+        return Verdict(words=f"the rank {here}, {count}; recorded was that it {then}", is_same=True)
+    return Verdict(words=f"as recorded: the rank {here}, {count}", is_same=True)
+
+
+def _words(outcome: Outcome | None, message: str) -> str:
+    if outcome is None:
+        return f"was ended ({message})" if message else "was ended"
+    return f"{outcome}: {message}" if message else str(outcome)

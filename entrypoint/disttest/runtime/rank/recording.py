@@ -1,0 +1,91 @@
+"""The recording of this rank, where its run wants one: made beside its log, from the beginning of its test to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disttest import observe
+from disttest.masking import masker
+from disttest.model import RecordRule
+from disttest.options.environment import environment
+from disttest.replay.format import SUFFIX, End, Head, Unfit, Writer
+
+if TYPE_CHECKING:
+    from disttest.replay.recorder import Recorder
+    from disttest.runtime.messages.protocol import RunTest
+    from disttest.runtime.rank.rank import RankSpec
+
+
+class RankRecording:
+    """Of one test after another; it is made before it is noted what torch looks like.
+
+    Args:
+        spec: of this rank.
+    """
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._spec = spec
+        self._recorder: Recorder | None = None
+        wanted = spec.settings.record is not RecordRule.OFF and spec.partition is None
+        self._is_on = wanted and not masker.active
+        if self._is_on:
+            observe.install()
+            self._watch_rpc()
+
+    def begin(self, order: RunTest, seed: int) -> None:
+        """A test begins, its random generators seeded.
+
+        Args:
+            order: of the test.
+            seed: of the generators.
+        """
+        if not self._is_on:
+            return
+        path, head = Path(order.log).with_suffix(SUFFIX), self._head(order, seed)
+        if self._spec.shape.device != "cpu":
+            _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
+            return
+        from disttest.replay.recorder import Recorder
+
+        self._recorder = Recorder(path, head)
+        observe.install(self._recorder)
+
+    def end(self) -> None:
+        """The test has run to its end."""
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _head(self, order: RunTest, seed: int) -> Head:
+        import torch
+
+        hash_seed = environment().get("PYTHONHASHSEED", "")
+        return Head(
+            nodeid=order.nodeid,
+            rank=self._spec.rank,
+            shape=self._spec.shape,
+            seed=seed,
+            environment={**self._spec.environment(), "PYTHONHASHSEED": hash_seed},
+            torch=str(torch.__version__),
+            generation=order.generation,
+        )
+
+    def _watch_rpc(self) -> None:
+        """The layer does not see remote calls: who starts an agent cannot be replayed."""
+        from torch.distributed.rpc import backend_registry
+
+        original: Any = backend_registry.init_backend
+
+        def init_backend(*arguments: Any, **named: Any) -> Any:
+            if self._recorder is not None:
+                self._recorder.note_unfit("it uses RPC, and remote calls are not recorded")
+            return original(*arguments, **named)
+
+        backend_registry.init_backend = init_backend
+
+
+def _note_only(path: Path, head: Head, reason: str) -> None:
+    writer = Writer(path)
+    for record in (head, Unfit(reason), End()):
+        writer.write(record)
+    writer.close()

@@ -1,0 +1,129 @@
+"""A rank that is alone: it runs one test in this very process, and what its peers had sent comes from a recording.
+
+pytest runs the test as any other one, so that its debugger, its terminal and its reports are there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from disttest import observe
+from disttest.errors import ExitCode
+from disttest.model import Outcome
+from disttest.options.environment import add_to_environment
+from disttest.replay.format import Head, Recording, read_recording
+from disttest.replay.verdict import Expected, Replayed, judge
+from disttest.runtime.rank import hygiene
+from disttest.runtime.rank.bridge import message_of, outcome_of
+from disttest.runtime.rank.rank import make_default_group
+from disttest.testing.world import World, provide_world
+
+if TYPE_CHECKING:
+    from disttest.replay.player import Player
+
+
+def replay_rank(session: pytest.Session, expected: Expected) -> None:
+    """Run the test of a recording.
+
+    Args:
+        session: that has collected the test.
+        expected: which recording, and what it came to.
+    """
+    from disttest.replay.alone import without_peers
+    from disttest.replay.player import Diverged, Player
+
+    recording = read_recording(Path(expected.recording))
+    head = recording.head
+    item = next((each for each in session.items if each.nodeid == head.nodeid), None)
+    if item is None:
+        pytest.exit(
+            f"disttest: {head.nodeid} is not among the tests that were collected here", ExitCode.USAGE
+        )
+    player = Player(recording)
+    report = _Report(expected, recording, player)
+    session.config.pluginmanager.register(report, "disttest-replay")
+    with TemporaryDirectory(prefix="disttest-replay-") as scratch:
+        _become(head, Path(scratch))
+        with without_peers(), observe.observing(player):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+    try:
+        player.close()
+    except Diverged:
+        return  # the player knows
+
+
+def _become(head: Head, scratch: Path) -> None:
+    """Be the rank that was recorded, as it was when its test began."""
+    import torch
+
+    add_to_environment(head.environment)
+    torch.set_num_threads(int(head.environment.get("OMP_NUM_THREADS", "1")))
+    provide_world(lambda: _world(head, scratch), lambda: scratch)
+    hygiene.reseed(head.seed)
+
+
+def _world(head: Head, scratch: Path) -> World:
+    import torch.distributed as dist
+
+    variables = head.environment
+    if not dist.is_initialized():
+        store = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+        make_default_group(head.shape, head.rank, store, generation=head.generation)
+    return World(
+        rank=head.rank,
+        size=head.shape.size,
+        local_rank=int(variables["LOCAL_RANK"]),
+        backend=head.shape.backend,
+        device_type=head.shape.device,
+        scratch=lambda: scratch,
+    )
+
+
+class _Report:
+    """The pytest plugin that tells what the replay came to."""
+
+    def __init__(self, expected: Expected, recording: Recording, player: Player) -> None:
+        self._expected = expected
+        self._recording = recording
+        self._player = player
+        self._reports: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase is over."""
+        self._reports.append(report)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """The exit code says whether the replay was what was recorded, not whether the test passed."""
+        session.exitstatus = judge(self._expected, self._seen()).exit_code
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """Tell it."""
+        head, verdict = self._recording.head, judge(self._expected, self._seen())
+        terminalreporter.section(f"replay of rank {head.rank} of {head.shape.size}", sep="=", bold=True)
+        terminalreporter.write_line(verdict.words, green=verdict.is_same, red=not verdict.is_same)
+        for gap in observe.gaps():
+            terminalreporter.write_line(f"not seen by the layer: {gap}")
+
+    def _seen(self) -> Replayed:
+        from disttest.replay.player import Diverged
+
+        stopped = self._player.stopped
+        bad = (each for each in self._reports if outcome_of(each).is_bad)
+        told = (each for each in self._reports if outcome_of(each) is not Outcome.PASSED)
+        decides = next(bad, None) or next(told, None)
+        diverged = isinstance(stopped, Diverged)
+        return Replayed(
+            outcome=outcome_of(decides) if decides else Outcome.PASSED,
+            message=message_of(decides) if decides else "",
+            calls=self._player.calls,
+            ended=str(stopped) if stopped and not diverged else "",
+            diverged=str(stopped) if diverged else "",
+            other_values=self._player.other_values,
+        )

@@ -1,0 +1,255 @@
+"""``disttest record`` and ``disttest replay``: a rank runs alone as it ran among its peers, or is said to do otherwise."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+from lab import Lab
+from terminal import Terminal
+
+TESTS = """
+    import os, threading, time
+    import pytest, torch, torch.distributed as dist
+    import torch.distributed._functional_collectives as functional
+    from torch import nn
+    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    pytestmark = pytest.mark.world_size(2)
+
+    def test_trains(world):
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 8) + world.rank).square().mean().backward()
+            optimizer.step()
+        print("parameters", sum(each.double().sum().item() for each in model.parameters()).hex())
+
+    def test_exchanges(world):
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": world.rank})
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        group = dist.new_group([0, 1], group_desc="pair")
+        assert dist.get_backend(group) == "gloo"
+        work = dist.all_reduce(value := torch.tensor([1.0, float("nan")]), group=group, async_op=True)
+        summed = work.get_future().then(lambda done: done.value()[0].clone()).wait()
+        assert value[0] == 2 and summed[1].isnan()
+        message, received = torch.full((3, 2), float(world.rank)), torch.zeros(3, 2)
+        ops = [dist.P2POp(dist.isend, message, 1 - world.rank), dist.P2POp(dist.irecv, received, 1 - world.rank)]
+        for each in dist.batch_isend_irecv(ops):
+            each.wait()
+        assert received.eq(1 - world.rank).all()
+        store = dist.distributed_c10d._get_default_store()
+        assert store.add("count", 1) in (1, 2)
+        store.set(f"from {world.rank}", b"\\x00word")
+        assert store.get(f"from {1 - world.rank}") == b"\\x00word"
+        assert not store.check(["nobody"]) and store.compare_set("nobody", "a", "b")
+        dist.monitored_barrier()
+        dist.destroy_process_group(group)
+
+    def test_functional(world):
+        gathered = functional.all_gather_tensor(torch.arange(2.0) + world.rank, 0, dist.group.WORLD)
+        assert (gathered + 0).tolist() == [0, 1, 1, 2]
+        mesh = DeviceMesh("cpu", [0, 1])
+        assert distribute_tensor(torch.arange(8.0), mesh, [Shard(0)]).sum().full_tensor() == 28
+
+    def test_compiled(world):
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def step(x):
+            return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+        assert step(torch.ones(4) + world.rank).eq(7).all()
+
+    @pytest.mark.timeout(20)
+    def test_hangs(world):
+        dist.all_reduce(torch.ones(2))
+        here = 40 + world.rank
+        if world.rank == 1:
+            dist.barrier()
+
+    def test_fails(world):
+        dist.barrier()
+        if world.rank == 1:
+            raise ValueError("boom")
+        dist.barrier()
+
+    def test_goes_another_way(world):
+        dist.all_reduce(torch.ones(1))
+        if "ANOTHER" in os.environ:
+            dist.broadcast(torch.ones(3), 0)
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    def test_reads_the_clock(world):
+        dist.all_reduce(torch.tensor(time.time(), dtype=torch.double))
+
+    def test_threads(world):
+        thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1)))
+        thread.start()
+        thread.join()
+
+    def test_calls_remotely(world):
+        import torch.distributed.rpc as rpc
+        os.environ["MASTER_PORT"] = str(29000 + os.getppid() % 20000)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        rpc.init_rpc(f"w{world.rank}", rank=world.rank, world_size=2)
+        rpc.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run that was recorded, of which tests read."""
+    lab = Lab(tmp_path_factory.mktemp("recorded")).write(test_all=TESTS)
+    lab.ended = lab.run("record", "test_all.py")
+    return lab
+
+
+def replay(lab, name, rank, *arguments, **environ):
+    return lab.run("replay", f"::{name}[", "--rank", str(rank), *arguments, **environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("test_trains", 0),
+        ("test_trains", 1),
+        ("test_exchanges", 1),
+        ("test_functional", 0),
+        ("test_compiled", 1),
+    ],
+)
+def test_a_rank_alone_does_what_it_did(recorded, name, rank):
+    ended = replay(recorded, name, rank)
+
+    assert 0 == ended.exit_code, ended.output
+    assert re.search(r"as recorded: the rank passed, after \d+ calls", ended.output), ended.output
+    for line in recorded.ended.log(name, rank).splitlines():
+        assert line in ended.output
+
+
+def test_a_hang_ends_where_it_hung(recorded):
+    ended = replay(recorded, "test_hangs", 1)
+
+    assert 0 == ended.exit_code, ended.output
+    assert (
+        "as recorded: the rank hung in its call 3, barrier of group default at test_all.py:" in ended.output
+    )
+
+
+def test_a_failure_fails_again_and_its_peer_meets_it_again(recorded):
+    ended = replay(recorded, "test_fails", 1)
+
+    assert 0 == ended.exit_code, ended.output
+    assert re.search(r"as recorded: the rank failed: ValueError: boom, after \d calls", ended.output)
+    peer = replay(recorded, "test_fails", 0)
+    assert 0 == peer.exit_code, peer.output
+
+
+def test_what_the_rank_does_otherwise_is_named_by_both_lines(recorded):
+    ended = replay(recorded, "test_goes_another_way", 0, ANOTHER="1")
+
+    assert 1 == ended.exit_code, ended.output
+    assert re.search(
+        r"the rank did something else than recorded: at call 3 it called broadcast of group default with root 0 "
+        r"\(float32\[3\]\) at test_all.py:\d+, recorded was allreduce of group default \(SUM float32\[2\]\) at test_all.py:\d+",
+        ended.output,
+    ), ended.output
+
+
+def test_values_that_differ_are_no_replay(recorded):
+    ended = replay(recorded, "test_reads_the_clock", 0)
+
+    assert 1 == ended.exit_code, ended.output
+    assert "handed over other values than recorded, first in call 2, allreduce" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("test_threads", "several threads call: allreduce at test_all.py:"),
+        ("test_calls_remotely", "it uses RPC"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(recorded, name, reason):
+    ended = replay(recorded, name, 0)
+
+    assert 4 == ended.exit_code, ended.output
+    assert f"cannot be replayed: {reason}" in ended.output
+
+
+def test_words_that_lead_nowhere_are_answered(recorded):
+    assert "ran with 2 ranks: --rank is 0 to 1" in replay(recorded, "test_trains", 7).output
+    assert "name one of them" in recorded.run("replay", "test_", "--rank", "0").output
+
+
+def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
+    ended = lab.write(test_all=TESTS).run(
+        "run", "test_all.py", "--record", "failures", "-k", "exchanges or fails"
+    )
+
+    assert 1 == ended.exit_code
+    kept = {path.parts[-3].partition("-2xgloo")[0] for path in ended.results.rglob("*.recording")}
+    assert {"test_all.py-test_fails"} == kept
+    ended = lab.run("replay", "test_exchanges")
+    assert 4 == ended.exit_code
+    assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]: record it with" in ended.output
+
+
+def test_a_debugger_stops_where_the_rank_hung(recorded):
+    terminal = Terminal(recorded, "test_hangs", "--rank", "1", "--pdb", command="replay")
+    terminal.read_until(lambda screen: "(Pdb) " in screen)
+    terminal.answer("up\n" * 2)
+    terminal.answer("p here + 1000\n")
+    terminal.read_until(lambda screen: "1041" in screen)
+    terminal.answer("q\n")
+    terminal.end()
+
+    assert "1041" in terminal.screen
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "ddp/test_equivalence.py::test_trains_as_one_process_does",
+        "fsdp/test_fully_shard.py::test_training_equals_one_process",
+    ],
+)
+def test_bundled_tests_that_train_are_equal_to_the_bit(lab, test):
+    ended = lab.run("record", test, "--world-sizes", "2")
+    assert 0 == ended.exit_code, ended.output
+
+    replayed = lab.run("replay", ended.run.tests[0].test.nodeid, "--rank", "1")
+    assert 0 == replayed.exit_code, replayed.output
+
+
+def test_a_recording_that_was_cut_off_is_refused(recorded, tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(recorded.ended.results, results)
+    log = recorded.ended.result("test_trains").ranks[0].log
+    file = (results / log).with_suffix(".recording")
+    data = file.read_bytes()
+    file.write_bytes(data[: -len(b"....\x91\x07")])  # its last record
+    ended = recorded.run("replay", str(results), "test_trains", "--rank", "0")
+
+    assert 4 == ended.exit_code, ended.output
+    assert "was cut off, since the rank ran to its end" in ended.output
+
+
+def test_a_recording_is_as_large_as_what_was_received(lab):
+    lab.write(
+        test_size="""
+            import pytest, torch, torch.distributed as dist
+
+            @pytest.mark.world_size(2)
+            def test_size(world):
+                for _ in range(10):
+                    dist.all_reduce(torch.ones(25_000))
+        """
+    )
+    ended = lab.run("record", "test_size.py")
+
+    (size, _) = (path.stat().st_size for path in ended.results.rglob("*.recording"))
+    assert 1_000_000 < size < 1_002_000
