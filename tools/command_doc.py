@@ -26,6 +26,9 @@ FOOT = """| 128+n | signal n has ended it: 129 hang-up, 130 Ctrl-C, 143 SIGTERM 
 A reader of the output that goes away (`| head`) or has no room changes nothing of this; `list`, `explain`, `trend` and `plan`, of
 which nothing but the output is wanted, end with 141 or 3 then."""
 
+_PARENT = click.Context(command, **command.context_settings)
+"""click remembers in a command which flags of help the first context had that asked."""
+
 
 def main() -> int:
     """Write the page, or compare it."""
@@ -46,7 +49,7 @@ def _page() -> Iterator[str]:
 
 def _command(name: str, each: click.Command) -> Iterator[str]:
     usage = " ".join(
-        piece for piece in each.collect_usage_pieces(click.Context(each)) if piece != "[OPTIONS]"
+        piece for piece in each.collect_usage_pieces(click.Context(each, parent=_PARENT)) if piece != "[OPTIONS]"
     )
     yield f"## {name}\n"
     yield f"`disttest {name} {usage}`".replace(" `", "`") + "\n"
