@@ -49,7 +49,9 @@ def _page() -> Iterator[str]:
 
 def _command(name: str, each: click.Command) -> Iterator[str]:
     usage = " ".join(
-        piece for piece in each.collect_usage_pieces(click.Context(each, parent=_PARENT)) if piece != "[OPTIONS]"
+        piece
+        for piece in each.collect_usage_pieces(click.Context(each, parent=_PARENT))
+        if piece != "[OPTIONS]"
     )
     yield f"## {name}\n"
     yield f"`disttest {name} {usage}`".replace(" `", "`") + "\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterator, Sequence
 
 from disttest.chaos.needs import needing
 from disttest.errors import UsageError
@@ -104,17 +102,3 @@ def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted
         delay_s=wanted.delay_s,
         timeout_s=5 * unharmed.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + CHAOS_SLACK_S,
     )
-
-
-def smaller_faults(broken: Fault, known: Mapping[Fault, bool], most: int = 8) -> tuple[Fault, ...]:
-    """Faults in earlier calls of the same rank that were not tried yet, spread evenly: where to look for a smaller one.
-
-    Args:
-        broken: the smallest that breaks the contract so far.
-        known: what has been tried, and whether it breaks the contract.
-        most: how many to try at once.
-    """
-    tried = {fault.call for fault in known if (fault.kind, fault.rank) == (broken.kind, broken.rank)}
-    free = [call for call in range(1, broken.call) if call not in tried]
-    places = range(len(free)) if len(free) <= most else [n * len(free) // most for n in range(most)]
-    return tuple(msgspec.structs.replace(broken, call=free[place]) for place in places)
