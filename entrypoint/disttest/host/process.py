@@ -110,6 +110,12 @@ class Child:
             self._exit = self._reap()
         return self._exit
 
+    @property
+    def ended_badly(self) -> bool:
+        """Whether it has ended, by a signal or with a code."""
+        exit_ = self.poll()
+        return exit_ is not None and exit_.code != 0
+
     def _reap(self) -> Exit | None:
         try:
             info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)

@@ -23,7 +23,8 @@ from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.contained import serve_contained
-from disttest.runtime.rank.rank import RankSpec, serve
+from disttest.runtime.rank.rank import serve
+from disttest.runtime.rank.spec import RankSpec
 from disttest.runtime.rank.spmd_rank import serve_spmd
 
 

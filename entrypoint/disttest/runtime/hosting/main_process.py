@@ -18,7 +18,8 @@ from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output
 from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.rank import RankSpec, run_protocol, serve_orders, settle_in
+from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
+from disttest.runtime.rank.spec import RankSpec
 from disttest.testing.hosting import provide_host
 
 

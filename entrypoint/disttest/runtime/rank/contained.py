@@ -14,13 +14,8 @@ from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.rank import (
-    RankSpec,
-    run_protocol,
-    serve_orders,
-    settle_in,
-    shared_fixtures,
-)
+from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in, shared_fixtures
+from disttest.runtime.rank.spec import RankSpec
 
 
 def serve_contained(

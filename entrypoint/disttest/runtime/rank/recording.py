@@ -14,7 +14,7 @@ from disttest.replay.format import SUFFIX, End, Head, Unfit, Writer
 if TYPE_CHECKING:
     from disttest.replay.recorder import Recorder
     from disttest.runtime.messages.protocol import RunTest
-    from disttest.runtime.rank.rank import RankSpec
+    from disttest.runtime.rank.spec import RankSpec
 
 
 class RankRecording:

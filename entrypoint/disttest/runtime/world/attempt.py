@@ -323,3 +323,10 @@ class HarmedAttempt(Attempt):
         fault = self.test.chaos.fault if self.test.chaos else None
         stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
         return stopped and progress.struck_at_s is not None
+
+
+def attempt_type(test: TestCase) -> type[Attempt]:
+    """What kind of attempt runs a test on one machine."""
+    if is_harmed(test):
+        return HarmedAttempt
+    return Attempt if test.kind is Kind.RANKS else MainAttempt

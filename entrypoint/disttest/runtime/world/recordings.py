@@ -1,4 +1,4 @@
-"""What the sanitizers of a test have seen, kept beside its logs where they want that."""
+"""What lies beside the logs of a test when it is over: what its sanitizers have seen, and recordings for a replay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Sequence
 
 from disttest.masking import masker
-from disttest.model import ALONE, Kind
+from disttest.model import ALONE, Kind, RecordRule, TestResult
+from disttest.replay.format import SUFFIX
+from disttest.results.directory import Home
 from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.logs import LogStore
 from disttest.sanitizers.choice import Chosen
@@ -14,7 +16,7 @@ from disttest.sanitizers.table import SANITIZERS
 from disttest.sanitizers.values.recording import encode_recording
 
 
-def keep_recordings(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> None:
+def keep_seen(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> None:
     """Write the reports of the ranks that have sent one, of failed tests too; without room on the disk there are none.
 
     Args:
@@ -36,3 +38,11 @@ def keep_recordings(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) 
             path = logs.place(attempt.ranks[0].log).with_name(file)
             with contextlib.suppress(OSError):
                 path.write_bytes(masker.data(data))
+
+
+def drop_recordings(attempt: Attempt, result: TestResult, rule: RecordRule, home: Home) -> None:
+    """Remove the recordings of a test that has passed, unless all are wanted."""
+    if rule is not RecordRule.FAILURES or result.outcome.is_bad or result.findings:
+        return
+    for progress in attempt.ranks:
+        (home.now() / progress.log).with_suffix(SUFFIX).unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,15 +33,15 @@ from disttest.runtime.messages.protocol import (
     WorldClosed,
     WorldOrder,
 )
-from disttest.runtime.rank.rank import RankSpec
+from disttest.runtime.rank.spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
-from disttest.runtime.world.attempt import Attempt, HarmedAttempt, MainAttempt, RankProgress, is_harmed
+from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type, is_harmed
 from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
-from disttest.runtime.world.kept_recordings import drop_recordings
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
-from disttest.runtime.world.recordings import keep_recordings
+from disttest.runtime.world.recordings import drop_recordings, keep_seen
+from disttest.runtime.world.store import has_store, host_store
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
@@ -110,7 +109,7 @@ class WorldSupervisor:
             prepare_to_watch()
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
-        self._host_store(listener)
+        self._store = host_store(listener)
         deadline = time.monotonic() + WORLD_START_S
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
             if time.monotonic() > deadline or self._reason:
@@ -126,7 +125,7 @@ class WorldSupervisor:
         return range(self._shape.size if self._kind is Kind.RANKS else 1)
 
     def _master_port(self, listener: socket.socket | None) -> int:
-        return listener.getsockname()[1] if listener is not None and _has_store() else 0
+        return listener.getsockname()[1] if listener is not None and has_store() else 0
 
     def _start_one(self, rank: int, listener: socket.socket | None) -> RankProcessHandle:
         order = self._order
@@ -167,24 +166,6 @@ class WorldSupervisor:
             xfail=lambda: self._phases.expects_failure(spec.place),
         )
 
-    def _host_store(self, listener: socket.socket | None) -> None:
-        """Serve the rendezvous on the socket that listened before the first rank was started.
-
-        Nobody picks a port and hopes, and no client knocks before somebody listens (a client that does
-        backs off for seconds). The server is a thread of C++, started after the last fork.
-        """
-        if listener is None:
-            return
-        if not _has_store():
-            listener.close()
-            return
-        import torch.distributed as dist
-
-        host, port = listener.getsockname()[:2]
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-
     # --- running
 
     def _run_tests(self) -> None:
@@ -204,7 +185,7 @@ class WorldSupervisor:
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
-            keep_recordings(attempt, self._ranks.logs, order.settings.sanitize)
+            keep_seen(attempt, self._ranks.logs, order.settings.sanitize)
             self._on_shared_memory(at_once=True)
             self._report(attempt, result, speaking_reports(attempt, result))
             self._ranks.wait(0)
@@ -224,9 +205,7 @@ class WorldSupervisor:
         return True
 
     def _new_attempt(self, **given: Any) -> Attempt:
-        if is_harmed(given["test"]):
-            return HarmedAttempt(**given)
-        return (Attempt if self._kind is Kind.RANKS else MainAttempt)(**given)
+        return attempt_type(given["test"])(**given)
 
     def _scratch(self, generation: int) -> Path:
         """The directory that the ranks of a test share."""
@@ -415,19 +394,9 @@ class WorldSupervisor:
             for handle in self._ranks.handles
             if handle.rank not in self._stuck
             and not attempt.of(handle.rank).killed
-            and _ended_badly(handle.child)
+            and handle.child.ended_badly
         ]
         for handle in late:
             self._ranks.record_exit(handle, attempt)
         if late:
             self._report(attempt, self._judge(attempt))
-
-
-def _ended_badly(child: Child) -> bool:
-    ended = child.poll()
-    return ended is not None and ended.code != 0
-
-
-def _has_store() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available()
