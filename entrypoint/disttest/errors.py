@@ -8,12 +8,13 @@ DisttestError
 │   ├── ProtocolError    7   a child process sent a malformed message
 │   └── JournalError     7   the journal cannot be written
 ├── EngineError          8   the container engine refused
-└── SchedulerError       9   the scheduler of a cluster refused
+├── SchedulerError       9   the scheduler of a cluster refused
+└── SetupError          10   the script before the tests failed
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class ExitCode(IntEnum):
     INFRASTRUCTURE = 7
     ENGINE = 8
     SCHEDULER = 9
+    SETUP = 10
     DEADLINE = 124
 
 
@@ -45,6 +47,7 @@ MEANINGS: Mapping[ExitCode, str] = {
     ExitCode.INFRASTRUCTURE: "infrastructure: no test is to blame",
     ExitCode.ENGINE: "the container engine refused",
     ExitCode.SCHEDULER: "the scheduler of a cluster refused",
+    ExitCode.SETUP: "the script of `--setup` failed, and no test was run",
     ExitCode.DEADLINE: "the deadline of the run has passed",
 }
 """What has happened, for those who read the code."""
@@ -92,6 +95,16 @@ class SchedulerError(DisttestError):
     """The scheduler of a cluster is missing or refused."""
 
     exit_code = ExitCode.SCHEDULER
+
+
+class SetupError(DisttestError):
+    """The user's script that comes before the tests failed."""
+
+    exit_code = ExitCode.SETUP
+
+    def __init__(self, what: str, tail: Iterable[str]) -> None:
+        """Say what happened, and the end of what the script wrote."""
+        super().__init__("\n".join([what, *(f"  {line}" for line in tail)]))
 
 
 class ReportError(DisttestError):

@@ -203,6 +203,8 @@ ENGINE_ANSWER_S = 60
 """For one question to the engine."""
 REQUIREMENTS_S = 1800
 """For pip to install what the tests import besides, into a layer of the image."""
+SETUP_S = 1800.0
+"""For the user's script that comes before the tests."""
 HAND_BACK_S = 60
 """For handing the workspace's files back to their owner."""
 

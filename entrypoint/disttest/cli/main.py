@@ -108,7 +108,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     )
     from disttest.runtime.guard.listing import ask_pytest
 
-    signals, started_s = hold_signals(), time.monotonic()
+    signals, setup = hold_signals(), flags.pop("setup")
     selection = take_selection(flags)
     flags = selection.with_repeats(read_project_settings(targets).fill(flags))
     cluster = take_cluster(flags, selection.grant)
@@ -119,6 +119,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     _hide(options.mask)
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
+    flags = _set_up(setup, flags, options.deadline, cluster.launcher)
+    started_s = time.monotonic()
     resolved = resolve_targets(
         only_failed(targets, options.results, _warn) if selection.last_failed else targets
     )
@@ -184,6 +186,24 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     drain_streams(until_s=until_s, wake=signals.fileno())
     late = cancelled_late()
     _leave(code if late is None else conclude(Facts(signal=late)).exit_code)
+
+
+def _set_up(
+    script: Path | None, flags: dict[str, str | None], deadline_s: float, launcher: str
+) -> dict[str, str | None]:
+    """Run the user's script; the flags afterwards, whose deadline is what the script has left of it."""
+    from disttest.cli.setup_script import run_setup
+    from disttest.runtime.guard.guard import hold_signals
+
+    if script is None:
+        return flags
+    if launcher:
+        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
+    started_s = time.monotonic()
+    if (signum := run_setup(script, signals=hold_signals(), deadline_s=deadline_s)) is not None:
+        _leave(conclude(Facts(signal=signum)).exit_code)
+    left_s = max(1, math.ceil(deadline_s - (time.monotonic() - started_s)))
+    return {**flags, "deadline": str(left_s)} if deadline_s else flags
 
 
 def _warn(message: str) -> None:

@@ -58,6 +58,10 @@ def plan_command(
         asked = {option.field: given[option.field] for option in RUN_OPTIONS}
         flags = by_command(read_project_settings(targets).fill(asked))
         options = resolve_options(flags)
+        if given["setup"] is not None:
+            from disttest.cli.setup_script import run_setup
+
+            run_setup(given["setup"])
         pools = parse_pools(
             given["pool"],
             given["labels"],

@@ -126,8 +126,8 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     tail = [*_targets(command, values), *_pytest_args(values)]
     if in_place and values.get("requirements"):
         raise UsageError(
-            "input requirements: disttest runs in place here and installs nothing: do it in a step before, or build an "
-            "image for the job (docs/image.md)"
+            "input requirements: disttest runs in place here and installs nothing: do it in a step before or in the "
+            "script of input setup, or build an image for the job (docs/image.md)"
         )
     if command == "run" and values.get("launcher"):
         if not in_place:

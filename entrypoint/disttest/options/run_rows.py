@@ -261,6 +261,11 @@ SELECTION_OPTIONS = (
         default=False,
     ),
     _run("failed-first", SWITCH, "Start with the tests that failed in the newest timings.", default=False),
+    rows_of("run", "plan")(
+        "setup",
+        path("FILE"),
+        "Run this script with bash first, where the tests run: as their user, in their folder.",
+    ),
     *FLOOR_OPTIONS,
 )
 """What a run takes from a plan and from earlier runs, and the floors under it."""

@@ -214,6 +214,7 @@ VERDICTS = {
     ExitCode.INFRASTRUCTURE: "failed: the machine is broken",
     ExitCode.ENGINE: "not run: the container engine refused",
     ExitCode.SCHEDULER: "not run: the scheduler refused",
+    ExitCode.SETUP: "not run: the script before the tests failed",
     ExitCode.DEADLINE: "stopped at its deadline",
 }
 

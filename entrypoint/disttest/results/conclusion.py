@@ -138,6 +138,7 @@ _GRAVITY = (
     ExitCode.DEADLINE,
     ExitCode.INTERNAL,
     ExitCode.USAGE,
+    ExitCode.SETUP,
     ExitCode.SCHEDULER,
     ExitCode.ENGINE,
     ExitCode.NOT_ENOUGH_DEVICES,

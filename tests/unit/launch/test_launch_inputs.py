@@ -124,6 +124,12 @@ def test_a_switch_that_is_false_says_so() -> None:
     )
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_setup_script_is_the_business_of_the_command_inside(in_place: bool) -> None:
+    arguments = step_arguments("run", {"suite": "tests", "setup": "$(id).sh"}, in_place=in_place)
+    assert arguments[arguments.index("run") :] == ["run", "--setup=$(id).sh", "tests"]
+
+
 def test_requirements_are_installed_by_a_launch_only() -> None:
     values = {"suite": "tests", "requirements": "more.txt"}
     assert "--requirements=more.txt" in step_arguments("run", values, in_place=False)

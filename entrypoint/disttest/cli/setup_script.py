@@ -1,0 +1,118 @@
+"""A script of the user's, run before the tests where they run: as their user, in their folder, with their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import time
+from collections import deque
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from disttest.errors import SetupError, UsageError
+from disttest.host.descendants import kill_descendants
+from disttest.host.lines import Lines
+from disttest.host.process import Child, Exit, adopt_orphans, spawn_child
+from disttest.host.signals import NotedSignals
+from disttest.limits import SETUP_S
+from disttest.masking import masker
+from disttest.options.environment import environment
+from disttest.reports.outputs import failure_outputs, publish_outputs
+
+SHOWN_LINES = 12
+"""Of the script's output, in the message about its failure."""
+
+
+def run_setup(script: Path, *, signals: NotedSignals | None = None, deadline_s: float = 0.0) -> int | None:
+    """Run the script with bash to its end, and show its output as it comes.
+
+    Args:
+        script: the file; it need not be executable.
+        signals: those that cancel the run; without them they interrupt as ever.
+        deadline_s: time limit of the whole run; 0: none.
+
+    Returns:
+        The number of the signal that cancelled it, which ended the script, too; else None.
+
+    Raises:
+        UsageError: there is no such file.
+        SetupError: it failed, or took too long.
+    """
+    if not script.is_file():
+        raise UsageError(f"--setup {script}: no such file in {Path.cwd()}")
+    adopt_orphans()  # so that what it leaves running ends with the run
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    try:
+        child = spawn_child(["bash", str(script)], stdout=writer)
+    finally:
+        os.close(writer)
+    try:
+        return _Setup(script, child, reader).follow(signals, min(SETUP_S, deadline_s or math.inf))
+    finally:
+        os.close(reader)
+
+
+class _Setup:
+    """The script while it runs."""
+
+    def __init__(self, script: Path, child: Child, reader: int) -> None:
+        self._script = script
+        self._child = child
+        self._reader = reader
+        self._lines = Lines()
+        self._writes = True
+        self._tail: deque[str] = deque(maxlen=SHOWN_LINES)
+
+    def follow(self, signals: NotedSignals | None, limit_s: float) -> int | None:
+        """Stay until it has ended; a signal, an interrupt and the limit end it, with all that it has started."""
+        until_s = time.monotonic() + limit_s
+        try:
+            while (ended := self._child.poll()) is None:
+                if time.monotonic() >= until_s:
+                    self._fail(f"did not end within {limit_s:.0f} s")
+                self._wait(signals, until_s - time.monotonic())
+                self._show()
+                if signals and (signum := signals.first()) is not None:
+                    return signum
+        finally:
+            if self._child.poll() is None:
+                kill_descendants()
+        self._show()
+        self._judge(ended)
+        return None
+
+    def _wait(self, signals: NotedSignals | None, limit_s: float) -> None:
+        poller = select.poll()
+        for one in (self._child, signals, self._reader if self._writes else None):
+            if one is not None:
+                poller.register(one, select.POLLIN)
+        poller.poll(max(0.0, limit_s) * 1000 + 1)
+
+    def _show(self) -> None:
+        """Hand on what it has written."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._reader, 1 << 16):
+                for line in self._lines.feed(data):
+                    self._say(line)
+            self._writes = False
+
+    def _say(self, line: bytes) -> None:
+        text = masker.text(line.decode(errors="replace"))
+        self._tail.append(text)
+        click.echo(text, err=True)
+
+    def _judge(self, ended: Exit) -> None:
+        if self._lines.rest:
+            self._say(bytes(self._lines.rest))
+        if ended.code != 0:
+            self._fail(f"ended with {ended}")
+
+    def _fail(self, what: str) -> NoReturn:
+        error = SetupError(f"--setup {self._script} {what}, so no test was run; its last lines:", self._tail)
+        publish_outputs(failure_outputs(error.exit_code), environment())
+        raise error
