@@ -51,7 +51,15 @@ def test_half_of_them_follow_reports_of_users():
     assert reports[True] >= reports[False]
 
 
-def test_what_goes_wrong_when_a_peer_is_killed_is_found(tmp_path, nothing_left):
+@pytest.fixture
+def planted_memory(nothing_left):
+    """What the programs leave in shared memory when they are killed before anybody could see who has made it."""
+    yield
+    for path in Path("/dev/shm").glob("planted-*"):
+        path.unlink()
+
+
+def test_what_goes_wrong_when_a_peer_is_killed_is_found(tmp_path, planted_memory):
     ended = run(tmp_path, LOSSES, "--kinds", "kill", "--group-timeout", "1")
 
     assert {} == unfound(ended, LOSSES)
