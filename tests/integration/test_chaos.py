@@ -129,3 +129,32 @@ def test_what_makes_no_sense_is_refused(lab, arguments, said):
 
     assert 2 != ended.exit_code != 0
     assert said in ended.output
+
+
+LATE = """
+    import pytest, torch, torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_late(world):
+        for step in range(1, 13):
+            try:
+                dist.all_reduce(torch.ones(2))
+            except RuntimeError:
+                if step < 5:
+                    raise
+"""
+
+
+def test_from_a_sampled_fault_the_smallest_is_searched(lab, nothing_left):
+    ended = lab.write(test_late=LATE).run(
+        "chaos", "test_late.py", "--samples", "1", "--seed", "1", "--kinds", "kill"
+    )
+
+    assert 1 == ended.exit_code
+    assert ["test_late[2xgloo-kill:1:12]"] == [test.test.name for test in ended.run.tests]
+    assert "chaos: kill:1:5 is the smallest that breaks test_late.py::test_late[2xgloo]" in ended.output
+    assert "(4 of 4 earlier calls of rank 1 tried)" in ended.output
+    assert "disttest chaos 'test_late.py::test_late[2xgloo]' --fault kill:1:5" in ended.output
+    rounds = sorted(path.name for path in ended.results.glob("smaller-*"))
+    assert ["smaller-1", "smaller-2"] == rounds
+    assert all((ended.results / name / "report.html").is_file() for name in rounds)

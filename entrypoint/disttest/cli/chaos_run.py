@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from disttest.chaos.plan import ChaosPlan, Drawn, Wanted, draw
+from disttest.cli.chaos_search import search_smallest
 from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress
 from disttest.errors import ExitCode, UsageError
@@ -85,7 +86,17 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
         raise UsageError("no test has passed and issued a call in which a rank could be harmed")
     slots = runs.flags.get("slots") or str(_WORLDS_AT_ONCE * max(_size(each.test) for each in drawn))
     harmed, owes = runs.run(_plan(drawn), directory, slots=slots)
-    return _finish(harmed, directory.path, owes=owes)
+    code = _finish(harmed, directory.path, owes=owes)
+    if not wanted.samples or wanted.faults:
+        return code
+
+    def run_round(plan: ChaosPlan, name: str) -> RunResult:
+        folder = claim(directory.path / name)
+        result, _ = runs.run(plan, folder, slots=slots)
+        write_reports(result, folder.path)
+        return result
+
+    return search_smallest(harmed, unharmed.tests, wanted, run_round) or code
 
 
 def _prepare(

@@ -1,0 +1,87 @@
+"""The end of ``disttest chaos --samples``: rounds of further faults, until the smallest that breaks a contract is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+
+import click
+
+from disttest.chaos.plan import ChaosPlan, Wanted, make_case
+from disttest.chaos.shrink import Search, begin_search
+from disttest.errors import ExitCode
+from disttest.model import CHAOS, ChaosCase, Fault, TestCase
+from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.repeat import repeat_command
+
+_Harmed = dict[Fault, TestOutcome]
+"""Of one test."""
+
+
+def search_smallest(
+    harmed: RunResult,
+    unharmed: Sequence[TestOutcome],
+    wanted: Wanted,
+    run: Callable[[ChaosPlan, str], RunResult],
+) -> int:
+    """Search the smallest fault of each test in which a sampled one has broken the contract, and tell it in a line each.
+
+    Args:
+        harmed: with the sampled faults.
+        unharmed: the tests as they passed.
+        wanted: which faults were asked for.
+        run: runs a plan; its results lie in a folder of that name.
+
+    Returns:
+        The exit code of a round that did not come to its end, else 0.
+    """
+    tests = {test.test.nodeid: test for test in unharmed}
+    seen = _by_test(harmed)
+    begun = {nodeid: begin_search(tuple(each), _broken(each)) for nodeid, each in seen.items()}
+    searches = {nodeid: search for nodeid, search in begun.items() if search is not None}
+    code: int = ExitCode.PASSED
+    for number in count(1):
+        rounds = {nodeid: tried for nodeid, search in searches.items() if (tried := search.round())}
+        if not rounds:
+            break
+        cases = {nodeid: _cases(tests[nodeid], tried, wanted) for nodeid, tried in rounds.items()}
+        result = run(ChaosPlan(cases=cases), f"smaller-{number}")
+        if result.exit_code not in (ExitCode.PASSED, ExitCode.FAILED):
+            click.echo("disttest: the search for smaller faults did not come to its end", err=True)
+            code = result.exit_code
+            break
+        found = _by_test(result)
+        for nodeid, tried in rounds.items():
+            seen[nodeid] |= found.get(nodeid, {})
+            searches[nodeid] = searches[nodeid].advanced(tried, _broken(found.get(nodeid, {})))
+    for nodeid, search in searches.items():
+        click.echo(_describe(nodeid, search, seen[nodeid][search.fault].test, harmed))
+    return code
+
+
+def _by_test(run: RunResult) -> dict[str, _Harmed]:
+    """Node id of the unharmed test -> what each of its faults came to."""
+    found: dict[str, _Harmed] = {}
+    for test in run.tests:
+        fault = test.test.chaos.fault if test.test.chaos else None
+        if fault is not None:
+            found.setdefault(test.test.collected_as, {})[fault] = test
+    return found
+
+
+def _broken(harmed: Mapping[Fault, TestOutcome]) -> list[Fault]:
+    return [
+        fault
+        for fault, test in harmed.items()
+        if any(finding.sanitizer == CHAOS for finding in test.final.findings)
+    ]
+
+
+def _cases(test: TestOutcome, faults: Sequence[Fault], wanted: Wanted) -> tuple[ChaosCase, ...]:
+    return tuple(make_case(test.test, test.final, fault, wanted) for fault in faults)
+
+
+def _describe(nodeid: str, search: Search, test: TestCase, run: RunResult) -> str:
+    fault = search.fault
+    tried = f"{search.tried_before} of {fault.call - 1} earlier calls of rank {fault.rank} tried"
+    return f"chaos: {fault} is the smallest that breaks {nodeid} ({tried}): {repeat_command(test, run)}"
