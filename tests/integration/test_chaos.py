@@ -10,7 +10,7 @@ from lab import Ended, Lab
 from planted import LOSSES, SILENCES, SURVIVORS, copy_programs, harmed_results_of, programs_of
 from typed import check_page
 
-from disttest.model import Outcome
+from disttest.model import Outcome, RankEnd
 
 TESTS = """
     import pytest, torch, torch.distributed as dist
@@ -96,6 +96,14 @@ def test_a_broken_contract_is_told_with_the_command_that_repeats_it(lab, nothing
     assert "disttest chaos 'test_step.py::test_swallows[2xgloo]' --fault kill:1:2" in ended.output
     assert "chaos: test_step.py::test_swallows[2xgloo]: 2 faults" in ended.output
     assert "test_of_one_process" not in {test.test.name for test in ended.run.tests}
+
+
+def test_a_rank_that_was_stopped_is_told_in_the_phase_in_which_it_stood(lab, nothing_left):
+    ended = lab.write(test_step=TESTS).run("chaos", "test_step.py", "--fault", "stop:1:2")
+
+    stopped = ended.result("test_swallows[2xgloo-stop:1:2]").ranks[1]
+    assert (RankEnd.KILLED, "call") == (stopped.end, stopped.phase)
+    assert "still running in call, ended by disttest" in ended.output
 
 
 def test_a_sample_names_its_seed(lab):

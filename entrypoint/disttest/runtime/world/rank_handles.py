@@ -188,10 +188,9 @@ class Supervisor:
         for progress, evidence in zip(living, told, strict=True):
             if progress.is_over:
                 continue
-            progress.phase = self.handle(progress.rank).phase()
+            self.note_end(progress)
             progress.stacks = shorten_stacks(evidence.stacks)
             progress.collectives = evidence.collectives
-            progress.killed = True
             progress.hung = deadline_passed and not attempt.deadlock_expected
             progress.met_deadlock = deadline_passed and attempt.deadlock_expected
             progress.in_deadlock = attempt.deadlock is not None and attempt.deadlock.ended
@@ -199,6 +198,11 @@ class Supervisor:
         if self._settings.native_stacks and deadline_passed:
             self._take_native_stacks(victims)
         end_all([self.handle(progress.rank).child for progress in victims], term_grace_s=RANK_TERM_S)
+
+    def note_end(self, progress: RankProgress) -> None:
+        """A rank is about to be ended by us: note where it stands, before it goes on to clean up."""
+        progress.phase = self.handle(progress.rank).phase()
+        progress.killed = True
 
     def _take_native_stacks(self, victims: Sequence[RankProgress]) -> None:
         told = native_stacks([self.handle(progress.rank).child for progress in victims])

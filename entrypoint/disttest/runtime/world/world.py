@@ -267,7 +267,7 @@ class WorldSupervisor:
         """End the ranks of a harmed test, and say what is there still when its helpers had time to notice."""
         silenced = [progress for progress in attempt.ranks if not progress.is_over]
         for progress in silenced:
-            progress.killed = True
+            self._ranks.note_end(progress)
         end_all([self._ranks.handle(progress.rank).child for progress in silenced])
         self._dismiss(BROKEN_LEAVE_S)
         limit_s = time.monotonic() + ORPHANS_S
