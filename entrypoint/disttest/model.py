@@ -542,6 +542,8 @@ class TestResult(Frozen):
     """What sanitizers have found."""
     unharmed: tuple[UnharmedRank, ...] = ()
     """The calls of its ranks, where chaos has counted them."""
+    recorded: tuple[int, ...] = ()
+    """Ranks whose recording was kept, for ``disttest replay``."""
 
     @property
     def ends_by_deadlock(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 import shutil
+import xml.etree.ElementTree as ET
 
 import pytest
 from lab import Lab
@@ -193,6 +196,16 @@ def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     assert 1 == ended.exit_code
     kept = {path.parts[-3].partition("-2xgloo")[0] for path in ended.results.rglob("*.recording")}
     assert {"test_all.py-test_fails"} == kept
+    command = "disttest replay 'test_all.py::test_fails[2xgloo]' --rank 1"
+    for text in (
+        ended.output,
+        *(ET.tostring(each, "unicode") for each in ended.junit().iter("failure")),
+        *((ended.results / name).read_text() for name in ("summary.md", "report.html")),
+        lab.run("explain", "test_fails").output,
+    ):
+        assert command in html.unescape(text)
+    assert "as recorded" in lab.run(*shlex.split(command)[1:]).output
+    assert "disttest replay" not in lab.run("explain", "test_exchanges").output
     ended = lab.run("replay", "test_exchanges")
     assert 4 == ended.exit_code
     assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]: record it with" in ended.output

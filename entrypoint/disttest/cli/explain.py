@@ -13,7 +13,7 @@ from disttest.results.directory import DEFAULT
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.narrative import describe_ranks
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import command_lines
 from disttest.results.sanitized import describe_findings
 
 
@@ -75,7 +75,7 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
         *describe_findings(result.findings),
-        f"repeat: {repeat_command(outcome.test, run)}",
+        *command_lines(outcome.test, result, run),
     ]
     return "\n".join(part for part in parts if part)
 

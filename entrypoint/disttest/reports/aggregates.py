@@ -11,7 +11,7 @@ from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.narrative import how_ended
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import repeat_command, replay_command
 
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
@@ -139,6 +139,8 @@ class FailureGroup:
     tests: tuple[TestOutcome, ...] = field(repr=False)
     repeat: str = ""
     """The command that runs the first of them again."""
+    replay: str = ""
+    """The command that runs one of its ranks alone, where that was recorded."""
 
     @property
     def first(self) -> TestOutcome:
@@ -157,7 +159,12 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
         groups[infrastructure, whose, message].append(test)
     in_order = sorted(groups.items(), key=lambda item: item[0][0])
     return [
-        FailureGroup(message=key[2], tests=tuple(tests), repeat=repeat_command(tests[0].test, run))
+        FailureGroup(
+            message=key[2],
+            tests=tuple(tests),
+            repeat=repeat_command(tests[0].test, run),
+            replay=replay_command(tests[0].test, tests[0].final, run),
+        )
         for key, tests in in_order
     ]
 

@@ -22,7 +22,7 @@ from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.narrative import how_failed
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import command_lines
 from disttest.results.sanitized import describe_findings
 
 MAX_TEXT = 1_000_000
@@ -125,7 +125,8 @@ class Cases:
         found = clean("\n".join(describe_findings(result.findings)))
         parts = [clean(result.message), *_labels(result), *evidence(result), found]
         text = shorten("\n\n".join(part for part in parts if part.strip()), self.budget.details)
-        return safe_text(f"{text}\n\nrepeat: {repeat_command(outcome.test, self.run)}", "no details")
+        commands = "\n".join(command_lines(outcome.test, result, self.run))
+        return safe_text(f"{text}\n\n{commands}", "no details")
 
     def _system_out(self, outcome: TestOutcome) -> Iterator[str]:
         if self.budget.lines_for_good and not has_failed(outcome):

@@ -152,6 +152,9 @@ class _Summary:
         yield from self.block("\n\n".join([*aggregates.evidence(result), *findings]))
         yield from self.ranks(result)
         yield f"Repeat: {exact_code(group.repeat)}"
+        if group.replay:
+            yield ""
+            yield f"Replay one rank: {exact_code(group.replay)}"
         yield ""
 
     def ranks(self, result: TestResult) -> Iterator[str]:

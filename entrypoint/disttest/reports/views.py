@@ -26,7 +26,7 @@ from disttest.reports.terminal import MARKS
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestFinished
 from disttest.results.fold import CollectionError, TestOutcome
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import repeat_command, replay_command
 
 
 class View(Protocol):
@@ -125,8 +125,12 @@ class PlainView:
         if result.outcome.is_bad:
             self._say(line)
             began = self._progress.began
-            repeat = repeat_command(outcome.test, began) if began else ""
-            group = FailureGroup(message=aggregates.finding(result), tests=(outcome,), repeat=repeat)
+            group = FailureGroup(
+                message=aggregates.finding(result),
+                tests=(outcome,),
+                repeat=repeat_command(outcome.test, began) if began else "",
+                replay=replay_command(outcome.test, result, began) if began else "",
+            )
             self._printer().print_failure(group)
         elif self._on_github:
             self._held.setdefault(outcome.test.suite, []).append(line)

@@ -1,4 +1,4 @@
-"""The command that runs one test of a run again, alone and as it was run. Pure.
+"""The commands that run one test of a run again, alone and as it was run, or one recorded rank of it. Pure.
 
 It names what decides how the test behaves (world size, backend, device, rules, limits) and leaves out what only
 decides which tests run, where results go and what is done with a failure.
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
-from disttest.model import FaultKind, Invocation, Kind, TestCase
+from disttest.model import FaultKind, Invocation, Kind, TestCase, TestResult
 from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
 
@@ -85,6 +85,22 @@ def repeat_command(test: TestCase, run: Run) -> str:
     if extra := tuple(keep_pytest_args(asked.pytest_args)):
         words += ["--", *extra]
     return " ".join([*(f"{name}={quote(value)}" for name, value in variables.items()), *map(quote, words)])
+
+
+def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
+    """The command that runs the culprit alone, else the first rank; empty where no recording of it was kept."""
+    if not result.recorded:
+        return ""
+    rank = result.culprit if result.culprit in result.recorded else result.recorded[0]
+    results = run.invocation.options.get("results")
+    words = ["disttest", "replay", *([results] if results else []), test.nodeid, "--rank", str(rank)]
+    return " ".join(map(quote, words))
+
+
+def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ...]:
+    """How the text of a failure closes: ``repeat: …`` and, where one of its ranks can be run alone, ``replay: …``."""
+    replay = replay_command(test, result, run)
+    return (f"repeat: {repeat_command(test, run)}", *([f"replay: {replay}"] if replay else []))
 
 
 def _command(test: TestCase, run: Run) -> Iterator[str]:

@@ -4,9 +4,16 @@ import shlex
 
 import pytest
 
-from disttest.model import Hardware, Invocation, Kind, TestCase, WorldShape
+from disttest.model import Hardware, Invocation, Kind, Outcome, TestCase, TestResult, WorldShape
 from disttest.results.events import RunStarted
-from disttest.results.repeat import keep_pytest_args, quote, repeat_command, variables_of_classes
+from disttest.results.repeat import (
+    command_lines,
+    keep_pytest_args,
+    quote,
+    repeat_command,
+    replay_command,
+    variables_of_classes,
+)
 
 
 def case(nodeid="tests/test_a.py::test_a[2xgloo]", world=("gloo", "cpu", 2), kind=Kind.RANKS):
@@ -169,3 +176,27 @@ def test_arguments_for_pytest_that_only_select_or_print_are_left_out():
     assert ["-o", "addopts=", "--my-option", "7"] == [*keep_pytest_args(given)]
     assert [] == [*keep_pytest_args(["-p", "disttest.plugin"])]
     assert repeat_command(case(), run(pytest_args=("--my-option", "a b"))).endswith("-- --my-option 'a b'")
+
+
+def failed(**known):
+    return TestResult(nodeid=case().nodeid, outcome=Outcome.FAILED, **known)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "culprit", "rank"), [((0, 1), 1, 1), ((0, 1), None, 0), ((0,), 1, 0), ((1,), None, 1)]
+)
+def test_the_culprit_is_replayed_where_it_was_recorded(recorded, culprit, rank):
+    command = replay_command(case(), failed(recorded=recorded, culprit=culprit), run())
+
+    assert f"disttest replay 'tests/test_a.py::test_a[2xgloo]' --rank {rank}" == command
+
+
+def test_a_replay_names_the_results_that_the_run_did():
+    command = replay_command(case(), failed(recorded=(0,)), run(options={"results": "my results"}))
+
+    assert ["disttest", "replay", "my results", case().nodeid] == shlex.split(command)[:4]
+
+
+def test_a_replay_is_offered_only_where_there_is_a_recording():
+    assert [f"repeat: {repeat_command(case(), run())}"] == list(command_lines(case(), failed(), run()))
+    assert command_lines(case(), failed(recorded=(0,)), run())[1].startswith("replay: disttest replay ")

@@ -19,7 +19,7 @@ from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import repeat_command, replay_command
 
 MAX_TESTS = 20_000
 """Tests on the page: beyond that it would take too long to load, and its maker too much memory."""
@@ -161,6 +161,7 @@ def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBu
     place = locate(test, Repository.of(run)) if test.final.outcome.is_bad else None
     return {
         "repeat": clean(repeat_command(test.test, run)),
+        "replay": clean(replay_command(test.test, test.final, run)),
         "place": str(place or ""),
         "fault": how_failed(test.final) if test.final.outcome.is_bad else "",
         "attempts": [_attempt(attempt, logs, budget) for attempt in test.attempts],

@@ -38,7 +38,7 @@
       node.append(brief(test));
       return node;
     }
-    if (found.repeat) node.append(repeat(found));
+    for (const command of [found.repeat, found.replay]) if (command) node.append(pasteable(command));
     const last = found.attempts.length - 1;
     if (last > 0) node.append(tabs(found.attempts, last, (attempt) => body.replaceChildren(...attemptView(attempt, found))));
     body.append(...attemptView(found.attempts[last], found));
@@ -62,13 +62,13 @@
       ...past.map((kind) => { const square = el("i"); if (kind >= 0) square.style.background = `var(--${DATA.kinds[kind]})`; return square; })));
   }
 
-  function repeat(found) {
+  function pasteable(command) {
     const said = el("span", { role: "status", class: "muted" });
     const copy = el("button", { type: "button", on: { click: async () => {
-      try { await navigator.clipboard.writeText(found.repeat); said.textContent = "copied"; }
+      try { await navigator.clipboard.writeText(command); said.textContent = "copied"; }
       catch { said.textContent = "select the command and copy it"; }
     } } }, "Copy");
-    return el("p", { class: "repeat" }, "$ ", el("code", null, found.repeat), " ", copy, " ", said);
+    return el("p", { class: "repeat" }, "$ ", el("code", null, command), " ", copy, " ", said);
   }
 
   function tabs(attempts, active, choose) {

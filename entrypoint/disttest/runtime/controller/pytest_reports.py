@@ -33,10 +33,10 @@ class WorldFailure(TerminalRepr):
     """The failure of a world: the finding first, then the culprit's traceback, then every rank in a line."""
 
     def __init__(
-        self, test: TestCase, result: TestResult, original: object, results_dir: Path, repeat: str
+        self, test: TestCase, result: TestResult, original: object, results_dir: Path, again: Sequence[str]
     ) -> None:
         self.result = result
-        self.repeat = repeat
+        self.again = again
         self.original = original
         self.logs_in = f"{short_path(results_dir)}/"
         self.tail = _tail_of(result, results_dir)
@@ -60,9 +60,10 @@ class WorldFailure(TerminalRepr):
         if self.tail:
             tw.sep("-", f"end of the log of rank {_speaker(self.result)}")
             tw.line(self.tail)
-        if self.repeat:
+        if self.again:
             tw.line()
-            tw.line(f"repeat: {self.repeat}", cyan=True)
+        for line in self.again:
+            tw.line(line, cyan=True)
 
 
 def _speaker(result: TestResult) -> int:
@@ -70,13 +71,13 @@ def _speaker(result: TestResult) -> int:
 
 
 def reports_of(
-    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path, repeat: str = ""
+    item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path, again: Sequence[str] = ()
 ) -> list[pytest.TestReport]:
     """The reports of one test: those of the rank that stands for it, the failing one in our words."""
     result = judged.result
     reports = [_load(item.config, text) for text in judged.reports]
     if result.outcome.is_bad:
-        reports = _accuse(reports, item, test, result, results_dir, repeat)
+        reports = _accuse(reports, item, test, result, results_dir, again)
     elif not _say(reports, result.outcome):
         reports = _good_reports(item, result)
     if not any(report.when == "teardown" for report in reports):
@@ -114,15 +115,15 @@ def rerun_reports(
     item: pytest.Item, test: TestCase, judged: TestJudged, results_dir: Path
 ) -> list[pytest.TestReport]:
     """The report of a failure that does not count yet: neither passed nor failed, as pytest-rerunfailures has it."""
-    failure = WorldFailure(test, judged.result, None, results_dir, "")
+    failure = WorldFailure(test, judged.result, None, results_dir, ())
     return [_made_up(item, "call", RERUN, failure, duration_s=judged.result.duration_s)]
 
 
 def late_reports(
-    item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path, repeat: str = ""
+    item: pytest.Item, test: TestCase, result: TestResult, results_dir: Path, again: Sequence[str] = ()
 ) -> list[pytest.TestReport]:
     """The report of a rank that died after its test had been reported as good."""
-    failure = WorldFailure(test, result, None, results_dir, repeat)
+    failure = WorldFailure(test, result, None, results_dir, again)
     return [_made_up(item, "teardown", "failed", failure)]
 
 
@@ -158,7 +159,7 @@ def _accuse(
     test: TestCase,
     result: TestResult,
     results_dir: Path,
-    repeat: str,
+    again: Sequence[str],
 ) -> list[pytest.TestReport]:
     """Put the finding on the report that decided; make one up where the rank could not send it."""
     kept = list(reports)
@@ -166,7 +167,7 @@ def _accuse(
     # Where a rank is to blame, the main process's own traceback only shows how it waited.
     waited = test.kind is not Kind.RANKS and result.culprit is not None
     original = decided.longrepr if decided and not waited else None
-    failure = WorldFailure(test, result, original, results_dir, repeat)
+    failure = WorldFailure(test, result, original, results_dir, again)
     if decided is not None:
         decided.longrepr = failure
         # pytest would take a skip that follows for the word that counts, and `--lf` would forget the failure.

@@ -10,7 +10,7 @@ import pytest
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.planning.breaker import results_not_run
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import command_lines
 from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
@@ -141,12 +141,14 @@ class Verdicts:
     def _tell_verdict(self, test: TestCase, judged: TestJudged) -> None:
         """Tell pytest what a test came to, with all its attempts."""
         item, started = self._items[test.nodeid], self._recorder.started
-        repeat = repeat_command(test, started) if started and judged.result.outcome.is_bad else ""
+        again = (
+            command_lines(test, judged.result, started) if started and judged.result.outcome.is_bad else ()
+        )
         if test.nodeid not in self._told:
             self._told.add(test.nodeid)
-            self._tell_pytest(item, reports_of(item, test, judged, self._results(), repeat))
+            self._tell_pytest(item, reports_of(item, test, judged, self._results(), again))
         elif judged.result.outcome.is_bad:
-            for report in late_reports(item, test, judged.result, self._results(), repeat):
+            for report in late_reports(item, test, judged.result, self._results(), again):
                 item.ihook.pytest_runtest_logreport(report=report)
 
     def _tell_rerun(self, test: TestCase, judged: TestJudged) -> None:

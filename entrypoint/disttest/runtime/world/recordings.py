@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+import msgspec
+
 from disttest.masking import masker
 from disttest.model import ALONE, Kind, RecordRule, TestResult
 from disttest.replay.format import SUFFIX
@@ -40,9 +42,20 @@ def keep_seen(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> Non
                 path.write_bytes(masker.data(data))
 
 
-def drop_recordings(attempt: Attempt, result: TestResult, rule: RecordRule, home: Home) -> None:
-    """Remove the recordings of a test that has passed, unless all are wanted."""
-    if rule is not RecordRule.FAILURES or result.outcome.is_bad or result.findings:
-        return
-    for progress in attempt.ranks:
-        (home.now() / progress.log).with_suffix(SUFFIX).unlink(missing_ok=True)
+def keep_recordings(attempt: Attempt, result: TestResult, rule: RecordRule, home: Home) -> TestResult:
+    """Remove the recordings of a test that has passed, unless all are wanted; else the result names whose there are."""
+    if rule is RecordRule.OFF:
+        return result
+    files = {
+        progress.rank: (home.now() / progress.log).with_suffix(SUFFIX)
+        for progress in attempt.ranks
+        if progress.log
+    }
+    if rule is RecordRule.FAILURES and not (result.outcome.is_bad or result.findings):
+        for file in files.values():
+            file.unlink(missing_ok=True)
+    on_cpus = (
+        attempt.test.world or ALONE
+    ).device == "cpu"  # of others it only says that they cannot be replayed
+    recorded = tuple(rank for rank, file in files.items() if on_cpus and file.is_file())
+    return msgspec.structs.replace(result, recorded=recorded)

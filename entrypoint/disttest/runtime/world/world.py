@@ -40,7 +40,7 @@ from disttest.runtime.world.deadlocks import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
-from disttest.runtime.world.recordings import drop_recordings, keep_seen
+from disttest.runtime.world.recordings import keep_recordings, keep_seen
 from disttest.runtime.world.store import has_store, host_store
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
@@ -181,7 +181,6 @@ class WorldSupervisor:
             result = self._judge(attempt)
             # Ranks that have called different things may have left some that the next test would meet.
             self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
-            drop_recordings(attempt, result, order.settings.record, order.home)
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
@@ -255,13 +254,14 @@ class WorldSupervisor:
 
     def _judge(self, attempt: Attempt) -> TestResult:
         settings = self._order.settings
-        return judge_attempt(
+        result = judge_attempt(
             attempt,
             world_id=self._order.world_id,
             rule=settings.verdict,
             sanitize=settings.sanitize,
             left=self._left_behind(attempt) if is_harmed(attempt.test) else (),
         )
+        return keep_recordings(attempt, result, settings.record, self._order.home)
 
     def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
         """End the ranks of a harmed test, and say what is there still when its helpers had time to notice."""
