@@ -17,7 +17,7 @@ from action_files import ROOT, expected
 
 from disttest.cli.launch import launch
 from disttest.cli.main import command
-from disttest.options.action_inputs import INPUTS, Input, InputKind
+from disttest.options.action_inputs import INPUTS, Input, InputKind, groups_of_inputs
 from disttest.options.flags import PytestOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names
@@ -87,6 +87,15 @@ def test_inputs_have_names_and_variables_of_their_own(name: str) -> None:
     inputs = INPUTS[name]
     assert len({one.name for one in inputs}) == len({one.variable for one in inputs}) == len(inputs)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", one.name) for one in inputs)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_each_input_is_in_one_group_and_the_common_ones_come_first(name: str) -> None:
+    groups = groups_of_inputs(name)
+    grouped = [one for inputs in groups.values() for one in inputs]
+    assert sorted(grouped, key=INPUTS[name].index) == list(INPUTS[name])
+    assert next(iter(groups)) == "Common"
+    assert len(groups["Common"]) <= 15
 
 
 @pytest.mark.parametrize("path", ACTIONS, ids=name_of)

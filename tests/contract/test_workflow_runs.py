@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +25,31 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, broken: Path) -> WorkflowRun:
-    """A run in a consumer's repository. Plans and shards are made up; what joins them is the real command."""
+def make_run(tmp_path: Path, broken: Path) -> Callable[[str], WorkflowRun]:
+    """Makes runs in a consumer's repository. Plans and shards are made up; what joins them is the real command."""
+    return lambda name: new_run(tmp_path / name, broken)
+
+
+@pytest.fixture
+def run(make_run: Callable[[str], WorkflowRun]) -> WorkflowRun:
+    return make_run("run")
+
+
+def new_run(folder: Path, broken: Path) -> WorkflowRun:
     real = f'PYTHONPATH="{ROOT / "entrypoint"}" exec "{sys.executable}" -m disttest "$@"'
     # On PATH it runs in place; what merges looks where the launcher's environment would be.
     seen = f'PYTHONPATH="{STUB.parents[1]}:{ROOT / "entrypoint"}"'
-    put(tmp_path / "bin", f'{seen} exec "{sys.executable}" "{STUB}"')
-    put(tmp_path / "temp" / "disttest-launch" / "bin", real)
-    (tmp_path / "temp" / "disttest-launch" / "ready").touch()
-    (tmp_path / "checkout").mkdir()
+    put(folder / "bin", f'{seen} exec "{sys.executable}" "{STUB}" "$@"')
+    put(folder / "temp" / "disttest-launch" / "bin", real)
+    (folder / "temp" / "disttest-launch" / "ready").touch()
+    (folder / "checkout").mkdir()
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("GITHUB_", "DISTTEST_", "PYTEST_"))
     }
-    environment |= {"PATH": f"{tmp_path / 'bin'}:{environment['PATH']}", "STEP_STUB_BROKEN": str(broken)}
-    return WorkflowRun(tmp_path, tmp_path / "checkout", environment)
+    environment |= {"PATH": f"{folder / 'bin'}:{environment['PATH']}", "STEP_STUB_BROKEN": str(broken)}
+    return WorkflowRun(folder, folder / "checkout", environment)
 
 
 def put(folder: Path, does: str) -> None:
@@ -97,6 +107,47 @@ def test_failed_shards_and_then_the_reporter_run_again(run: WorkflowRun, broken:
     assert third["distributed"].outputs == second["distributed"].outputs
     assert run.artifacts.names() == names
     assert len(run.published) == 3
+
+
+def example(name: str, workflow: str = "tests") -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "examples" / name / ".github/workflows" / f"{workflow}.yml").read_text())
+
+
+@pytest.mark.parametrize("name", ["single", "gpu", "matrix", "arc", "slurm", "forks"])
+def test_the_example_of_each_common_case_runs_as_it_stands(run: WorkflowRun, name: str) -> None:
+    done = run.attempt(example(name))
+    assert {job.result for job in done.values()} <= {"success", "skipped"}, done
+    assert done["distributed"].result == "success"
+    assert len(run.artifacts.names()) == (4 if name == "matrix" else 1), run.artifacts.names()
+
+
+@pytest.mark.parametrize("tests_fail", [False, True])
+def test_results_of_a_fork_are_published_by_a_run_of_our_own(
+    make_run: Callable[[str], WorkflowRun], broken: Path, tests_fail: bool
+) -> None:
+    """The code of a pull request runs without a right to write; what may write runs nothing of it."""
+    if tests_fail:
+        broken.touch()
+    tests, publish = make_run("tests"), make_run("publish")
+    done = tests.attempt(example("forks"))
+    assert done["distributed"].result == ("failure" if tests_fail else "success")
+    assert tests.published == []
+
+    publish.others["7"] = tests.artifacts
+    publish.event["workflow_run"] = {
+        "id": "7", "event": "pull_request", "run_attempt": 1, "head_sha": "f" * 40, "conclusion": done["distributed"].result,
+    }  # fmt: skip
+    assert publish.attempt(example("forks", "publish"))["publish"].result == "success"
+    assert publish.published == [{"commit": "f" * 40, "report_paths": "untrusted/junit.xml"}]
+
+    publish.event["workflow_run"]["conclusion"] = "action_required"
+    assert publish.attempt(example("forks", "publish"), again={"publish"})["publish"].result == "skipped"
+
+    uses = [step.get("uses", "") for step in example("forks", "publish")["jobs"]["publish"]["steps"]]
+    assert all(uses), "a script would run with this job's rights"
+    assert not any("checkout" in one for one in uses)
+    rights = [job["permissions"] for job in example("forks")["jobs"].values()]
+    assert rights == [{"contents": "read"}]
 
 
 def test_all_jobs_run_again_with_a_plan_of_their_own(run: WorkflowRun) -> None:

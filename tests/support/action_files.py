@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from disttest.options.action_inputs import CLUSTER_INPUTS, INPUTS, Input
+import disttest
+from disttest.options.action_inputs import CLUSTER_INPUTS, INPUTS, Input, groups_of_inputs
 from disttest.options.option import Option
 from disttest.options.registry import CLUSTER_OPTIONS, FLOOR_OPTIONS
 from disttest.reports.outputs import OUTPUTS
@@ -21,8 +22,15 @@ def blocks(
 ) -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in an action.yml."""
     inputs = [one for one in INPUTS[command] if one not in without]
+    groups = groups_of_inputs(command).items()
+    kept = {title: [one for one in group if one not in without] for title, group in groups}
     return {
-        "inputs": [line for one in inputs for line in _input(one)],
+        "inputs": [
+            line
+            for title, group in kept.items()
+            if group
+            for line in (f"# {title}", *(line for one in group for line in _input(one)))
+        ],
         "outputs": [line for name, text in outputs.items() for line in _output(name, text, value)],
         "variables": [f"{one.variable}: ${{{{ inputs.{one.name} }}}}" for one in inputs],
     }
@@ -43,21 +51,45 @@ def _quoted(text: str) -> str:
 
 def tables(command: str, outputs: Mapping[str, str]) -> dict[str, list[str]]:
     """Marker -> the lines between it and its end, in docs/action.md."""
-    inputs = [
-        f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |"
-        for one in INPUTS[command]
+    groups = [
+        (f"**{title}**", "", "| input | what it is | default |", "|---|---|---|", *map(_row, inputs), "")
+        for title, inputs in groups_of_inputs(command).items()
     ]
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in outputs.items()]
-    table = {f"{command}-inputs": ["| input | what it is | default |", "|---|---|---|", *inputs]}
+    table = {f"{command}-inputs": ["", *(line for group in groups for line in group)]}
     return table | (
         {f"{command}-outputs": ["| output | what it says |", "|---|---|", *rows]} if outputs else {}
     )
+
+
+def _row(one: Input) -> str:
+    return f"| `{one.name}` | {_cell(one.help)} | {f'`{one.default}`' if one.default else ''} |"
 
 
 def table_of(name: str, options: Sequence[Option]) -> dict[str, list[str]]:
     """Some options of a command, without variables."""
     rows = [f"| `{one.flag} {_cell(one.form)}` | {_cell(one.description)} |" for one in options]
     return {name: ["| option | what it is |", "|---|---|", *rows]}
+
+
+def versions() -> dict[str, list[str]]:
+    """What this major of the action brings, from the version, the lock files and the Dockerfile."""
+    python = found(r"^ARG BASE_IMAGE=\S+/python:([\d.]+)", "Dockerfile")
+    lines = ["| action | image | torch | CUDA | NCCL | Python |", "|---|---|---|---|---|---|"]
+    for target in ("cpu", "cuda"):
+        lock = f"requirements/{target}.lock"
+        torch = found(r"^torch==([\d.]+)", lock)
+        cuda = found(r"^cuda-toolkit==(\d+\.\d+)", lock) if target == "cuda" else "none"
+        nccl = found(r"^nvidia-nccl-cu\d+==([\d.]+)", lock) if target == "cuda" else "none"
+        image = f"`ghcr.io/org/dist-tests:{disttest.__version__}-{target}`"
+        lines.append(f"| `v1` | {image} | {torch} | {cuda} | {nccl} | {python} |")
+    return {"versions": lines}
+
+
+def found(pattern: str, file: str) -> str:
+    match = re.search(pattern, (ROOT / file).read_text(), re.MULTILINE)
+    assert match is not None, f"{file} has nothing like {pattern}"
+    return match[1]
 
 
 def _cell(text: str) -> str:
@@ -94,7 +126,7 @@ def expected() -> dict[Path, str]:
     }
     page = ROOT / "docs" / "action.md"
     content = tables("run", OUTPUTS) | tables("plan", PLAN_OUTPUTS) | tables("merge", OUTPUTS)
-    content |= tables("doctor", {})
+    content |= tables("doctor", {}) | versions()
     pages = {
         page: content,
         ROOT / "docs" / "clusters.md": table_of("cluster-options", CLUSTER_OPTIONS),

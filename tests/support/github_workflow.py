@@ -20,6 +20,8 @@ from github_runner import Runner, StepResult
 OWN = "org/dist-tests"
 JOB_KEYS = {
     "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "outputs", "strategy", "steps", "uses", "with",
+    "container",  # what it would have, disttest on PATH, the environment of the run has
+    "defaults",
 }  # fmt: skip
 DEFAULTS = {"string": "", "number": 0, "boolean": False}
 
@@ -40,6 +42,10 @@ class WorkflowRun:
         self.artifacts = Artifacts(folder / "artifacts")
         self.jobs: dict[str, JobResult] = {}
         """By name, as ``caller / called``, and ``job (N)`` for entry N of a matrix."""
+        self.event: dict[str, Any] = {}
+        """What has happened, as GITHUB_EVENT_PATH tells it."""
+        self.others: dict[str, Artifacts] = {}
+        """By run id: the artifacts of other runs, which a token that may read actions gives access to."""
         self.published: list[dict[str, str]] = []
         """What the reporter was given."""
         self._folder = folder
@@ -82,6 +88,7 @@ class WorkflowRun:
             "github": {
                 "run_attempt": str(self._attempt), "run_id": "7", "sha": "a" * 40, "job": name,
                 "event_name": "push", "server_url": "https://github.com", "repository": "me/mine",
+                "event": self.event, "token": "of-this-job",
             },
             "inputs": dict(inputs),
             "needs": {need: {"result": one.result, "outputs": one.outputs} for need, one in needed.items()},
@@ -143,7 +150,7 @@ class WorkflowRun:
         runner = Runner(
             workspace.with_suffix(".runner"), workspace, self._environment, temp=self._folder / "temp"
         )
-        runner.actions = _StandIns(self, runner)
+        runner.actions = _StandIns(self, runner, job.get("permissions", {}))
         contexts["steps"] = {}
         steps = runner.run_steps(job["steps"], contexts)
         failed = any(one.outcome == "failure" for one in steps.values())
@@ -158,6 +165,15 @@ class WorkflowRun:
         shutil.copytree(self._checkout, workspace, dirs_exist_ok=True)
         return StepResult(outcome="success")
 
+    def download(self, workspace: Path, inputs: dict[str, str], permissions: Mapping[str, str]) -> StepResult:
+        """From this run, or from the one that is named."""
+        if "run-id" not in inputs:
+            return self.artifacts.download(workspace, inputs)
+        asked = dict(inputs)
+        run_id, token = asked.pop("run-id"), asked.pop("github-token")
+        assert (token, permissions.get("actions")) == ("of-this-job", "read")
+        return self.others[run_id].download(workspace, asked)
+
     def publish(self, inputs: dict[str, str]) -> StepResult:
         self.published.append(inputs)
         return StepResult(outcome="success")
@@ -166,12 +182,14 @@ class WorkflowRun:
 class _StandIns(dict[str, Any]):
     """What stands in for the actions that a job's steps use; this repository's own are the real ones."""
 
-    def __init__(self, run: WorkflowRun, runner: Runner) -> None:
+    def __init__(self, run: WorkflowRun, runner: Runner, permissions: Mapping[str, str]) -> None:
         super().__init__(
             {
                 "actions/checkout": lambda inputs: run.check_out(runner.workspace),
                 "actions/upload-artifact": lambda inputs: run.artifacts.upload(runner.workspace, inputs),
-                "actions/download-artifact": lambda inputs: run.artifacts.download(runner.workspace, inputs),
+                "actions/download-artifact": lambda inputs: run.download(
+                    runner.workspace, inputs, permissions
+                ),
                 "mikepenz/action-junit-report": run.publish,
             }
         )

@@ -7,7 +7,7 @@ arguments of one process, and the command checks them as it checks a user's. An 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.options.option import Option
-from disttest.options.registry import CLUSTER_OPTIONS, IN_CONTAINER, options_of
+from disttest.options.registry import (
+    CLUSTER_OPTIONS,
+    IN_CONTAINER,
+    MERGE_OPTIONS,
+    PLAN_OPTIONS,
+    RUN_OPTIONS,
+    SELECTION_OPTIONS,
+    options_of,
+)
 from disttest.options.values import SWITCH
 
 PREFIX = "DISTTEST_INPUT_"
@@ -107,6 +115,30 @@ INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doc
 """Command -> inputs of the action that runs it."""
 CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own in CLUSTER_OPTIONS and one.launch is None)
 """Where the runner is a machine that submits: the step runs in place, and the scheduler has the nodes."""
+
+_COMMON = frozenset(
+    (
+        *("suite", "directories", "pytest-args", "world-sizes", "device", "gpus", "timeout", "deadline"),
+        *("retries", "results", "pool", "labels", "shards", "timings", "level", "json", "junit"),
+        *("requirements", "setup", "image"),
+    )
+)
+"""What most users of an action ever give."""
+_GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
+    ("Common", lambda one: one.name in _COMMON),
+    ("Plans, timings and floors", lambda one: one.own in (*SELECTION_OPTIONS, *PLAN_OPTIONS, *MERGE_OPTIONS)),
+    ("How tests run", lambda one: one.own in RUN_OPTIONS),
+    ("Nodes of a cluster", lambda one: one in CLUSTER_INPUTS),
+    ("The step and its container", lambda _: True),
+)
+
+
+def groups_of_inputs(command: str) -> dict[str, tuple[Input, ...]]:
+    """The inputs of an action by the titles of their groups, what is common first; each is in one of them."""
+    groups: dict[str, list[Input]] = {title: [] for title, _ in _GROUPS}
+    for one in INPUTS[command]:
+        groups[next(title for title, takes in _GROUPS if takes(one))].append(one)
+    return {title: tuple(inputs) for title, inputs in groups.items() if inputs}
 
 
 def read_inputs(command: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -57,4 +57,6 @@ def run() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["cluster-clean"]:
+        sys.exit(0)  # no scheduler has jobs of ours
     sys.exit(plan() if os.environ["DISTTEST_STEP_COMMAND"] == "plan" else run())
