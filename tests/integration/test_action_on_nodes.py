@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from github_expressions import evaluator
 from github_runner import ActionResult, Runner
 from lab import Lab
 
@@ -30,6 +31,12 @@ TESTS = """
 """
 DEAD = f"disttest-{this_machine()}-999999999-t1-j1"
 ELSEWHERE = "disttest-0000000000-1-t1-j1"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def expressions():
+    """What evaluates them lives as long as this process: it is no leftover of a job."""
+    evaluator()
 
 
 class Job:

@@ -17,7 +17,8 @@ EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 
 
 @functools.cache
-def _evaluator() -> subprocess.Popen[str]:
+def evaluator() -> subprocess.Popen[str]:
+    """The process: started when it is first asked for, it lives as long as this one."""
     if not (EVALUATE.parent / "node_modules" / "@actions").exists():
         raise RuntimeError("GitHub's packages are missing: run `make tests/contract/node_modules/.ready`")
     process = subprocess.Popen(
@@ -33,7 +34,7 @@ def evaluate(expression: str, contexts: Mapping[str, Any], *, status: str = "suc
     Raises:
         ValueError: it is none, or names a context that is not given.
     """
-    process = _evaluator()
+    process = evaluator()
     assert process.stdin is not None
     assert process.stdout is not None
     functions = {name: name == status for name in ("success", "failure", "cancelled")} | {"always": True}

@@ -105,7 +105,7 @@ def _prepare(
     flags = {option.field: given[option.field] for option in RUN_OPTIONS}
     flags = by_command(read_project_settings(targets).fill(flags))
     # One attempt of each, judged by its contract alone.
-    flags |= {"sanitize": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
+    flags |= {"sanitize": "off", "record": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
     options = resolve_options(flags)
     if options.spmd:
         raise UsageError("disttest chaos harms tests with a world_size mark: leave --spmd out")
