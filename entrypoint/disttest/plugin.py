@@ -52,6 +52,7 @@ from disttest.runtime.hosting.recognise import HOSTING
 from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
+from disttest.runtime.rank.debug_adapter import tell_debugger
 from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.runtime.rank.replaying import replay_rank
 from disttest.testing.world import World, current_scratch, current_world
@@ -174,7 +175,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
             f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
         ),
-        *(f"disttest: {message}" for message in run.said),
+        *(f"disttest: {message}" for message in (*tell_debugger(run.options), *run.said)),
     ]
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dap import DebugClient
 from lab import Ended, Lab
 
 from disttest.model import Outcome
@@ -567,3 +572,129 @@ def test_pytest_mpi(lab: Lab) -> None:
     ended = lab.write(test_mpi=MPI).run("test_mpi.py")
 
     assert {"test_of_mpi": Outcome.SKIPPED, "test_of_ours[2xgloo]": Outcome.PASSED} == outcomes(ended)
+
+
+# --- a debugger
+
+LIMIT_S = 2
+DEBUGGED = f"""
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout({LIMIT_S})
+    def test_stops(world):
+        secret = 1040 + world.rank
+        dist.barrier()
+        breakpoint()
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout({LIMIT_S})
+    def test_fails(world):
+        here = 1070 + world.rank
+        assert world.rank == 0
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout({LIMIT_S})
+    def test_in_a_new_world(world):
+        assert world.size == 2
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def ended_run(process: subprocess.Popen[str], lab: Lab) -> Ended:
+    output, _ = process.communicate(timeout=120)
+    return Ended(process.returncode, output, lab.folder / "results")
+
+
+@pytest.fixture
+def debugged(lab: Lab) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a run that waits for a debugger; where the test fails, nobody would come."""
+    with contextlib.ExitStack() as started:
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            process = lab.start("run", *arguments)
+            started.callback(process.wait)
+            started.callback(process.terminate)
+            return process
+
+        yield start
+
+
+@pytest.mark.plugins("debugpy")
+def test_debugpy(lab: Lab, debugged: Callable[..., subprocess.Popen[str]]) -> None:
+    port = free_port()
+    suite = lab.write(test_suite=DEBUGGED).folder / "test_suite.py"
+    line = 1 + suite.read_text().splitlines().index("    dist.barrier()")
+    process = debugged("test_suite.py", "--debug-rank", "1", "--debugpy", str(port))
+    # One world stops in a line that has a breakpoint, at breakpoint(), and where a test fails.
+    client = DebugClient(port)
+    client.attach({str(suite): [line]}, ["uncaught"])
+    for place in (line, line + 2):
+        thread, frame = client.stopped()
+        assert ("test_stops", place, "1041") == (frame["name"], frame["line"], client.value("secret", frame))
+        client.ask("continue", threadId=thread)
+    thread, frame = client.stopped()
+    assert ("test_fails", "1071") == (frame["name"], client.value("here", frame))
+    time.sleep(LIMIT_S + 0.5)  # longer than the test may take, and than rank 0 waits once another has failed
+    client.ask("continue", threadId=thread)
+    client.until_closed()
+    client = DebugClient(port)  # the next world listens anew
+    client.attach({}, [])
+    client.until_closed()
+    ended = ended_run(process, lab)
+
+    assert f"disttest: rank 1 of each world waits for a debugger at 127.0.0.1:{port}" in ended.output
+    passed, failed = Outcome.PASSED, Outcome.FAILED
+    assert {
+        "test_stops[2xgloo]": passed,
+        "test_fails[2xgloo]": failed,
+        "test_in_a_new_world[2xgloo]": passed,
+    } == outcomes(ended)
+    assert 1 == ended.result("test_fails").culprit
+    assert not [note for test in ended.run.tests for note in test.final.notes]
+
+
+HANGS = """
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.timeout(2)
+    def test_hangs(world):
+        if world.rank == {waits}:
+            dist.barrier()
+"""
+
+
+@pytest.mark.plugins("debugpy")
+@pytest.mark.parametrize(("waits", "leaves"), [(0, True), (1, False)])
+def test_limits_hold_when_a_debugger_has_left_or_its_rank_is_done(
+    lab: Lab, debugged: Callable[..., subprocess.Popen[str]], *, waits: int, leaves: bool
+) -> None:
+    port = free_port()
+    lab.write(test_hangs=HANGS.format(waits=waits))
+    process = debugged("test_hangs.py", "--debugpy", str(port))
+    client = DebugClient(port)
+    client.attach({}, [])
+    if leaves:
+        client.ask("disconnect")
+    client.until_closed()
+
+    assert "timed out after 2 s" in ended_run(process, lab).result("test_hangs").message
+
+
+@pytest.mark.plugins("debugpy")
+def test_a_debugger_that_cannot_come_is_told_at_once(lab: Lab) -> None:
+    lab.write(test_suite=DEBUGGED)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        refused = lab.run("run", "test_suite.py", "--debugpy", str(port))
+
+    assert 4 == refused.exit_code
+    assert f"--debugpy: no rank can listen at 127.0.0.1:{port} (Address already in use)" in refused.output

@@ -116,6 +116,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     flags = by_command(flags)
     if options.spmd and cluster.launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
+    if options.debugpy and cluster.launcher:
+        raise UsageError("--debugpy is for one machine: leave --launcher out")
     _hide(options.mask)
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
@@ -151,7 +153,7 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
         owes_failures = True
     else:
         assert hardware is not None
-        debugged = ["--pdb"] if options.debug_rank is not None else []
+        debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
         asked_of_pytest = [*debugged, *pytest_args]
         mode = choose_progress(progress, asked_of_pytest, environment(), results, selection.timings)
         extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *pytest_args]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
+from disttest.limits import NO_LIMIT_S
 from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, RecordRule, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
@@ -42,12 +43,27 @@ class WorldSettings(Frozen):
     """Of which tests what ranks received is kept."""
     debug_rank: int | None = default_of("debug-rank")
     """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
+    debugpy: int | None = default_of("debugpy")
+    """The port at which a rank waits for a debugger; None: none does."""
     terminal: str = ""
     """Device of the terminal on which ranks are debugged; empty: none is."""
 
     def may_debug(self, rank: int) -> bool:
         """Whether this rank may take the terminal."""
         return bool(self.terminal) and self.debug_rank in (None, rank)
+
+    def awaits_debugger(self, rank: int) -> bool:
+        """Whether this rank waits for a debugger at :attr:`debugpy`."""
+        return self.debugpy is not None and rank == (self.debug_rank or 0)
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether any rank may be debugged, so that only its world knows how long a test takes."""
+        return bool(self.terminal) or self.debugpy is not None
+
+    def unless_debugged(self, limit_s: float) -> float:
+        """A limit on what ranks do, or none where they may wait for somebody who debugs them."""
+        return NO_LIMIT_S if self.is_debugged else limit_s
 
 
 class RunOptions(WorldSettings):

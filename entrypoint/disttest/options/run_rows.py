@@ -13,6 +13,7 @@ from disttest.options.values import (
     ISOLATION,
     LINES,
     NAMES,
+    PORT,
     RATIO,
     SECONDS,
     SECONDS_OR_NONE,
@@ -153,6 +154,12 @@ RUN_OPTIONS = (
         "debug-rank",
         Type(form="K", parse=WHOLE.parse),
         "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
+        inputs_of_action=False,
+    ),
+    _of_each_run(
+        "debugpy",
+        PORT,
+        "Have rank K of each world (--debug-rank, else rank 0) wait for VS Code at this port of 127.0.0.1.",
         inputs_of_action=False,
     ),
     _of_each_run(

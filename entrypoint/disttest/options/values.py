@@ -19,6 +19,7 @@ MOST_SLOTS = 10_000
 """The same of slots, each of which is an object in memory."""
 
 AUTO = "auto"
+_LAST_PORT = 65535
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
@@ -123,6 +124,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not 1 <= (value := _whole(text)) <= _LAST_PORT:
+        raise UsageError(f"{text!r} is not a port from 1 to {_LAST_PORT}")
+    return value
+
+
 def _ratio(text: str) -> float:
     if not 0 <= (value := _number(text)) <= 1:
         raise UsageError(f"{text!r} is not a number between 0 and 1")
@@ -203,6 +210,7 @@ COUNT = Type(form="N", parse=_count)
 """A whole number from 1."""
 WHOLE = Type(form="N", parse=_whole)
 """A whole number from 0."""
+PORT = Type(form="PORT", parse=_port)
 SECONDS = Type(form="SECONDS", parse=_seconds, show="{:g}".format)
 SECONDS_OR_NONE = Type(form="SECONDS", parse=_seconds_or_none, show="{:g}".format)
 """A limit; 0: none."""

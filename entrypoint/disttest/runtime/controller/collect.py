@@ -56,7 +56,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         kind=kind,
         isolation=_isolation(item, options, kind),
         timeout_s=_timeout_s(item, options),
-        exclusive=closest_mark(item, "exclusive") is not None or bool(options.terminal),
+        exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
         chaos=case_of(item),
     )

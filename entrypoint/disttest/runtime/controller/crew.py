@@ -19,7 +19,6 @@ from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_chil
 from disttest.limits import (
     CREW_CANCEL_S,
     MAIN_MARGIN_S,
-    NO_LIMIT_S,
     RANKS_LEAVE_S,
     TICK_S,
     WORLD_SILENCE_S,
@@ -164,7 +163,7 @@ class Crew:
             child=child,
             error_log=error_log,
             owed=list(order.tests),
-            overdue_s=time.monotonic() + WORLD_START_S + WORLD_SILENCE_S,
+            overdue_s=time.monotonic() + order.settings.unless_debugged(WORLD_START_S) + WORLD_SILENCE_S,
         )
         self.running[world.world_id] = world
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
@@ -234,8 +233,7 @@ class Crew:
             case TestBegan(nodeid=nodeid):
                 world.begun = _find(world.order.tests, nodeid)
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
-                # Only the world knows how long its ranks are debugged.
-                limit_s = NO_LIMIT_S if world.order.settings.terminal else limit_s
+                limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = time.monotonic() + limit_s + WORLD_SILENCE_S
                 self._listener.on_began(world, world.begun)
             case TestJudged(result=result):

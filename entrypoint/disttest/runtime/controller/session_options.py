@@ -23,6 +23,7 @@ from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+from disttest.runtime.rank.debug_adapter import check_debugger
 
 _TOLD = ("guarded", "rank", "node_partition", "replay")
 """What only the command gives, which has read the project's file for its processes."""
@@ -92,8 +93,12 @@ def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:
     """The options with the terminal on which ranks are debugged, if they are.
 
     Raises:
-        pytest.UsageError: a rank is to be debugged, and there is no terminal.
+        pytest.UsageError: a rank is to be debugged, and there is no terminal, or none of what a debugger connects to.
     """
+    if options.debugpy is not None:
+        if not config.getoption("disttest_rank"):
+            _check_debugger(options.debugpy)
+        return options
     if options.debug_rank is None and not config.getoption("usepdb", default=False):
         return options
     try:
@@ -104,6 +109,13 @@ def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:
         raise pytest.UsageError(
             "disttest: --debug-rank needs a terminal, and standard input is none"
         ) from None
+
+
+def _check_debugger(port: int) -> None:
+    try:
+        check_debugger(port)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
 
 
 def _stdin(config: pytest.Config) -> int:

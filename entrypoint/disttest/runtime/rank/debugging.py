@@ -41,7 +41,7 @@ def debug_in_rank(
         config.pluginmanager.register(debugging, "disttest-debugging")
         sys.breakpointhook = debugging.stop_here
     else:
-        sys.breakpointhook = _pass_by if settings.terminal else _refuse
+        sys.breakpointhook = _pass_by if settings.is_debugged else _refuse
     pdb.set_trace = sys.breakpointhook
 
 
@@ -51,7 +51,8 @@ def _pass_by(*_arguments: Any, **_named: Any) -> None:
 
 def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
     raise RuntimeError(
-        "breakpoint() in a rank, whose output is a log: run the test at a terminal with --debug-rank K (or with --pdb)"
+        "breakpoint() in a rank, whose output is a log: run the test at a terminal with --debug-rank K (or with --pdb), "
+        "or with --debugpy PORT"
     )
 
 

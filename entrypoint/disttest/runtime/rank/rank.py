@@ -40,6 +40,7 @@ from disttest.runtime.rank.child import (
     renew_libraries,
     use_cuda_freely,
 )
+from disttest.runtime.rank.debug_adapter import await_debugger
 from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
@@ -61,12 +62,12 @@ _getpid = os.getpid
 class _Session:
     """The state of this rank between messages; one per process."""
 
-    def __init__(self, spec: RankSpec, channel: Channel, session: pytest.Session) -> None:
+    def __init__(self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell) -> None:
         self.spec = spec
         self.channel = channel
         self.session = session
         self.order: RunTest | None = None
-        self.phase = PhaseCell(spec.phases, spec.place)
+        self.phase = phase
         self.gpu: GpuCare | None = None
         self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
         self.recording = RankRecording(spec)
@@ -170,9 +171,12 @@ def serve(
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
-    debug_in_rank(spec.settings, spec.rank, session.config, lambda on: state.phase.hold(on))
+    phase = PhaseCell(spec.phases, spec.place)
+    debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
+    if spec.settings.awaits_debugger(spec.rank):
+        await_debugger(spec.settings, session.config, phase.hold)
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
-    state = _Session(spec, channel, session)
+    state = _Session(spec, channel, session, phase)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None

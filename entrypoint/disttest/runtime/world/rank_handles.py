@@ -71,6 +71,8 @@ class RankProcessHandle:
     """In which phase of the test it is; hosted ranks know but one."""
     xfail: Callable[[], bool] = lambda: False
     """Whether the test is expected to fail in that phase."""
+    held: Callable[[], bool] = lambda: False
+    """Whether somebody debugs it."""
     ready: bool = False
     gone: bool = False
     collected: Mapping[str, str] | None = None
@@ -90,8 +92,6 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
-        self.is_held: Callable[[], bool] = lambda: False
-        """Whether somebody debugs a rank."""
         self.deadlocks: DeadlockWatch | None = None
         """Looks whether any rank can go on, where that can be known."""
         self.on_tick: Callable[[], None] = lambda: None
@@ -155,7 +155,7 @@ class Supervisor:
         tick_s = time.monotonic() + TICK_S
         while not attempt.is_over:
             now_s = time.monotonic()
-            attempt.hold(now_s, on=self.is_held())
+            attempt.hold(now_s, on=self._is_held(attempt))
             if attempt.overdue(now_s, self._settings.grace):
                 self.end_living(attempt)
                 break
@@ -169,6 +169,12 @@ class Supervisor:
                     log.trim()
         for progress in attempt.ranks:
             progress.xfail = self.handle(progress.rank).xfail()
+
+    def _is_held(self, attempt: Attempt) -> bool:
+        """Whether somebody debugs a rank that is at it; in other runs no byte of a broken rank can take the limits away."""
+        return self._settings.is_debugged and any(
+            self.handle(progress.rank).held() for progress in attempt.living()
+        )
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""

@@ -59,8 +59,6 @@ class WorldSupervisor:
         self._clock = clock
         self._ranks = Supervisor(order.home, order.settings)
         self._phases = PhaseBoard(self._shape.size)
-        if order.settings.terminal:  # else no byte of a broken rank can take the limits away
-            self._ranks.is_held = self._phases.any_held
         self._board = self._make_board()
         self._reason = ""
         self._is_good = False
@@ -110,7 +108,7 @@ class WorldSupervisor:
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
         self._store = host_store(listener)
-        deadline = time.monotonic() + WORLD_START_S
+        deadline = time.monotonic() + self._order.settings.unless_debugged(WORLD_START_S)
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
             if time.monotonic() > deadline or self._reason:
                 break
@@ -164,6 +162,7 @@ class WorldSupervisor:
             log=spec.log,
             phase=lambda: self._phases.read(spec.place),
             xfail=lambda: self._phases.expects_failure(spec.place),
+            held=lambda: self._phases.is_held(spec.place),
         )
 
     # --- running

@@ -34,13 +34,17 @@ def test_a_rank_that_is_debugged_says_so_and_keeps_its_phase():
     board = PhaseBoard(2)
     cell = PhaseCell(board.path, 1)
     cell.write("call", xfail=True)
-    assert not board.any_held()
+    assert not board.is_held(1)
 
     cell.hold(True)
-    assert board.any_held()
+    assert [False, True] == [board.is_held(place) for place in range(2)]
     assert ("call", True) == (board.read(1), board.expects_failure(1))
+    cell.write("teardown")
+    board.reset()
+    assert board.is_held(1)
+    cell.write("call", xfail=True)
     cell.hold(False)
-    assert not board.any_held()
+    assert not board.is_held(1)
     assert ("call", True) == (board.read(1), board.expects_failure(1))
 
 

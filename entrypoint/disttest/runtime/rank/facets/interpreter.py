@@ -34,13 +34,26 @@ def _put_gc(then: bool) -> None:
     (gc.enable if then else gc.disable)()
 
 
+def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
+    """How to get a trace function, unless it is debugpy's, which changes it whenever a breakpoint is set."""
+
+    def read() -> Any:
+        function = get()
+        modules = (type(function).__module__, getattr(function, "__module__", None))
+        return None if any("pydevd" in str(module) for module in modules) else function
+
+    return read
+
+
+_threads_trace, _put_threads_trace = attribute(threading, "_trace_hook")
+
 FACETS = (
     Facet("thread", _threads, never, presence),
     settings(
         "tracing",
-        Setting("function", sys.gettrace, sys.settrace),
+        Setting("function", _of_tests(sys.gettrace), sys.settrace),
         Setting("profile", sys.getprofile, sys.setprofile),
-        Setting("function of new threads", *attribute(threading, "_trace_hook")),
+        Setting("function of new threads", _of_tests(_threads_trace), _put_threads_trace),
         Setting("profile of new threads", *attribute(threading, "_profile_hook")),
     ),
     settings(

@@ -1,0 +1,92 @@
+"""A rank that VS Code debugs (or another client of the Debug Adapter Protocol): it waits for it, and time stands still.
+
+debugpy listens inside the rank: a process of its own would be one more that is left over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pdb
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from disttest.errors import UsageError
+from disttest.limits import TICK_S
+from disttest.options.run import WorldSettings
+
+_LOOPBACK = "127.0.0.1"
+
+
+def tell_debugger(settings: WorldSettings) -> tuple[str, ...]:
+    """Where to connect, if a rank waits for a debugger."""
+    if settings.debugpy is None:
+        return ()
+    rank = settings.debug_rank or 0
+    return (f"rank {rank} of each world waits for a debugger at {_LOOPBACK}:{settings.debugpy}",)
+
+
+def check_debugger(port: int) -> None:
+    """See that a debugger could connect.
+
+    Raises:
+        UsageError: debugpy is not installed, or the port is in use.
+    """
+    if importlib.util.find_spec("debugpy") is None:
+        raise UsageError("--debugpy needs the package debugpy: pip install debugpy")
+    try:
+        socket.create_server((_LOOPBACK, port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"--debugpy: no rank can listen at {_LOOPBACK}:{port} ({os.strerror(error.errno or 0)}): choose another port"
+        ) from None
+
+
+def await_debugger(settings: WorldSettings, config: pytest.Config, hold: Callable[[bool], None]) -> None:
+    """Wait until a debugger has connected to this rank and has set its breakpoints.
+
+    Args:
+        settings: of the run.
+        config: pytest's.
+        hold: told whether the world is to stand still: as long as a debugger is connected.
+
+    Raises:
+        UsageError: the port is in use (debugpy would wait for ever).
+    """
+    assert settings.debugpy is not None
+    check_debugger(settings.debugpy)
+    import debugpy
+
+    debugpy.listen((_LOOPBACK, settings.debugpy), in_process_debug_adapter=True)
+    debugpy.wait_for_client()
+    hold(True)
+    threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
+    sys.breakpointhook = pdb.set_trace = debugpy.breakpoint
+    config.pluginmanager.register(_PostMortem(debugpy), "disttest-debugger")
+
+
+def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
+    """Have the world stand still while a debugger is connected; one that has left may come back."""
+    threading.current_thread().pydev_do_not_trace = True  # type: ignore[attr-defined]
+    threading.current_thread().is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    while True:
+        hold(debugpy.is_client_connected())
+        time.sleep(TICK_S)
+
+
+class _PostMortem:
+    """The pytest plugin that has the debugger stop where a test fails, if it is to stop at uncaught exceptions."""
+
+    def __init__(self, debugpy: Any) -> None:
+        self._debugpy = debugpy
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
+        """pytest has caught the exception, so that debugpy could not know that nobody else did."""
+        if call.excinfo is not None:
+            self._debugpy.trigger_exception_handler(call.excinfo.value)
