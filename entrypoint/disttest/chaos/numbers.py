@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from disttest.masking import masker
+from disttest.observe import spec_of
 
 _SHOWN = 8
 """Numbers of a tensor that are shown, not told by their digest."""
@@ -25,11 +25,12 @@ def numbers_of(properties: Iterable[tuple[str, Any]]) -> dict[str, str]:
 def _describe(value: Any) -> str:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        whole = value.detach().cpu().contiguous().clone()
+        from disttest.observe.memory import digest_of
+
+        whole = value.detach().cpu()
         if whole.numel() <= _SHOWN:
             return repr(whole.tolist())
-        digest = zlib.crc32(bytes(whole.reshape(-1).view(torch.uint8).tolist()))
-        return f"{str(whole.dtype).removeprefix('torch.')}{list(whole.shape)} with digest {digest:08x}"
+        return f"{spec_of(whole)} with digest {digest_of([whole]):08x}"
     try:
         return repr(value)
     except Exception as error:  # noqa: BLE001  # it is the test's own

@@ -14,7 +14,7 @@ from disttest.chaos.numbers import numbers_of
 from disttest.chaos.seen import ChaosSeen, SeenError
 from disttest.chaos.strike import FaultRaised, strike
 from disttest.model import ChaosCase, SeenCall, UnharmedCall
-from disttest.observe import Call, Group, Tool, Wait
+from disttest.observe import Call, Group, Tool, Wait, as_text
 from disttest.sanitizers.words import title_of
 
 _MOST_CALLS = 50_000
@@ -103,7 +103,7 @@ class ChaosTool(Tool):
         self._errors.append(
             SeenError(
                 what=f"{what} at {where}" if where else what,
-                text=text.encode("utf-8", "backslashreplace").decode(),
+                text=as_text(text),
                 began_s=began_s,
                 ended_s=time.monotonic(),
             )

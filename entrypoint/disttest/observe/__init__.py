@@ -26,7 +26,18 @@ from disttest.observe.install import (
     uninstall,
     watching_operations,
 )
-from disttest.observe.records import ANY_SOURCE, Call, Group, Site, StoreCall, Wait, WaitKind
+from disttest.observe.records import (
+    ANY_SOURCE,
+    Call,
+    Group,
+    Site,
+    Spec,
+    StoreCall,
+    Wait,
+    WaitKind,
+    as_text,
+    spec_of,
+)
 from disttest.observe.tool import Tool
 
 __all__ = [
@@ -35,15 +46,18 @@ __all__ = [
     "Call",
     "Group",
     "Site",
+    "Spec",
     "StoreCall",
     "Tool",
     "Wait",
     "WaitKind",
+    "as_text",
     "gaps",
     "install",
     "is_held",
     "observing",
     "prepare",
+    "spec_of",
     "uninstall",
     "unobserved",
     "watching_operations",

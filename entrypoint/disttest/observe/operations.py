@@ -64,6 +64,11 @@ OPERATIONS = (
     Operation("recv_any_source_", None, 0, 1, tag=2),
 )
 
+IN_PLACE = frozenset(
+    row.name for row in OPERATIONS if row.outputs is None and row.inputs is not None and not row.is_p2p
+)
+"""Names of the collectives without outputs: they write what they read."""
+
 FUNCTIONAL = (
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,31 @@ class Site(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file.rpartition('/')[2]}:{self.line}" if self.code else ""
+
+
+class Spec(NamedTuple):
+    """A tensor without its values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """What a tensor is, without its values: ``float32[4, 3]``."""
+    return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def as_text(text: str) -> str:
+    """As UTF-8 can say it: names of files and words of errors may not be Unicode."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,13 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldShape
+from disttest.observe import Spec
 
 SUFFIX = ".recording"
 MAGIC = b"disttest recording 1\n"
@@ -23,13 +24,6 @@ MAGIC = b"disttest recording 1\n"
 _LENGTH = struct.Struct("<I")
 _LIMIT = 1 << 30
 """Bytes of one file; a rank that receives more is not replayed."""
-
-
-class Spec(NamedTuple):
-    """A tensor without its values."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -134,7 +128,7 @@ def describe(signature: Signature) -> str:
         words += f" with root {signature.root}"
     if signature.keys:
         words += f" of {', '.join(map(repr, signature.keys))}"
-    values = ", ".join(f"{each.dtype}{list(each.shape)}" for each in signature.inputs or signature.outputs)
+    values = ", ".join(map(str, signature.inputs or signature.outputs))
     return (
         f"{words} ({signature.reduce_op + ' ' if signature.reduce_op else ''}{values})" if values else words
     )

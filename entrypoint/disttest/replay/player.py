@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
+from disttest.observe.memory import fill
 from disttest.observe.operations import OPERATIONS
 from disttest.replay.format import Raised, Recording, Signature, describe
-from disttest.replay.memory import fill
 from disttest.replay.signatures import (
     digest_of_call,
     digest_of_store,

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind
+from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind, as_text
+from disttest.observe.memory import bytes_of, can_be_kept
 from disttest.replay.format import (
     Answered,
     Called,
@@ -29,7 +30,6 @@ from disttest.replay.format import (
     Unfit,
     Writer,
 )
-from disttest.replay.memory import bytes_of, can_be_kept
 from disttest.replay.signatures import (
     digest_of_call,
     digest_of_store,
@@ -208,9 +208,7 @@ class Recorder(Tool):
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = len(self._places)
-            self._writer.write(
-                Place(signature, site.file.encode("utf-8", "backslashreplace").decode(), site.line)
-            )
+            self._writer.write(Place(signature, as_text(site.file), site.line))
         self._writer.write(Called(place, digest))
         number, self._calls = self._calls, self._calls + 1
         return number
@@ -233,4 +231,4 @@ def _succeeded(done: Any) -> bool:
 
 
 def _raised(number: int, error: BaseException) -> Raised:
-    return Raised(number, type(error).__name__, str(error).encode("utf-8", "backslashreplace").decode())
+    return Raised(number, type(error).__name__, as_text(str(error)))

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-from disttest.observe import Call, StoreCall, Wait
-from disttest.observe.operations import OPERATIONS
+from disttest.observe import Call, StoreCall, Wait, as_text, spec_of
+from disttest.observe.memory import digest_of
+from disttest.observe.operations import IN_PLACE
 from disttest.replay.format import Signature
-from disttest.replay.memory import digest_of, spec_of
 
 MAKE, DESTROY = "make a group", "destroy a group"
-_IN_PLACE = frozenset(
-    row.name for row in OPERATIONS if row.outputs is None and not row.is_p2p and row.inputs is not None
-)
 _FIRST_IS_KEY = frozenset(
     {"add", "append", "compare_set", "delete_key", "get", "queue_len", "queue_pop", "queue_push", "set"}
 )
@@ -24,7 +20,7 @@ _FIRST_IS_KEY = frozenset(
 
 def written_by(call: Call) -> tuple[torch.Tensor, ...]:
     """The tensors that a call writes into."""
-    return call.inputs if call.op in _IN_PLACE else call.outputs
+    return call.inputs if call.op in IN_PLACE else call.outputs
 
 
 def of_call(call: Call) -> Signature:
@@ -52,7 +48,8 @@ def of_store(call: StoreCall) -> Signature:
     first = call.arguments[0] if call.arguments else ()
     keys = (first,) if call.op in _FIRST_IS_KEY or isinstance(first, str) else first
     return Signature(
-        op=f"store.{call.op}", keys=tuple(map(_text, keys if isinstance(keys, Iterable) else ()))
+        op=f"store.{call.op}",
+        keys=tuple(as_text(str(key)) for key in (keys if isinstance(keys, Iterable) else ())),
     )
 
 
@@ -64,7 +61,3 @@ def digest_of_store(call: StoreCall) -> int:
 def digest_of_call(call: Call) -> int:
     """CRC-32 of the values that it hands over, but for bytes: those may be pickles, which hold addresses."""
     return digest_of([each for each in call.inputs if each.dtype is not torch.uint8])
-
-
-def _text(key: Any) -> str:
-    return str(key).encode("utf-8", "backslashreplace").decode()

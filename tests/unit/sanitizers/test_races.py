@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.model import WindowEdge
-from disttest.observe import Call, Group, Site, Wait, WaitKind
-from disttest.sanitizers.order.stream import Signature, Spec, StreamGroup
+from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
+from disttest.sanitizers.order.stream import Signature, StreamGroup
 from disttest.sanitizers.race.judge import judge_races, judge_reports
 from disttest.sanitizers.race.kinds import Kind
 from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from disttest.model import SanitizerFinding
+from disttest.observe import Spec
 from disttest.sanitizers.order.events import Event, Events
 from disttest.sanitizers.order.findings import Advice, make_finding
 from disttest.sanitizers.order.kinds import Kind
-from disttest.sanitizers.order.stream import Signature, Spec
+from disttest.sanitizers.order.stream import Signature
 from disttest.sanitizers.order.words import at, describe
 from disttest.sanitizers.words import names
 

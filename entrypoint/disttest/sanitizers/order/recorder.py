@@ -6,15 +6,14 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from disttest.observe import Call, Wait
+from disttest.observe import Call, Wait, as_text, spec_of
 from disttest.sanitizers.order.handles import is_thrown_away
-from disttest.sanitizers.order.stream import MOST_CALLS, Signature, Spec, Stream, StreamGroup
+from disttest.sanitizers.order.stream import MOST_CALLS, Signature, Stream, StreamGroup
 from disttest.sanitizers.sanitizer import Recorder
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    import torch
 
 _KEEPING = frozenset({"_coalescing_manager", "monitored_barrier", "recv", "send"})
 """Functions of torch that wait for the handle themselves, or hand it on otherwise than by returning it."""
@@ -114,23 +113,14 @@ def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = 
         tag=call.tag,
         root=call.root,
         reduce_op=call.reduce_op,
-        inputs=tuple(map(_spec, call.inputs)),
-        outputs=tuple(map(_spec, call.outputs)),
+        inputs=tuple(map(spec_of, call.inputs)),
+        outputs=tuple(map(spec_of, call.outputs)),
         file=as_text(call.site.file),
         line=call.site.line,
         thread=thread,
         batched=batched,
         dropped=dropped,
     )
-
-
-def as_text(text: str) -> str:
-    """As UTF-8 can say it: names of files may not be Unicode."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _spec(tensor: torch.Tensor) -> Spec:
-    return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _handling(call: Call) -> tuple[bool, bool]:

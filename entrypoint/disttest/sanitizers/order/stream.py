@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from disttest.model import Frozen
+from disttest.observe import Spec
 
 MOST_CALLS = 20_000
 """Calls of one test that are kept."""
-
-
-class Spec(NamedTuple):
-    """A tensor, as far as ranks must agree on it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
 
 
 class StreamGroup(Frozen):

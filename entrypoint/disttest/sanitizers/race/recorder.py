@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from disttest.observe import Call, Site, Wait, WaitKind, is_held, watching_operations
+from disttest.observe import Call, Site, Wait, WaitKind, as_text, is_held, watching_operations
 from disttest.observe.sites import call_site
-from disttest.sanitizers.order.recorder import as_text, sign
+from disttest.sanitizers.order.recorder import sign
 from disttest.sanitizers.order.words import describe
 from disttest.sanitizers.race.kinds import Kind
 from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from disttest.observe import Call, Site
+from disttest.observe.operations import IN_PLACE
 from disttest.sanitizers.order.recorder import sign
 from disttest.sanitizers.order.stream import Signature
 from disttest.sanitizers.race.views import View, make_view, share_bytes
 
 if TYPE_CHECKING:
     import torch
-
-_IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "broadcast", "reduce"})
-"""Collectives without outputs: what they read they also write."""
 
 
 class Region(NamedTuple):
@@ -71,7 +69,7 @@ class Window:
 
 def is_in_place(call: Call, rank: int) -> bool:
     """Whether it writes what it reads."""
-    return call.op in _IN_PLACE and not (call.op == "broadcast" and call.root == rank)
+    return call.op in IN_PLACE and not (call.op == "broadcast" and call.root == rank)
 
 
 def open_window(call: Call, rank: int) -> Window | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from disttest.observe import Call, Wait, WaitKind
-from disttest.sanitizers.values.notes import Notes, site_fields, spec_fields, text
+from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
+from disttest.sanitizers.values.notes import Notes, site_fields
 from disttest.sanitizers.values.trace import Place, Role
 from disttest.sanitizers.words import names
 
@@ -89,12 +89,12 @@ def _place(role: Role, call: Call, index: int, tensor: Any) -> Place:
         role=role,
         name=call.op,
         kind=call.reduce_op,
-        group=text(group.description) or names(group.ranks),
-        group_id=text(group.name),
+        group=as_text(group.description) or names(group.ranks),
+        group_id=as_text(group.name),
         ranks=group.ranks,
         peer=call.peer,
         root=call.root,
         index=index,
-        **spec_fields(tensor),
+        **spec_of(tensor)._asdict(),
         **site_fields(call.site),
     )

@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
-from disttest.sanitizers.values.notes import Notes, site_fields, spec_fields, text
+from disttest.sanitizers.values.notes import Notes, site_fields
 from disttest.sanitizers.values.replicas import Evidence, Replicas
 from disttest.sanitizers.values.trace import Place, Role, Trust
 
@@ -84,7 +85,7 @@ class Models:
                 kind=type(module).__name__,
                 model=model,
                 index=index,
-                **spec_fields(tensor),
+                **spec_of(tensor)._asdict(),
                 **site,
             )
             self._notes.add(place, tensor)
@@ -102,11 +103,11 @@ class Models:
             if name not in wrapper.parameters_to_ignore:
                 place = Place(
                     role=Role.BUFFER,
-                    name=text(name),
+                    name=as_text(name),
                     model=model,
                     ranks=ranks,
                     trust=Trust.WRAPPED,
-                    **spec_fields(buffer),
+                    **spec_of(buffer)._asdict(),
                     **site,
                 )
                 self._notes.add(place, buffer)
@@ -120,10 +121,10 @@ class Models:
         model = self._roots.setdefault(root, self._count)
         before = len(self._names)
         for name, parameter in root.named_parameters():
-            self._names.setdefault(parameter, (model, text(name)))
+            self._names.setdefault(parameter, (model, as_text(name)))
         self._count += model == self._count and len(self._names) > before
         for name, module in root.named_modules():
-            self._names.setdefault(module, (model, text(name)))
+            self._names.setdefault(module, (model, as_text(name)))
 
     # --- parameters
 
@@ -168,7 +169,7 @@ class Models:
             model=model,
             ranks=replicas.ranks,
             trust=replicas.trust,
-            **spec_fields(parameter),
+            **spec_of(parameter)._asdict(),
             **site_fields(call_site()),
         )
         self._notes.add(place, tensor)

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from disttest.observe import Site
+from disttest.observe import Site, as_text
 from disttest.sanitizers.values.digest import read_tensor
 from disttest.sanitizers.values.trace import MOST_ENTRIES, Content, Entry, Place, Role, Trace
 
@@ -65,17 +65,7 @@ class Notes:
 
 def site_fields(site: Site) -> dict[str, Any]:
     """Of a place."""
-    return {"file": text(site.file), "line": site.line}
-
-
-def spec_fields(tensor: Any) -> dict[str, Any]:
-    """Of a place."""
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
-
-
-def text(value: str) -> str:
-    """As UTF-8 can say it: names of files may not be Unicode."""
-    return value.encode("utf-8", "backslashreplace").decode()
+    return {"file": as_text(site.file), "line": site.line}
 
 
 def default_rank() -> int:

@@ -10,13 +10,6 @@ from typing import Any
 
 import torch
 
-from disttest.replay.format import Spec
-
-
-def spec_of(tensor: torch.Tensor) -> Spec:
-    """What it is, without its values."""
-    return Spec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
 
 def can_be_kept(tensor: torch.Tensor) -> bool:
     """Whether its values are plain memory of this process."""
