@@ -28,6 +28,7 @@ def _describe(value: Any) -> str:
         from disttest.observe.memory import digest_of
 
         whole = value.detach().cpu()
+        whole = whole if whole.layout is torch.strided else whole.to_dense()
         if whole.numel() <= _SHOWN:
             return repr(whole.tolist())
         return f"{spec_of(whole)} with digest {digest_of([whole]):08x}"

@@ -109,16 +109,17 @@ def _prepare(
     options = resolve_options(flags)
     if options.spmd:
         raise UsageError("disttest chaos harms tests with a world_size mark: leave --spmd out")
+    resolved = resolve_targets(targets)
     invocation = Invocation(
         cwd=str(Path.cwd()),
         workspace=environment().get("GITHUB_WORKSPACE", ""),
-        bundled=resolve_targets(targets).bundled,
+        bundled=resolved.bundled,
         options=given_options({option.field: given[option.field] for option in RUN_OPTIONS}),
         pytest_args=pytest_args,
     )
     runs = _Runs(
         flags=flags,
-        targets=resolve_targets(targets),
+        targets=resolved,
         hardware=Devices(options).machine.hardware(),
         invocation=invocation,
         pytest_args=pytest_args,

@@ -12,7 +12,7 @@ import msgspec
 
 from disttest.cli.explain import find_run, select
 from disttest.errors import UsageError
-from disttest.model import RankEnd, TestResult
+from disttest.model import RankEnd, RankRecord
 from disttest.options.environment import environment
 from disttest.options.flags import Command, flags
 from disttest.planning.targets import resolve_targets
@@ -42,10 +42,11 @@ def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> 
     results_dir, text = find_run(words)
     run = fold(read_events(results_dir / FILE_NAME))
     outcome = _the_test(run, text)
-    path, result = _newest(outcome, results_dir, rank)
+    path, record = _newest(outcome, results_dir, rank)
     recording = read_recording(path)
-    _check(recording, path, result, rank)
-    command = _command(outcome, run, recording, _expected(path, result, rank), pytest_args)
+    _check(recording, path, outcome.test.nodeid, record)
+    expected = Expected(recording=str(path), outcome=record.outcome, message=record.message)
+    command = _command(outcome, run, recording, expected, pytest_args)
     variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
     ended = subprocess.run(command, env=variables, cwd=run.invocation.cwd or None, check=False)
     sys.exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)  # noqa: TID251
@@ -65,7 +66,7 @@ def _the_test(run: RunResult, text: str) -> TestOutcome:
     raise UsageError(f"{text!r} is in the ids of {len(found)} tests ({names}, …): name one of them")
 
 
-def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, TestResult]:
+def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, RankRecord]:
     """The recording of the last attempt that has one.
 
     Raises:
@@ -75,7 +76,7 @@ def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, T
         for record in result.ranks:
             path = (results_dir / record.log).with_suffix(SUFFIX)
             if record.rank == rank and record.log and path.is_file():
-                return path.absolute(), result
+                return path.absolute(), record
     world = outcome.test.world
     if world is not None and rank >= world.size:
         raise UsageError(
@@ -87,29 +88,25 @@ def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, T
     )
 
 
-def _check(recording: Recording, path: Path, result: TestResult, rank: int) -> None:
+def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) -> None:
     """Refuse what would be replayed wrongly.
 
     Raises:
         UsageError: it is another test's, not whole, or cannot be replayed.
     """
     head = recording.head
-    if (head.nodeid, head.rank) != (result.nodeid, rank):
+    if (head.nodeid, head.rank) != (nodeid, record.rank):
         raise UsageError(
             f"{path} is the recording of rank {head.rank} of {head.nodeid}: it does not belong there"
         )
     if recording.unfit:
-        raise UsageError(f"rank {rank} of {head.nodeid} cannot be replayed: {'; '.join(recording.unfit)}")
-    record = next(each for each in result.ranks if each.rank == rank)
+        raise UsageError(
+            f"rank {head.rank} of {head.nodeid} cannot be replayed: {'; '.join(recording.unfit)}"
+        )
     if record.end is RankEnd.REPORTED and not recording.is_whole:
         raise UsageError(
             f"the recording {path} was cut off, since the rank ran to its end: copy it from the run once more"
         )
-
-
-def _expected(path: Path, result: TestResult, rank: int) -> Expected:
-    record = next(each for each in result.ranks if each.rank == rank)
-    return Expected(recording=str(path), outcome=record.outcome, message=record.message)
 
 
 def _command(
