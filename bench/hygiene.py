@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from disttest.runtime.rank import hygiene
-from disttest.runtime.rank.facets.table import loaded_facets
+from disttest.runtime.rank.facets.facet_table import loaded_facets
 
 AIM_MS = 0.3
 

@@ -24,7 +24,7 @@ from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
-from disttest.replay.verdict import Expected
+from disttest.replay.replay_verdict import Expected
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.apart import run_apart

@@ -15,7 +15,7 @@ from disttest.cli.doctor import doctor
 from disttest.doctor.diagnosis import as_run, render_diagnosis_junit, render_finding, render_json
 from disttest.doctor.examine import Examination, examine, update_quarantine
 from disttest.host.devices import detect_machine
-from disttest.host.devices.findings import Grade
+from disttest.host.devices.device_findings import Grade
 from disttest.host.leases.lease import Leaser, Request
 from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.preflight import Bounds

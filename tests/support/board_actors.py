@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from disttest.deadlock.board import WaitBoard
-from disttest.deadlock.judge import Situation, find_deadlock
+from disttest.deadlock.board_tool import BoardTool
+from disttest.deadlock.proof import Situation, find_deadlock
 from disttest.deadlock.snapshot import read_slot
-from disttest.deadlock.tool import BoardTool
 from disttest.observe import Call, Group, Site, Wait, WaitKind
 
 NOW_S, LIMIT_S = 10.0, 300.0

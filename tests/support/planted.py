@@ -19,8 +19,8 @@ import pytest
 
 from disttest.model import Outcome, SanitizerFinding, TestResult
 from disttest.results.fold import RunResult
-from disttest.sanitizers.values.diverge import Parting, find_parting
-from disttest.sanitizers.values.recording import pairs, read_recordings
+from disttest.sanitizers.values.divergence import Parting, find_parting
+from disttest.sanitizers.values.values_file import pairs, read_recordings
 from disttest.sanitizers.words import names
 
 PROVEN = "deadlock: no rank can go on"

@@ -5,10 +5,10 @@ import pytest
 from disttest.results import hang_findings, narrative
 from disttest.runtime.hosting import rank_host
 from disttest.runtime.rank import flight, rank
-from disttest.runtime.world import world
+from disttest.runtime.world import world_supervisor
 
 
-@pytest.mark.parametrize("module", [rank, rank_host, world])
+@pytest.mark.parametrize("module", [rank, rank_host, world_supervisor])
 def test_they_are_nobodys_code(module):
     path = module.__file__
 

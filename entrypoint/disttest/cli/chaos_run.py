@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from disttest.chaos.plan import ChaosPlan, Drawn, Wanted, draw
+from disttest.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
 from disttest.cli.chaos_search import search_smallest
 from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress

@@ -7,7 +7,7 @@ from itertools import count
 
 import click
 
-from disttest.chaos.plan import ChaosPlan, Wanted, make_case
+from disttest.chaos.fault_plan import ChaosPlan, Wanted, make_case
 from disttest.chaos.shrink import Search, begin_search
 from disttest.errors import ExitCode
 from disttest.model import CHAOS, ChaosCase, Fault, TestCase

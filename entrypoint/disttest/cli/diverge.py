@@ -9,8 +9,8 @@ import click
 from disttest.errors import ExitCode, UsageError
 from disttest.options.flags import Command, flags
 from disttest.reports.text import count, one_line
-from disttest.sanitizers.values.diverge import compared, find_parting
-from disttest.sanitizers.values.recording import Recording, pairs, read_recordings
+from disttest.sanitizers.values.divergence import compared, find_parting
+from disttest.sanitizers.values.values_file import Recording, pairs, read_recordings
 
 
 @click.command(cls=Command)

@@ -93,7 +93,7 @@ def read_options(
 
 def render_preview(prepared: Prepared) -> str:
     """The launch as JSON: what was decided, and what the SDK is told."""
-    from disttest.launch.spec import container_arguments
+    from disttest.launch.container_spec import container_arguments
 
     facts = {
         "spec": prepared.spec,

@@ -17,7 +17,7 @@ from disttest.options.environment import environment
 from disttest.options.flags import Command, flags
 from disttest.planning.targets import resolve_targets
 from disttest.replay.format import SUFFIX, Recording, read_recording
-from disttest.replay.verdict import Expected
+from disttest.replay.replay_verdict import Expected
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import keep_pytest_args, target_of

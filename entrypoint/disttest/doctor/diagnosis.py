@@ -12,7 +12,7 @@ from rich.text import Text
 
 import disttest
 from disttest.doctor.examine import Diagnosis
-from disttest.host.devices.findings import DeviceFinding, Grade
+from disttest.host.devices.device_findings import DeviceFinding, Grade
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.reports.junit import render_junit
 from disttest.results.events import AnyEvent, RunFinished, RunStarted, TestCollected, TestFinished

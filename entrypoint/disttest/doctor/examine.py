@@ -10,7 +10,7 @@ import msgspec
 
 from disttest.errors import ExitCode
 from disttest.host.devices import Machine, detect_machine
-from disttest.host.devices.findings import DeviceFinding, Grade, judge_machine
+from disttest.host.devices.device_findings import DeviceFinding, Grade, judge_machine
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 from disttest.host.leases.lease import Leaser, SlotState
 from disttest.host.leases.quarantine import QuarantineNotes

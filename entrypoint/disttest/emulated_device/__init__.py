@@ -6,6 +6,6 @@ watchdog and flight recorder, DDP and FSDP are the real ones. ``docs/devices.md`
 """
 
 from disttest.emulated_device.build import build_libraries, default_cache
-from disttest.emulated_device.environment import emulated_environment
+from disttest.emulated_device.emulated_environment import emulated_environment
 
 __all__ = ["build_libraries", "default_cache", "emulated_environment"]

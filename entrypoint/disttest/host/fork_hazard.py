@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from disttest.host.cuda_touch import cuda_touched
 from disttest.host.loaded import loaded
-from disttest.host.threads import Thread, end_helpers, threads
+from disttest.host.other_threads import Thread, end_helpers, threads
 
 _MOST_NAMED = 4
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError
 from disttest.host.proc import ProcessIdentity, this_process
+from disttest.launch.container_spec import container_arguments
 from disttest.launch.derived import with_requirements
 from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
 from disttest.launch.engine_advice import explain
@@ -23,7 +24,6 @@ from disttest.launch.left_containers import MARK, job_of, leftovers
 from disttest.launch.options import LaunchOptions
 from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder, make_lease_folder
 from disttest.launch.prepare import Prepared, prepare
-from disttest.launch.spec import container_arguments
 from disttest.launch.supervise import ContainerOutcome, supervise
 from disttest.launch.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.results.conclusion import Facts, conclude

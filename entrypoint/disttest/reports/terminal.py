@@ -15,7 +15,7 @@ from rich.text import Text
 
 from disttest.reports import aggregates
 from disttest.reports.aggregates import Row, Tally
-from disttest.reports.chaos import fault_tables, table_lines
+from disttest.reports.chaos_tables import fault_tables, table_lines
 from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository

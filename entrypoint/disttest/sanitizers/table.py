@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from disttest.sanitizers.order.judge import judge_reports as judge_order
-from disttest.sanitizers.order.recorder import OrderRecorder
-from disttest.sanitizers.race.judge import judge_reports as judge_races
+from disttest.sanitizers.order.order_judge import judge_reports as judge_order
+from disttest.sanitizers.order.order_recorder import OrderRecorder
 from disttest.sanitizers.race.policy import NCCL, Policy
-from disttest.sanitizers.race.recorder import RaceRecorder
+from disttest.sanitizers.race.race_judge import judge_reports as judge_races
+from disttest.sanitizers.race.race_recorder import RaceRecorder
 from disttest.sanitizers.sanitizer import Recorder, Sanitizer
-from disttest.sanitizers.values.judge import judge_reports as judge_values
-from disttest.sanitizers.values.recording import FILE_NAME
+from disttest.sanitizers.values.value_judge import judge_reports as judge_values
+from disttest.sanitizers.values.values_file import FILE_NAME
 
 
 def _values(rank: int, policy: str) -> Recorder:
-    from disttest.sanitizers.values.recorder import ValuesRecorder  # imports torch and numpy
+    from disttest.sanitizers.values.value_recorder import ValuesRecorder  # imports torch and numpy
 
     del policy
     return ValuesRecorder(rank)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.chaos.judge import Harmed, judge_case
+from disttest.chaos.contract_judge import Harmed, judge_case
 from disttest.chaos.seen import ChaosSeen, SeenError
 from disttest.model import (
     ChaosCase,

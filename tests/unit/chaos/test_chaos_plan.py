@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from disttest.chaos.contract import contract_of
-from disttest.chaos.plan import Wanted, draw
+from disttest.chaos.fault_plan import Wanted, draw
 from disttest.cli.chaos import parse_fault, parse_kinds
 from disttest.errors import UsageError
 from disttest.model import (

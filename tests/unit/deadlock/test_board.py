@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from disttest.deadlock import layout
-from disttest.deadlock.judge import Situation, find_deadlock
 from disttest.deadlock.layout import Direction
+from disttest.deadlock.proof import Situation, find_deadlock
 from disttest.deadlock.snapshot import Counts, Snapshot, read_slot
 from disttest.observe import Site, Wait, WaitKind
 from disttest.results.deadlock_finding import describe_deadlock

@@ -12,9 +12,9 @@ from docker.errors import APIError
 from disttest.errors import UsageError
 from disttest.host.devices.machine import Gpu, MigSlice
 from disttest.host.proc import ProcessIdentity
+from disttest.launch.container_environment import choose_environment
 from disttest.launch.endpoints import endpoints
 from disttest.launch.engine import EngineFacts, is_passing, read_facts, split_tag
-from disttest.launch.environment import choose_environment
 from disttest.launch.gpus import HostGpu
 from disttest.launch.launch_host import usable
 from disttest.launch.launching import exit_code

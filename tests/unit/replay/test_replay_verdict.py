@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from disttest.model import Outcome
-from disttest.replay.verdict import Expected, Replayed, judge
+from disttest.replay.replay_verdict import Expected, Replayed, judge
 
 PASSED = Expected(recording="", outcome=Outcome.PASSED, message="")
 FAILED = Expected(recording="", outcome=Outcome.FAILED, message="ValueError: boom")

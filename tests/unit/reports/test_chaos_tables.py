@@ -3,7 +3,7 @@
 from sample_runs import SampleRun
 
 from disttest.model import CHAOS, ChaosCase, Contract, Fault, FaultKind, Outcome, SanitizerFinding
-from disttest.reports.chaos import fault_tables, table_lines
+from disttest.reports.chaos_tables import fault_tables, table_lines
 from disttest.reports.html.render import render_html
 from disttest.reports.terminal import render_final
 

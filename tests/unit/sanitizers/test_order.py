@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from disttest.model import SanitizerFinding
 from disttest.observe import ANY_SOURCE, Spec
-from disttest.sanitizers.order.judge import judge_order, limits_of
-from disttest.sanitizers.order.kinds import Kind
+from disttest.sanitizers.order.order_judge import judge_order, limits_of
+from disttest.sanitizers.order.order_kinds import Kind
 from disttest.sanitizers.order.stream import Signature, Stream, StreamGroup
 
 FOUR = Spec("float32", (4,))

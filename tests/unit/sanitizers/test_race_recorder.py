@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from disttest.observe import Call, Group, Site, Wait, WaitKind
-from disttest.sanitizers.race import recorder as recorder_module
+from disttest.sanitizers.race import race_recorder
 from disttest.sanitizers.race.accesses import accesses
-from disttest.sanitizers.race.kinds import Kind
-from disttest.sanitizers.race.notes import HANDED_OUT
 from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.recorder import RaceRecorder
+from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.race.race_recorder import RaceRecorder
+from disttest.sanitizers.race.races import HANDED_OUT
 from disttest.sanitizers.race.windows import is_in_place, open_window, view_of
 
 ATEN = torch.ops.aten
@@ -52,7 +52,7 @@ class Operations:
 @pytest.fixture
 def operations(monkeypatch):
     operations = Operations()
-    monkeypatch.setattr(recorder_module, "watching_operations", lambda: operations)
+    monkeypatch.setattr(race_recorder, "watching_operations", lambda: operations)
     return operations
 
 
@@ -60,7 +60,7 @@ def operations(monkeypatch):
 def held(monkeypatch):
     """Numbers of the calls whose handle somebody has."""
     held = {1, 2}
-    monkeypatch.setattr(recorder_module, "is_held", lambda call: call.n in held)
+    monkeypatch.setattr(race_recorder, "is_held", lambda call: call.n in held)
     return held
 
 
@@ -269,7 +269,7 @@ def test_what_nobody_can_wait_for_is_dropped(recorder, held):
 
 
 def test_of_many_those_that_nobody_can_wait_for_are_dropped(recorder, held, monkeypatch):
-    monkeypatch.setattr(recorder_module, "_MANY", 2)
+    monkeypatch.setattr(race_recorder, "_MANY", 2)
     targets = [torch.zeros(4) for _ in range(3)]
     held.update({3})
     pending(recorder, call(1, outputs=(targets[0],)))
@@ -285,7 +285,7 @@ def test_of_many_those_that_nobody_can_wait_for_are_dropped(recorder, held, monk
 
 
 def test_races_beyond_those_that_are_kept_are_counted(recorder, monkeypatch):
-    monkeypatch.setattr(recorder_module, "_MOST_RACES", 1)
+    monkeypatch.setattr(race_recorder, "_MOST_RACES", 1)
     target = torch.zeros(4)
     pending(recorder, call(outputs=(target,)))
     for _ in range(2):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from disttest.model import WindowEdge
 from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
 from disttest.sanitizers.order.stream import Signature, StreamGroup
-from disttest.sanitizers.race.judge import judge_races, judge_reports
-from disttest.sanitizers.race.kinds import Kind
-from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races
 from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.views import make_view, share_bytes
+from disttest.sanitizers.race.race_judge import judge_races, judge_reports
+from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.race.strided_views import make_view, share_bytes
 
 _dims = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12])), max_size=3)
 _views = st.tuples(st.integers(0, 30), st.sampled_from([1, 2, 4, 8]), _dims)

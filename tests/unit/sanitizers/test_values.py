@@ -12,18 +12,18 @@ import torch
 from disttest.errors import UsageError
 from disttest.sanitizers.values.contents import differ, first_difference
 from disttest.sanitizers.values.digest import read_tensor
-from disttest.sanitizers.values.diverge import find_parting
-from disttest.sanitizers.values.judge import judge_values, limits_of
-from disttest.sanitizers.values.kinds import Kind
-from disttest.sanitizers.values.notes import Notes
-from disttest.sanitizers.values.recording import (
+from disttest.sanitizers.values.divergence import find_parting
+from disttest.sanitizers.values.trace import Content, Place, Role, Trace, Trust
+from disttest.sanitizers.values.trace_notes import Notes
+from disttest.sanitizers.values.value_judge import judge_values, limits_of
+from disttest.sanitizers.values.value_kinds import Kind
+from disttest.sanitizers.values.values_file import (
     FILE_NAME,
     Recording,
     encode_recording,
     pairs,
     read_recordings,
 )
-from disttest.sanitizers.values.trace import Content, Place, Role, Trace, Trust
 
 PAIR = (0, 1)
 Seen = tuple[Place, torch.Tensor, int]
@@ -335,7 +335,7 @@ class TestDiverge:
 
 
 def test_what_is_beyond_the_limit_is_counted_and_told(monkeypatch):
-    monkeypatch.setattr("disttest.sanitizers.values.notes.MOST_ENTRIES", 1)
+    monkeypatch.setattr("disttest.sanitizers.values.trace_notes.MOST_ENTRIES", 1)
     cut = trace(call(Role.INPUT, numbers(1)), call(Role.INPUT, numbers(2), 2))
 
     assert 1 == cut.beyond

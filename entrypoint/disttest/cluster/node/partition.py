@@ -68,7 +68,7 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
     WorldUp,
 )
-from disttest.runtime.world.world import RankStarter
+from disttest.runtime.world.world_supervisor import RankStarter
 
 PORT_ATTEMPTS = 5
 _CHUNK = 1 << 16

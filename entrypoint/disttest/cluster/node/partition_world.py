@@ -25,7 +25,7 @@ from disttest.runtime.messages.protocol import (
     WorldUp,
 )
 from disttest.runtime.world.attempt import Attempt
-from disttest.runtime.world.world import RankStarter, WorldSupervisor
+from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 
 class _SharedAttempt(Attempt):

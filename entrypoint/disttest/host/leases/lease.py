@@ -17,7 +17,7 @@ from typing import Self
 
 from disttest.errors import InfrastructureError, NotEnoughDevices
 from disttest.host.devices.machine import Gpu, Machine, part_for
-from disttest.host.leases.choice import choose_slots
+from disttest.host.leases.gpu_choice import choose_slots
 from disttest.host.leases.lockfiles import Holder, Lock, LockDirectory, boot_clock
 from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
 from disttest.host.leases.queue import join_queue, leave_queue, tickets_ahead

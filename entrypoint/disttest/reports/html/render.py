@@ -15,7 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.reports import aggregates, trend
-from disttest.reports.chaos import LETTERS, fault_tables
+from disttest.reports.chaos_tables import LETTERS, fault_tables
 from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate, source_line

@@ -31,9 +31,9 @@ from disttest.runtime.controller.other_plugins import (
     settled_by_plugins,
 )
 from disttest.runtime.controller.parents import Parents
-from disttest.runtime.controller.recorder import Recorder
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
+from disttest.runtime.controller.run_recorder import Recorder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.messages.protocol import TestJudged, WorldOrder

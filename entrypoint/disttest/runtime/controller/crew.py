@@ -37,7 +37,7 @@ from disttest.runtime.messages.protocol import (
 from disttest.runtime.rank.child import speak_into
 from disttest.runtime.world.contained_world import make_world
 from disttest.runtime.world.rank_handles import HasFileno
-from disttest.runtime.world.world import RankStarter, WorldSupervisor
+from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
 """Makes the world in its own process: by default the whole of it, else the share of one node."""

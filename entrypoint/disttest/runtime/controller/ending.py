@@ -18,7 +18,7 @@ from disttest.results.events import AnyEvent
 from disttest.results.fold import Folding, RunResult, fold
 from disttest.results.journal import Journal
 from disttest.results.relay import hide_what_was_learned
-from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_recorder import Recorder
 
 
 def end_run(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from disttest.chaos.contract import contract_of
-from disttest.chaos.plan import ChaosPlan
+from disttest.chaos.fault_plan import ChaosPlan
 from disttest.errors import UsageError
 from disttest.model import ChaosCase, Contract
 from disttest.runtime.controller.expand import closest_mark, rename, shape_of, twin_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.fork_hazard import cuda_hazard, name_threads, unsafe_threads
-from disttest.host.threads import Thread, thread_ids
+from disttest.host.other_threads import Thread, thread_ids
 from disttest.model import Frozen
 
 

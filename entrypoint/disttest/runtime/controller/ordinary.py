@@ -10,7 +10,7 @@ import pytest
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
-from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_recorder import Recorder
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
 

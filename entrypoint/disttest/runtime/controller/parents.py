@@ -20,8 +20,8 @@ import pytest
 
 from disttest.host.compute_threads import limit_threads
 from disttest.host.fork_hazard import holds_gpu
+from disttest.host.other_threads import threads
 from disttest.host.process import Child
-from disttest.host.threads import threads
 from disttest.limits import COLLECT_S, KILL_S
 from disttest.model import Frozen, Gang
 from disttest.runtime.controller.collect import modules_of
@@ -36,7 +36,7 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.other_plugins import arguments_for_ranks
-from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_recorder import Recorder
 from disttest.runtime.controller.starters import ForkStarter, ParentOrder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote

@@ -45,8 +45,8 @@ from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.other_plugins import overruled
-from disttest.runtime.controller.recorder import Recorder
 from disttest.runtime.controller.run_devices import Devices, name_run
+from disttest.runtime.controller.run_recorder import Recorder
 from disttest.runtime.controller.session_options import (
     claim_results,
     foreign_host,

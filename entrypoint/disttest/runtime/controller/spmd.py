@@ -15,7 +15,7 @@ import msgspec
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.rank.spec import place_variables
+from disttest.runtime.rank.rank_spec import place_variables
 
 
 def collect_as_rank_0(known: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.contained import serve_contained
 from disttest.runtime.rank.rank import serve
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.spmd_rank import serve_spmd
 
 

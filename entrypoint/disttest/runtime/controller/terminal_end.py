@@ -5,7 +5,7 @@ from __future__ import annotations
 from _pytest.terminal import TerminalReporter
 
 from disttest.results.verdict import NOT_RUN
-from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_recorder import Recorder
 
 
 def write_end(reporter: TerminalReporter, recorder: Recorder, *, without_worlds: str) -> None:

@@ -15,8 +15,8 @@ from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
 from disttest.runtime.controller.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
-from disttest.runtime.controller.recorder import Recorder
 from disttest.runtime.controller.retries import Retries
+from disttest.runtime.controller.run_recorder import Recorder
 from disttest.runtime.messages.protocol import TestJudged
 
 

@@ -31,7 +31,7 @@ from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, 
 from disttest.runtime.controller.starters import CollectingOrder, InterpreterOrder, ParentOrder, write_order
 from disttest.runtime.messages.protocol import Channel
 from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 
 _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 """What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it."""

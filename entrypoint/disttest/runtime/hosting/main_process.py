@@ -19,7 +19,7 @@ from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.hosting import provide_host
 
 

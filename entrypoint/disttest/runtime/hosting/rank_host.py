@@ -31,7 +31,7 @@ from disttest.runtime.messages.protocol import Cancel, Channel, RankReady, Ranks
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
 from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import watch_waits
 from disttest.runtime.world.attempt import RankProgress
 from disttest.runtime.world.evidence import EvidenceSource

@@ -19,10 +19,10 @@ from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read
 from disttest.results.headline import raised_line
 from disttest.runtime.messages.protocol import Leave, clean_text
 from disttest.runtime.rank.bridge import shorten
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.deadlocks import DeadlockWatch
+from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.rank_handles import Supervisor
 
 

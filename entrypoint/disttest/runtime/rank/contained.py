@@ -15,7 +15,7 @@ from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in, shared_fixtures
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 
 
 def serve_contained(

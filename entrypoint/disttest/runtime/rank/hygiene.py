@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from disttest.host.loaded import loaded, reset_compiler
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, describe_change, is_same
-from disttest.runtime.rank.facets.table import loaded_facets
+from disttest.runtime.rank.facets.facet_table import loaded_facets
 
 Facts = dict[str, Values]
 """Facet -> its values; a facet of a library that is not loaded is not there."""

@@ -31,7 +31,6 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.bridge import Bridge
-from disttest.runtime.rank.chaos import Chaos
 from disttest.runtime.rank.child import (
     belong_to_this_process,
     out_of_the_way,
@@ -46,9 +45,10 @@ from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
-from disttest.runtime.rank.recording import RankRecording
-from disttest.runtime.rank.sanitizing import Recorders
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_chaos import Chaos
+from disttest.runtime.rank.rank_recording import RankRecording
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.sanitizer_recorders import Recorders
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 from disttest.testing.world import World, provide_world
 

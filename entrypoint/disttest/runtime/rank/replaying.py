@@ -17,7 +17,7 @@ from disttest.errors import ExitCode
 from disttest.model import Outcome
 from disttest.options.environment import add_to_environment
 from disttest.replay.format import Head, Recording, read_recording
-from disttest.replay.verdict import Expected, Replayed, judge
+from disttest.replay.replay_verdict import Expected, Replayed, judge
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.bridge import message_of, outcome_of
 from disttest.runtime.rank.rank import make_default_group

@@ -18,7 +18,7 @@ from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from disttest import observe
-from disttest.deadlock.tool import BoardTool
+from disttest.deadlock.board_tool import BoardTool
 from disttest.testing.deadlocks import provide_board
 
 _tool: BoardTool | None = None

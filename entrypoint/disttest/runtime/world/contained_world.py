@@ -9,7 +9,7 @@ from pathlib import Path
 from disttest.model import Kind
 from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.world.started_processes import Descendants
-from disttest.runtime.world.world import RankStarter, WorldSupervisor
+from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 
 def make_world(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.chaos.judge import Harmed, judge_case
+from disttest.chaos.contract_judge import Harmed, judge_case
 from disttest.chaos.seen import ChaosSeen
 from disttest.model import Cause, ChaosCase, Outcome, TestResult, UnharmedRank
 from disttest.results.sanitized import with_findings
-from disttest.runtime.rank.chaos import NAME
+from disttest.runtime.rank.rank_chaos import NAME
 from disttest.runtime.world.attempt import RankProgress
 
 _decoder = msgspec.json.Decoder(ChaosSeen)

@@ -14,7 +14,7 @@ from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.harmed import judge_chaos
-from disttest.runtime.world.sanitizing import sanitized
+from disttest.runtime.world.sanitizer_judging import sanitized
 from disttest.sanitizers.choice import Chosen
 
 

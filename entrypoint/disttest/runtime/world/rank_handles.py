@@ -38,7 +38,7 @@ from disttest.runtime.messages.protocol import (
     TestDone,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.deadlocks import DeadlockWatch
+from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks

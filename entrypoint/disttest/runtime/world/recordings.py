@@ -15,7 +15,7 @@ from disttest.runtime.world.attempt import Attempt
 from disttest.runtime.world.logs import LogStore
 from disttest.sanitizers.choice import Chosen
 from disttest.sanitizers.table import SANITIZERS
-from disttest.sanitizers.values.recording import encode_recording
+from disttest.sanitizers.values.values_file import encode_recording
 
 
 def keep_seen(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> None:

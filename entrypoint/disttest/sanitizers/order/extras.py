@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from disttest.model import SanitizerFinding
-from disttest.sanitizers.order.events import Event, Events, Place
-from disttest.sanitizers.order.findings import Advice, make_finding
-from disttest.sanitizers.order.kinds import Kind
-from disttest.sanitizers.order.words import at, describe
+from disttest.sanitizers.order.exchanges import Event, Events, Place
+from disttest.sanitizers.order.order_findings import Advice, make_finding
+from disttest.sanitizers.order.order_kinds import Kind
+from disttest.sanitizers.order.order_words import at, describe
 from disttest.sanitizers.words import names
 
 _COLLECTIVE = Advice(

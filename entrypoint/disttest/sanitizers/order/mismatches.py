@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from disttest.model import SanitizerFinding
 from disttest.observe import Spec
-from disttest.sanitizers.order.events import Event, Events
-from disttest.sanitizers.order.findings import Advice, make_finding
-from disttest.sanitizers.order.kinds import Kind
+from disttest.sanitizers.order.exchanges import Event, Events
+from disttest.sanitizers.order.order_findings import Advice, make_finding
+from disttest.sanitizers.order.order_kinds import Kind
+from disttest.sanitizers.order.order_words import at, describe
 from disttest.sanitizers.order.stream import Signature
-from disttest.sanitizers.order.words import at, describe
 from disttest.sanitizers.words import names
 
 _OPERATION = Advice(

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from disttest.model import SanitizerFinding
-from disttest.sanitizers.order.events import Event, Events, Place
-from disttest.sanitizers.order.findings import Advice, make_finding
-from disttest.sanitizers.order.kinds import Kind
-from disttest.sanitizers.order.words import at, title
+from disttest.sanitizers.order.exchanges import Event, Events, Place
+from disttest.sanitizers.order.order_findings import Advice, make_finding
+from disttest.sanitizers.order.order_kinds import Kind
+from disttest.sanitizers.order.order_words import at, title
 
 _MOST_STOPS = 1_000
 """How often queues that are stuck are helped on to look for more."""

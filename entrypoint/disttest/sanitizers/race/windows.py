@@ -12,9 +12,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from disttest.observe import Call, Site
 from disttest.observe.operations import IN_PLACE
-from disttest.sanitizers.order.recorder import sign
+from disttest.sanitizers.order.order_recorder import sign
 from disttest.sanitizers.order.stream import Signature
-from disttest.sanitizers.race.views import View, make_view, share_bytes
+from disttest.sanitizers.race.strided_views import View, make_view, share_bytes
 
 if TYPE_CHECKING:
     import torch

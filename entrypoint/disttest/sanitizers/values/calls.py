@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
-from disttest.sanitizers.values.notes import Notes, site_fields
 from disttest.sanitizers.values.trace import Place, Role
+from disttest.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.sanitizers.words import names
 
 if TYPE_CHECKING:

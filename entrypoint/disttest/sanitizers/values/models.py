@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
-from disttest.sanitizers.values.notes import Notes, site_fields
 from disttest.sanitizers.values.replicas import Evidence, Replicas
 from disttest.sanitizers.values.trace import Place, Role, Trust
+from disttest.sanitizers.values.trace_notes import Notes, site_fields
 
 _MOST_TENSORS = 8
 """Of what one module returns."""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from disttest.model import SanitizerFinding
 from disttest.sanitizers.values.contents import index_of
-from disttest.sanitizers.values.findings import Advice, make_finding
-from disttest.sanitizers.values.kinds import Kind
 from disttest.sanitizers.values.sights import Board, Sight, at, describe, subject
 from disttest.sanitizers.values.trace import Role
+from disttest.sanitizers.values.value_findings import Advice, make_finding
+from disttest.sanitizers.values.value_kinds import Kind
 from disttest.sanitizers.words import names
 
 _REDUCING = frozenset(

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from disttest.model import SanitizerFinding
 from disttest.sanitizers.values.contents import is_constant
-from disttest.sanitizers.values.findings import Advice, both_values, make_finding, places_of
-from disttest.sanitizers.values.kinds import Kind
 from disttest.sanitizers.values.sights import Board, Sight, are_equal, odd_ranks, subject
 from disttest.sanitizers.values.trace import Role, Trust
+from disttest.sanitizers.values.value_findings import Advice, both_values, make_finding, places_of
+from disttest.sanitizers.values.value_kinds import Kind
 from disttest.sanitizers.words import names
 
 _GIVING_ALL_THE_SAME = frozenset(

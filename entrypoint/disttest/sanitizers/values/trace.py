@@ -1,6 +1,6 @@
 """What a rank has seen in a test, as data: each distinct thing and each distinct content once, and their order by number.
 
-This is also the format of a recording (``values.json``, see :mod:`disttest.sanitizers.values.recording`).
+This is also the format of a recording (``values.json``, see :mod:`disttest.sanitizers.values.values_file`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from disttest.results import journal as journals
 from disttest.results.directory import claim
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.recorder import Recorder
+from disttest.runtime.controller.run_recorder import Recorder
 
 NODEIDS = ("t.py::test_a", "t.py::test_b")
 

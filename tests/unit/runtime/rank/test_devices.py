@@ -8,7 +8,7 @@ import pytest
 
 from disttest.model import WorldShape
 from disttest.options.run import resolve_options
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 
 NOWHERE = Path("/nowhere")
 

@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 from disttest.runtime.rank import facets, hygiene
-from disttest.runtime.rank.facets import table
+from disttest.runtime.rank.facets import facet_table
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
 
 
@@ -29,7 +29,7 @@ def test_kinds_are_unique():
 
 
 def test_every_area_is_in_the_table():
-    assert set(areas()) == {module for _, module in table._MODULES}
+    assert set(areas()) == {module for _, module in facet_table._MODULES}
 
 
 def test_words():

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall
 from disttest.sanitizers.values.contents import first_difference
-from disttest.sanitizers.values.kinds import Kind
 from disttest.sanitizers.values.sights import Board, Sight, at, describe, odd_pair
+from disttest.sanitizers.values.value_kinds import Kind
 
 NAME = "values"
 _BEFORE, _AFTER = 6, 2

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from disttest import observe
-from disttest.chaos.tool import ChaosTool
+from disttest.chaos.chaos_tool import ChaosTool
 from disttest.runtime.messages.protocol import Channel, FaultStruck, RunTest
 
 NAME = "chaos"

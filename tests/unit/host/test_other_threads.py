@@ -7,7 +7,7 @@ import types
 import pytest
 
 from disttest.host.fork_hazard import name_threads
-from disttest.host.threads import Thread, end_helpers, thread_ids, threads
+from disttest.host.other_threads import Thread, end_helpers, thread_ids, threads
 from disttest.runtime.controller.hazards import Hazards
 
 

@@ -8,8 +8,8 @@ from board_actors import Stage, group_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.deadlock.judge import find_deadlock
 from disttest.deadlock.layout import Direction
+from disttest.deadlock.proof import find_deadlock
 from disttest.model import DeadlockKind
 from disttest.observe import ANY_SOURCE, WaitKind
 

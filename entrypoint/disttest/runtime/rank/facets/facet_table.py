@@ -12,14 +12,14 @@ from functools import lru_cache
 from disttest.runtime.rank.facets.facet import Facet
 
 _MODULES = (
-    ("sys", "process"),
-    ("sys", "patches"),
+    ("sys", "process_state"),
+    ("sys", "monkeypatches"),
     ("sys", "interpreter"),
     ("sys", "libraries"),
     ("numpy", "numpy_state"),
     ("torch", "torch_flags"),
     ("torch.utils._config_module", "torch_config"),
-    ("torch.distributed", "groups"),
+    ("torch.distributed", "process_groups"),
     (
         "disttest.runtime.rank.gpu_state",
         "cuda_flags",

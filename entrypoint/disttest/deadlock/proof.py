@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.deadlock import words
+from disttest.deadlock import wait_words
 from disttest.deadlock.layout import Direction, read_ranks
 from disttest.deadlock.snapshot import Counts, GroupKey, Snapshot, Waiting
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
@@ -126,7 +126,7 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
         if theirs is None:
             continue
         if theirs[0] != wait.op:
-            other = f"{words.call_name(theirs[0])} in its place"
+            other = f"{wait_words.call_name(theirs[0])} in its place"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
         if theirs[1] != wait.root:
             other = f"it with root {theirs[1]} instead of {wait.root}"
@@ -221,19 +221,19 @@ def _kind(found: Sequence[Open], over: Mapping[int, Snapshot]) -> DeadlockKind:
 def _edge(each: Open, situation: Situation) -> Edge:
     wait = each.wait
     state = situation.ranks[each.rank].groups.get(wait.group) if wait.group else None
-    group = words.group_name(wait.group[0], state) if wait.group else ""
+    group = wait_words.group_name(wait.group[0], state) if wait.group else ""
     told = situation.began_s <= wait.since_s <= situation.now_s
     since_s = wait.since_s if told else situation.now_s
     return Edge(
         rank=each.rank,
-        what=words.wait_name(wait, group),
+        what=wait_words.wait_name(wait, group),
         where=wait.where,
         since_s=round(situation.now_s - since_s, 1),
         ranks=each.ranks,
         reason=_reason(each, situation),
         group=group,
         seq=wait.seq,
-        op=words.call_name(wait.op),
+        op=wait_words.call_name(wait.op),
     )
 
 

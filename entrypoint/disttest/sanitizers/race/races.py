@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from disttest.model import Frozen
 from disttest.sanitizers.order.stream import Signature
-from disttest.sanitizers.race.kinds import Kind
+from disttest.sanitizers.race.race_kinds import Kind
 
 HANDED_OUT = "numpy"
 """What has touched memory that was given to somebody who is not seen."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge
-from disttest.sanitizers.order.words import at, describe
-from disttest.sanitizers.race.kinds import Kind
-from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.order.order_words import at, describe
+from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
 from disttest.sanitizers.sanitizer import Judgement
 from disttest.sanitizers.words import names
 

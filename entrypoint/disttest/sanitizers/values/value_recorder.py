@@ -6,9 +6,9 @@ from disttest.observe import Call, Wait
 from disttest.sanitizers.sanitizer import Recorder
 from disttest.sanitizers.values.calls import Calls
 from disttest.sanitizers.values.models import Models
-from disttest.sanitizers.values.notes import Notes, default_rank
 from disttest.sanitizers.values.replicas import Evidence
 from disttest.sanitizers.values.trace import Trace
+from disttest.sanitizers.values.trace_notes import Notes, default_rank
 
 
 class ValuesRecorder(Recorder):

@@ -7,7 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disttest.host.devices.findings import Grade, driver_too_old, judge_gpu, judge_machine, torch_refusal
+from disttest.host.devices.device_findings import (
+    Grade,
+    driver_too_old,
+    judge_gpu,
+    judge_machine,
+    torch_refusal,
+)
 from disttest.host.devices.machine import CpuShare, Fabric, Gpu, GpuProcess, Limits, Machine, MigSlice
 from disttest.host.devices.torch_facts import TorchFacts
 from disttest.host.machine_advice import MACHINE_ADVICE, cuda_version_of

@@ -12,11 +12,11 @@ import msgspec
 
 from disttest.observe import Call, Site, Wait, WaitKind, as_text, is_held, watching_operations
 from disttest.observe.sites import call_site
-from disttest.sanitizers.order.recorder import sign
-from disttest.sanitizers.order.words import describe
-from disttest.sanitizers.race.kinds import Kind
-from disttest.sanitizers.race.notes import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.order.order_recorder import sign
+from disttest.sanitizers.order.order_words import describe
 from disttest.sanitizers.race.policy import Policy
+from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
 from disttest.sanitizers.sanitizer import Recorder
 
 _MOST_RACES = 100

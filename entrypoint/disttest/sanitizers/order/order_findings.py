@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall
-from disttest.sanitizers.order.events import Events, Place
-from disttest.sanitizers.order.kinds import Kind
-from disttest.sanitizers.order.words import describe
+from disttest.sanitizers.order.exchanges import Events, Place
+from disttest.sanitizers.order.order_kinds import Kind
+from disttest.sanitizers.order.order_words import describe
 
 NAME = "order"
 _AROUND = 2

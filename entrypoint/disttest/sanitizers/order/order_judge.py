@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from disttest.model import SanitizerFinding
-from disttest.sanitizers.order.events import Events
+from disttest.sanitizers.order.exchanges import Events
 from disttest.sanitizers.order.extras import find_extras, find_never_waited
 from disttest.sanitizers.order.mismatches import find_mismatches
 from disttest.sanitizers.order.ordering import find_order

@@ -12,9 +12,9 @@ from disttest.options.environment import environment
 from disttest.replay.format import SUFFIX, End, Head, Unfit, Writer
 
 if TYPE_CHECKING:
-    from disttest.replay.recorder import Recorder
+    from disttest.replay.call_recorder import Recorder
     from disttest.runtime.messages.protocol import RunTest
-    from disttest.runtime.rank.spec import RankSpec
+    from disttest.runtime.rank.rank_spec import RankSpec
 
 
 class RankRecording:
@@ -46,7 +46,7 @@ class RankRecording:
         if self._spec.shape.device != "cpu":
             _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
             return
-        from disttest.replay.recorder import Recorder
+        from disttest.replay.call_recorder import Recorder
 
         self._recorder = Recorder(path, head)
         observe.install(self._recorder)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from disttest.model import Frozen
 from disttest.sanitizers.values.contents import differ, first_difference
-from disttest.sanitizers.values.recording import Recording
 from disttest.sanitizers.values.sights import Sight, at, describe, sights_of
 from disttest.sanitizers.values.trace import Place, Role
+from disttest.sanitizers.values.values_file import Recording
 
 _WHATEVER_THE_SIZE = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
 """What data parallel training has the same however many ranks share the work."""

@@ -33,10 +33,10 @@ from disttest.runtime.messages.protocol import (
     WorldClosed,
     WorldOrder,
 )
-from disttest.runtime.rank.spec import RankSpec
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type, is_harmed
-from disttest.runtime.world.deadlocks import DeadlockWatch
+from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from disttest.deadlock.board import WaitBoard
-from disttest.deadlock.judge import Situation, find_deadlock
+from disttest.deadlock.proof import Situation, find_deadlock
 from disttest.deadlock.snapshot import Snapshot, read_slot
 from disttest.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
