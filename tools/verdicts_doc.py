@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from generated_page import write_or_check
 
 from disttest.model import Outcome
-from disttest.results.rulings import RULES, STRICT_XPASS, Rule, State, rule_for, state_of
+from disttest.results.rulings import RULES, STRICT_XPASS, RankState, Rule, rule_for, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 
@@ -44,11 +44,11 @@ PAIRS = """## Two ranks
 What two ranks come to together; **disagree** is a failure. In the second table the test is marked `ranks_may_differ`.
 """
 _WORDS = {
-    State.FAILED: "failed",
-    State.ERROR: "error in set-up or tear-down",
-    State.NOT_RUN: "no report of the call",
+    RankState.FAILED: "failed",
+    RankState.ERROR: "error in set-up or tear-down",
+    RankState.NOT_RUN: "no report of the call",
 }
-_FINISHED = frozenset(State) - {State.ENDED, State.ENDED_XFAIL}
+_FINISHED = frozenset(RankState) - {RankState.ENDED, RankState.ENDED_XFAIL}
 _PHASES = {
     "passed": (Outcome.PASSED, ""),
     "failed": (Outcome.FAILED, ""),
@@ -101,21 +101,23 @@ def _rank(setup: str, call: str, teardown: str) -> str:
     return _word(state_of(record))
 
 
-def _word(state: State) -> str:
+def _word(state: RankState) -> str:
     return _WORDS.get(state, state.value)
 
 
 def _row(number: int, rule: Rule) -> str:
     conditions = (
-        [f"one is {', '.join(_word(state) for state in State if state in rule.some)}"] if rule.some else []
+        [f"one is {', '.join(_word(state) for state in RankState if state in rule.some)}"]
+        if rule.some
+        else []
     )
     conditions += ["the run was cancelled"] * rule.cancelled + ["the test is marked"] * rule.marked
-    left_out = frozenset(State) - rule.only
-    only = ", ".join(_word(state) for state in State if state in rule.only)
+    left_out = frozenset(RankState) - rule.only
+    only = ", ".join(_word(state) for state in RankState if state in rule.only)
     if not left_out:
         only = "anything"
     elif len(left_out) < len(rule.only):
-        only = f"not {', '.join(_word(state) for state in State if state in left_out)}"
+        only = f"not {', '.join(_word(state) for state in RankState if state in left_out)}"
     outcome = _outcome(rule) if rule.outcome else "as the culprit: failed, or an error outside of the call"
     return f"| {number} | {'; '.join(conditions) or '-'} | {only} | {outcome} | {rule.why} |"
 
@@ -129,10 +131,10 @@ def _outcome(rule: Rule) -> str:
 
 
 def _pairs(*, may_differ: bool) -> Iterator[str]:
-    def together(first: tuple[State, ...], second: tuple[State, ...]) -> str:
+    def together(first: tuple[RankState, ...], second: tuple[RankState, ...]) -> str:
         return _outcome(rule_for({first[0], second[0]}, may_differ=may_differ))
 
-    states = [(state,) for state in State if not may_differ or state in _FINISHED]
+    states = [(state,) for state in RankState if not may_differ or state in _FINISHED]
     lines = {state: tuple(together(state, other) for other in states) for state in states}
     states = [
         tuple(state for (state,) in same) for _, same in itertools.groupby(states, key=lines.__getitem__)
@@ -143,7 +145,7 @@ def _pairs(*, may_differ: bool) -> Iterator[str]:
         yield f"| {_words(first)} | {' | '.join(together(first, second) for second in states)} |"
 
 
-def _words(states: tuple[State, ...]) -> str:
+def _words(states: tuple[RankState, ...]) -> str:
     return ", ".join(map(_word, states))
 
 

@@ -46,7 +46,7 @@ class Isolation(StrEnum):
     WARM = "warm"
 
 
-class Kind(StrEnum):
+class WorldKind(StrEnum):
     """How a test meets its ranks."""
 
     RANKS = "ranks"
@@ -308,7 +308,7 @@ class TestCase(Frozen):
     suite: str
     world: WorldShape | None = None
     """None for an ordinary test, which runs in the controller unless it is contained."""
-    kind: Kind = Kind.RANKS
+    kind: WorldKind = WorldKind.RANKS
     isolation: Isolation = Isolation.FRESH
     timeout_s: float = 300.0
     exclusive: bool = False

@@ -24,7 +24,7 @@ from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
-from disttest.replay.replay_verdict import Expected
+from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.apart import run_apart
@@ -295,7 +295,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
         return True
     if told := session.config.getoption("disttest_replay"):
         _be_an_ordinary_process()
-        replay_rank(session, msgspec.json.decode(told, type=Expected))
+        replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
         return True
     apart = run.recorder is not None and run.devices is not None
     if not run.runs_tests or session.config.option.collectonly or not apart:

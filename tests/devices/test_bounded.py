@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disttest.host.bounded import BoundedChild, End, run_bounded, wait_children
+from disttest.host.bounded import BoundedChild, ChildEnd, run_bounded, wait_children
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
@@ -28,7 +28,7 @@ def run(how, **bounds):
 def test_messages_arrive_and_prints_do_not():
     ended, heard = run("say_three")
 
-    assert (ended.end, ended.code) == (End.DONE, 0)
+    assert (ended.end, ended.code) == (ChildEnd.DONE, 0)
     assert heard == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
     assert "printed by Python" in ended.errors
     assert "printed by C" in ended.errors
@@ -43,14 +43,14 @@ def test_a_large_message_arrives_whole():
 def test_an_exception_is_told():
     ended, _ = run("fail")
 
-    assert (ended.end, ended.code) == (End.FAILED, 1)
+    assert (ended.end, ended.code) == (ChildEnd.FAILED, 1)
     assert str(ended) == "exited with code 1: ValueError: planted"
 
 
 def test_a_crash_is_told():
     ended, _ = run("crash")
 
-    assert (ended.end, ended.signal) == (End.SIGNALLED, 11)
+    assert (ended.end, ended.signal) == (ChildEnd.SIGNALLED, 11)
     assert str(ended) == "was ended by SIGSEGV"
 
 
@@ -58,14 +58,14 @@ def test_a_crash_is_told():
 def test_silence_is_ended(how):
     ended, heard = run(how, stall_s=1.0)
 
-    assert ended.end is End.STALLED
+    assert ended.end is ChildEnd.STALLED
     assert heard == [b'"ready"']
 
 
 def test_speaking_keeps_it_alive_but_not_forever():
     ended, heard = run("chatter", stall_s=2.0, timeout_s=4.0)
 
-    assert ended.end is End.STALLED
+    assert ended.end is ChildEnd.STALLED
     assert ended.elapsed_s >= 4.0
     assert len(heard) > 5
 
@@ -73,7 +73,7 @@ def test_speaking_keeps_it_alive_but_not_forever():
 def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept():
     ended, _ = run("flood")
 
-    assert ended.end is End.DONE
+    assert ended.end is ChildEnd.DONE
     assert ended.errors.endswith("the last line")
     assert len(ended.errors) <= 8192
 
@@ -81,7 +81,7 @@ def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept():
 def test_a_grandchild_does_not_outlive_it():
     ended, heard = run("grandchild")
 
-    assert ended.end is End.DONE
+    assert ended.end is ChildEnd.DONE
     process = int(heard[0])
     deadline_s = time.monotonic() + 60.0
     while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
@@ -96,7 +96,7 @@ def test_several_are_waited_for_together():
 
     wait_children(children)
 
-    assert [child.ended.end for child in children] == [End.STALLED] * 3
+    assert [child.ended.end for child in children] == [ChildEnd.STALLED] * 3
 
 
 def test_work_is_sent_and_dismissal_ends_it():
@@ -109,11 +109,11 @@ def test_work_is_sent_and_dismissal_ends_it():
     wait_children([child])
 
     assert heard == [b'{"a":1}']
-    assert child.ended.end is End.DONE
+    assert child.ended.end is ChildEnd.DONE
 
 
 def test_a_file_in_the_current_directory_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "msgspec.py").write_text("raise SystemExit('imported the wrong one')")
     monkeypatch.chdir(tmp_path)
 
-    assert run("say_three")[0].end is End.DONE
+    assert run("say_three")[0].end is ChildEnd.DONE

@@ -9,7 +9,7 @@ import click
 
 from disttest.errors import UsageError
 from disttest.model import Fault, FaultKind
-from disttest.options.flags import Command
+from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.values import Type
 
@@ -51,7 +51,7 @@ KINDS = Type(form="KIND,…", parse=parse_kinds)
 def chaos_command(leave: Callable[[int], Any]) -> click.Command:
     """The command, around a way to end."""
 
-    @click.command(name="chaos", cls=Command)
+    @click.command(name="chaos", cls=RegistryCommand)
     @click.argument("targets", nargs=-1, required=True, metavar="TEST…")
     @flags_of("chaos", fault=FAULT, kinds=KINDS)
     @click.pass_obj

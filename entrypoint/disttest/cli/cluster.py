@@ -13,7 +13,7 @@ import click
 from disttest.errors import DisttestError, UsageError
 from disttest.model import Frozen, Invocation
 from disttest.options.environment import environment
-from disttest.options.flags import Command, flags, was_given
+from disttest.options.flags import RegistryCommand, flags, was_given
 from disttest.options.registry import CLUSTER_OPTIONS, LAUNCHERS
 from disttest.options.run import RunOptions
 from disttest.planning.pools import Pool, Size
@@ -220,7 +220,7 @@ def node_agent() -> None:
     Agent(find_assignment(environment())).run()
 
 
-@click.command(name="cluster-clean", cls=Command)
+@click.command(name="cluster-clean", cls=RegistryCommand)
 @flags("cluster-clean")
 def cluster_clean(*, launcher: str, **given: bool) -> None:
     """End the jobs that a killed run of this machine has left with a scheduler."""

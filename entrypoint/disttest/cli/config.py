@@ -13,7 +13,7 @@ from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import find_given, resolve_options
 
 
-class Setting(NamedTuple):
+class EffectiveOption(NamedTuple):
     """An option of a run, as it stands here."""
 
     name: str
@@ -34,7 +34,7 @@ def config(targets: tuple[str, ...]) -> None:
     click.echo(f"\nproject file: {project.path or 'none with [tool.disttest] at or above these paths'}")
 
 
-def read_settings(project: ProjectSettings) -> Iterator[Setting]:
+def read_settings(project: ProjectSettings) -> Iterator[EffectiveOption]:
     """Every option of a run, in order.
 
     Raises:
@@ -47,7 +47,7 @@ def read_settings(project: ProjectSettings) -> Iterator[Setting]:
         text, source = given.get(option, (_unless_given(option), ""))
         if source == option.flag:  # no flag but those that the file stands for
             source = str(project.path)
-        yield Setting(option.name, "(hidden)" if option.secret and source else text, source)
+        yield EffectiveOption(option.name, "(hidden)" if option.secret and source else text, source)
 
 
 def _unless_given(option: Option) -> str:

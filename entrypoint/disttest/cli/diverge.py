@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from disttest.errors import ExitCode, UsageError
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 from disttest.reports.text import count, one_line
 from disttest.sanitizers.values.divergence import compared, find_parting
-from disttest.sanitizers.values.values_file import Recording, pairs, read_recordings
+from disttest.sanitizers.values.values_file import ValuesFile, pairs, read_recordings
 
 
-@click.command(cls=Command)
+@click.command(cls=RegistryCommand)
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @flags("diverge")
@@ -43,7 +43,7 @@ def diverge(
         context.exit(ExitCode.FAILED)
 
 
-def _tell(one: Recording, other: Recording, tolerance: float | None) -> bool:
+def _tell(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> bool:
     """Print what came of one test; whether it parts."""
     parting = find_parting(one, other, tolerance)
     names = one.nodeid if one.nodeid == other.nodeid else f"{one.nodeid} and {other.nodeid}"

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from disttest.errors import UsageError
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 
 if TYPE_CHECKING:
     from disttest.doctor.examine import Diagnosis
 
 
-@click.command(cls=Command)
+@click.command(cls=RegistryCommand)
 @flags("doctor")
 @click.pass_context
 def doctor(

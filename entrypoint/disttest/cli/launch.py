@@ -12,7 +12,7 @@ import msgspec
 from disttest.errors import DisttestError
 from disttest.launch.options import LaunchOptions
 from disttest.masking import masker
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 
 if TYPE_CHECKING:
     from disttest.launch.launch_host import Host
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+    cls=RegistryCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
 @flags("launch")

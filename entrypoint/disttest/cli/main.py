@@ -44,7 +44,7 @@ from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
 from disttest.model import Invocation, RecordRule, TestCase
 from disttest.options.environment import environment
-from disttest.options.flags import Command
+from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.run import by_command, given_options, resolve_options
@@ -90,7 +90,7 @@ def _complete_targets(
     ]
 
 
-@command.command(cls=Command, context_settings={"ignore_unknown_options": False})
+@command.command(cls=RegistryCommand, context_settings={"ignore_unknown_options": False})
 @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…", shell_complete=_complete_targets)
 @flags_of("run")
 @click.pass_obj
@@ -222,7 +222,7 @@ def _given(flags: dict[str, str | None], results: Path) -> dict[str, str]:
     return {name: value for name, value in flags.items() if value} | {"results": str(results)}
 
 
-@command.command(name="list", cls=Command)
+@command.command(name="list", cls=RegistryCommand)
 @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=_complete_targets)
 @flags_of("list")
 @click.pass_obj

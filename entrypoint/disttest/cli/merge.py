@@ -10,7 +10,7 @@ import click
 
 import disttest
 from disttest.errors import UsageError
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 from disttest.planning.shard_plan import Plan, decode_plan
 from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import claim
@@ -26,7 +26,7 @@ Write = Callable[[RunResult, Path], Any]
 def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Command:
     """The command, around a way to write reports and a way to end with an exit code."""
 
-    @click.command(name="merge", cls=Command)
+    @click.command(name="merge", cls=RegistryCommand)
     @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:

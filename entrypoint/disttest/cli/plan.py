@@ -13,7 +13,7 @@ import click
 from disttest.cli.cluster import LauncherFor, collecting_for, scheduler_launcher, size_of
 from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
-from disttest.options.flags import Command
+from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
@@ -47,7 +47,7 @@ def plan_command(
     ``--device cuda`` that the runners have GPUs, which this machine need not have.
     """
 
-    @click.command(name="plan", cls=Command)
+    @click.command(name="plan", cls=RegistryCommand)
     @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
     @flags_of("plan")
     @click.pass_obj

@@ -20,7 +20,7 @@ from disttest.masking import masker
 from disttest.model import TestCase
 from disttest.planning.timings import Timings, hardware_key
 from disttest.reports.progress import Expect
-from disttest.reports.views import RelayView, View, make_view
+from disttest.reports.views import RelayView, RunView, make_view
 from disttest.results.durations import read_timings
 
 Progress = Literal["auto", "live", "lines", "pytest"]
@@ -47,7 +47,7 @@ SHORT_WITH_VALUE = frozenset("kmncprWo")
 class ProgressMode:
     """How a run is shown."""
 
-    view: View | None
+    view: RunView | None
     """None leaves the terminal to pytest."""
     console: Console
     pytest_args: Sequence[str] = ()

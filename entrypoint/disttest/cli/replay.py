@@ -14,17 +14,17 @@ from disttest.cli.explain import find_run, select
 from disttest.errors import UsageError
 from disttest.model import RankEnd, RankRecord
 from disttest.options.environment import environment
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 from disttest.planning.targets import resolve_targets
 from disttest.replay.format import SUFFIX, Recording, read_recording
-from disttest.replay.replay_verdict import Expected
+from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import keep_pytest_args, target_of
 from disttest.runtime.guard.guard import plugin_arguments, suite_arguments
 
 
-@click.command(cls=Command)
+@click.command(cls=RegistryCommand)
 @click.argument("words", nargs=-1, required=True, metavar="[RESULTS] TEST")
 @flags("replay")
 @click.pass_obj
@@ -45,7 +45,7 @@ def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> 
     path, record = _newest(outcome, results_dir, rank)
     recording = read_recording(path)
     _check(recording, path, outcome.test.nodeid, record)
-    expected = Expected(recording=str(path), outcome=record.outcome, message=record.message)
+    expected = RecordedOutcome(recording=str(path), outcome=record.outcome, message=record.message)
     command = _command(outcome, run, recording, expected, pytest_args)
     variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
     ended = subprocess.run(command, env=variables, cwd=run.invocation.cwd or None, check=False)
@@ -110,7 +110,11 @@ def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) ->
 
 
 def _command(
-    outcome: TestOutcome, run: RunResult, recording: Recording, expected: Expected, pytest_args: Sequence[str]
+    outcome: TestOutcome,
+    run: RunResult,
+    recording: Recording,
+    expected: RecordedOutcome,
+    pytest_args: Sequence[str],
 ) -> list[str]:
     shape = recording.head.shape
     targets = resolve_targets([target_of(outcome.test, run)]) if run.invocation.bundled else None

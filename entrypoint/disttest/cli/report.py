@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from disttest.errors import UsageError
-from disttest.options.flags import Command, flags
+from disttest.options.flags import RegistryCommand, flags
 from disttest.options.values import one_of
 from disttest.reports.write import REPORTERS, rebuild
 from disttest.results.directory import no_run_writes
@@ -15,7 +15,7 @@ from disttest.results.directory import no_run_writes
 ALL = "all"
 
 
-@click.command(cls=Command)
+@click.command(cls=RegistryCommand)
 @click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
 @flags("report", format=one_of(ALL, *REPORTERS))
 def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...]) -> None:

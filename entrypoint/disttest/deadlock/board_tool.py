@@ -11,7 +11,7 @@ from pathlib import Path
 
 from disttest.boards import BoardWriter
 from disttest.deadlock import layout
-from disttest.deadlock.layout import Direction, State
+from disttest.deadlock.layout import Direction, WaitState
 from disttest.deadlock.snapshot import KINDS
 from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind
 
@@ -24,7 +24,7 @@ _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
 _pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_into
 
 
-class _Thread:
+class _WaitingThread:
     """A thread that has a row: what it waits in, the outermost first."""
 
     __slots__ = ("row", "stack")
@@ -72,7 +72,7 @@ class BoardTool(BoardWriter, Tool):
         self._end = layout.TEXTS
         self._groups: dict[str, int] = {}
         self._channels: dict[tuple[str, str, int, int], _Channel] = {}
-        self._threads: dict[int, _Thread] = {}
+        self._threads: dict[int, _WaitingThread] = {}
         self._free = list(layout.WAITS.places())
         self._free_groups = list(layout.GROUPS.places())
         self._free_channels = list(layout.CHANNELS.places())
@@ -207,19 +207,19 @@ class BoardTool(BoardWriter, Tool):
 
     # --- threads
 
-    def _take_row(self, ident: int) -> _Thread | None:
+    def _take_row(self, ident: int) -> _WaitingThread | None:
         if not self._free:
             self._note_gap()
             return None
-        thread = self._threads[ident] = _Thread(self._free.pop(0))
+        thread = self._threads[ident] = _WaitingThread(self._free.pop(0))
         return thread
 
-    def _release(self, ident: int, thread: _Thread) -> None:
-        self._memory[self._base + thread.row] = State.FREE
+    def _release(self, ident: int, thread: _WaitingThread) -> None:
+        self._memory[self._base + thread.row] = WaitState.FREE
         del self._threads[ident]
         self._free.append(thread.row)
 
-    def _write_cpp(self, call: Call, thread: _Thread | None) -> None:
+    def _write_cpp(self, call: Call, thread: _WaitingThread | None) -> None:
         if thread is not None and thread.stack and thread.stack[-1].kind is not WaitKind.BACKWARD:
             return  # it is known to wait for something else
         thread = thread or self._take_row(call.thread)
@@ -228,9 +228,11 @@ class BoardTool(BoardWriter, Tool):
             until_s = now_s + (_FOR_EVER if call.timeout_s is None else call.timeout_s)
             where = self._place(call.site)
             facts = self._facts(call)
-            self._write_row(thread, State.IN_CPP, _IN_ENGINE, where, 0, facts, call.thread, now_s, until_s)
+            self._write_row(
+                thread, WaitState.IN_CPP, _IN_ENGINE, where, 0, facts, call.thread, now_s, until_s
+            )
 
-    def _write(self, thread: _Thread, wait: Wait) -> None:
+    def _write(self, thread: _WaitingThread, wait: Wait) -> None:
         call, now_s = wait.call, time.monotonic()
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
         # The clock of a handle runs since its call, of which the moment is not known any more.
@@ -239,7 +241,7 @@ class BoardTool(BoardWriter, Tool):
         facts = _NO_CALL if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
         self._write_row(
-            thread, State.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
+            thread, WaitState.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
         )
 
     def _keys(self, wait: Wait) -> int:
@@ -260,7 +262,7 @@ class BoardTool(BoardWriter, Tool):
 
     def _write_row(
         self,
-        thread: _Thread,
+        thread: _WaitingThread,
         state: int,
         kind: int,
         where: int,

@@ -72,7 +72,7 @@ LENGTH = struct.Struct("<H")
 LONGEST_TEXT = 240
 
 
-class State(IntEnum):
+class WaitState(IntEnum):
     """What a row of the waits says of its thread."""
 
     FREE = 0

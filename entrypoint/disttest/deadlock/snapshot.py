@@ -7,7 +7,7 @@ import struct
 import msgspec
 
 from disttest.deadlock import layout
-from disttest.deadlock.layout import Direction, State
+from disttest.deadlock.layout import Direction, WaitState
 from disttest.model import Frozen
 from disttest.observe.records import WaitKind
 
@@ -46,7 +46,7 @@ class Waiting(Frozen):
         return Direction.SEND if self.op.startswith("send") else Direction.RECEIVE
 
 
-class Signature(Frozen):
+class IssuedCollective(Frozen):
     """What was called at a number of a group."""
 
     op: str
@@ -59,7 +59,7 @@ class GroupState(Frozen):
     description: str
     issued: int
     """Number of the last collective."""
-    calls: dict[int, Signature]
+    calls: dict[int, IssuedCollective]
     """The last ones, by number."""
 
 
@@ -131,20 +131,20 @@ class _Reader:
         calls = {seq: self._signature(layout.ring_place(place, seq)) for seq in numbers}
         return key, GroupState(description=self._text(description), issued=issued, calls=calls)
 
-    def _signature(self, place: int) -> Signature:
+    def _signature(self, place: int) -> IssuedCollective:
         op, root = layout.SIGNATURE.unpack_from(self._slot, place)
-        return Signature(op=self._text(op), root=_rank(root))
+        return IssuedCollective(op=self._text(op), root=_rank(root))
 
     def _waiting(self, place: int) -> Waiting | None:
         state, kind, where, keys, op, group, peer, root, tag, seq, thread, since_s, until_s = (
             layout.WAIT.unpack_from(self._slot, place)
         )
-        if state == State.FREE:
+        if state == WaitState.FREE:
             return None
         return Waiting(
             thread=thread,
             kind=KINDS[kind],
-            in_cpp=State(state) is State.IN_CPP,
+            in_cpp=WaitState(state) is WaitState.IN_CPP,
             op=self._text(op),
             group=self._keys.get(group),
             where=self._text(where),

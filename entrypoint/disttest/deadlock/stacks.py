@@ -32,7 +32,7 @@ ENTRIES = frozenset(
 """Functions of torch that wait in C++ for calls which they have issued there."""
 
 
-class Thread(NamedTuple):
+class DumpedThread(NamedTuple):
     """A thread in a stack dump."""
 
     ident: int
@@ -50,13 +50,13 @@ class Thread(NamedTuple):
         return any(file.endswith(_ANSWERS.get(function, "\n")) for file, function in self.frames)
 
 
-def read_threads(stacks: str) -> list[Thread]:
+def read_threads(stacks: str) -> list[DumpedThread]:
     """The threads of a dump by faulthandler."""
     threads = []
     for part in stacks.split("\n\n"):
         header = _HEADER.match(part)
         if header is not None:
-            threads.append(Thread(int(header[1], 16), _FRAME.findall(part)))
+            threads.append(DumpedThread(int(header[1], 16), _FRAME.findall(part)))
     return threads
 
 
@@ -72,7 +72,7 @@ def confirm_waits(stacks: str, waits: Mapping[int, bool]) -> bool:
     return known.issuperset(waits) and all(_is_confirmed(thread, waits) for thread in threads)
 
 
-def _is_confirmed(thread: Thread, waits: Mapping[int, bool]) -> bool:
+def _is_confirmed(thread: DumpedThread, waits: Mapping[int, bool]) -> bool:
     if thread.ident not in waits:
         return thread.answers
     file, function = thread.innermost

@@ -44,7 +44,7 @@ _LONGEST_WAIT_S = 3600.0
 """What poll(2) takes as a bound where nothing else bounds the wait."""
 
 
-class End(StrEnum):
+class ChildEnd(StrEnum):
     """How a bounded child ended."""
 
     DONE = "done"
@@ -60,7 +60,7 @@ class End(StrEnum):
 class Ended(Frozen):
     """What came of a bounded child."""
 
-    end: End
+    end: ChildEnd
     code: int | None = None
     signal: int | None = None
     elapsed_s: float = 0.0
@@ -71,12 +71,12 @@ class Ended(Frozen):
 
     def __str__(self) -> str:
         match self.end:
-            case End.DONE:
+            case ChildEnd.DONE:
                 return "ended"
-            case End.FAILED:
+            case ChildEnd.FAILED:
                 last = self.errors.splitlines()[-1:] or [""]
                 return f"exited with code {self.code}: {last[0]}".removesuffix(": ")
-            case End.SIGNALLED:
+            case ChildEnd.SIGNALLED:
                 return f"was ended by {signal_name(self.signal or 0)}"
             case _:
                 stuck = ", and it did not die of SIGKILL" if self.stuck else ""
@@ -192,7 +192,7 @@ class BoundedChild:
         ended = self._child.poll()
         how = ended or Exit()
         self.ended = Ended(
-            end=End.STALLED if overdue else _end(how),
+            end=ChildEnd.STALLED if overdue else _end(how),
             code=how.code,
             signal=how.signal,
             elapsed_s=self._clock() - self._started_s,
@@ -203,10 +203,10 @@ class BoundedChild:
         self._errors.close()
 
 
-def _end(how: Exit) -> End:
+def _end(how: Exit) -> ChildEnd:
     if how.signal is not None:
-        return End.SIGNALLED
-    return End.DONE if how.code == 0 else End.FAILED
+        return ChildEnd.SIGNALLED
+    return ChildEnd.DONE if how.code == 0 else ChildEnd.FAILED
 
 
 def _tail(errors: IO[bytes]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from disttest.host.cuda_touch import cuda_touched
 from disttest.host.loaded import loaded
-from disttest.host.other_threads import Thread, end_helpers, threads
+from disttest.host.other_threads import OtherThread, end_helpers, threads
 
 _MOST_NAMED = 4
 
@@ -36,13 +36,13 @@ def cuda_hazard(*, on_gpus: bool) -> str:
     return "CUDA was initialised" + (f" by {cuda_touched()}" if cuda_touched() else "")
 
 
-def unsafe_threads() -> tuple[Thread, ...]:
+def unsafe_threads() -> tuple[OtherThread, ...]:
     """The threads beside which this process must not be forked, once those are ended that nobody needs."""
     end_helpers()
     return tuple(thread for thread in threads() if not thread.safe_to_fork_beside)
 
 
-def name_threads(found: Sequence[Thread]) -> str:
+def name_threads(found: Sequence[OtherThread]) -> str:
     """``2 threads (pt_tcpstore_uv of libtorch_cpu.so, at-import of test_x.wait)``."""
     names = list(dict.fromkeys(map(str, found)))
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []

@@ -36,7 +36,7 @@ _SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})
 """It waits for workers of pytest-xdist to connect and holds no lock; ranks never do."""
 
 
-class Thread(Frozen):
+class OtherThread(Frozen):
     """A thread that is not the main one."""
 
     tid: int
@@ -74,7 +74,7 @@ def thread_ids() -> frozenset[int]:
     return frozenset(int(name) for name in os.listdir(_TASKS)) - {os.getpid()}  # noqa: PTH208
 
 
-def threads() -> tuple[Thread, ...]:
+def threads() -> tuple[OtherThread, ...]:
     """Describe them. Those of native code are given a moment to come to rest."""
     found = thread_ids()
     if not found:
@@ -114,10 +114,10 @@ def _has_groups() -> bool:
     return groups is not None and bool(groups._world.pg_map)  # noqa: SLF001
 
 
-def _of_python(tid: int, thread: threading.Thread) -> Thread:
+def _of_python(tid: int, thread: threading.Thread) -> OtherThread:
     target = getattr(thread, "_target", None) or type(thread).run
     owner = type(thread) if target is type(thread).run else target
-    return Thread(
+    return OtherThread(
         tid=tid,
         name=thread.name,
         runs=f"{getattr(owner, '__module__', '')}.{getattr(owner, '__qualname__', '')}".strip("."),
@@ -125,23 +125,23 @@ def _of_python(tid: int, thread: threading.Thread) -> Thread:
     )
 
 
-def _of_library(tid: int, mappings: Sequence[_Mapping]) -> Thread | None:
+def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
     """None where it has ended meanwhile."""
     deadline_s = time.monotonic() + THREAD_REST_S
     try:
         name = _name(tid)
         while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
             if time.monotonic() > deadline_s:
-                return Thread(tid=tid, name=name, runs="")
+                return OtherThread(tid=tid, name=name, runs="")
             time.sleep(0.002)
     except FileNotFoundError:
         return None
     except OSError:  # a kernel that does not tell
-        return Thread(tid=tid, name=name, runs="")
+        return OtherThread(tid=tid, name=name, runs="")
     stack_pointer, counter = (int(text, 16) for text in where[-2:])
     # Old return addresses stand on a stack too: the library that is named most, the innermost of several.
     named = Counter(_libraries(stack_pointer, counter, mappings)).most_common(1)
-    return Thread(tid=tid, name=name, runs=named[0][0] if named else "")
+    return OtherThread(tid=tid, name=name, runs=named[0][0] if named else "")
 
 
 def _libraries(stack_pointer: int, counter: int, mappings: Sequence[_Mapping]) -> Iterator[str]:

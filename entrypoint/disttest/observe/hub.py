@@ -18,7 +18,7 @@ from disttest.observe.sites import call_site
 from disttest.observe.tool import CALLBACKS, Tool
 
 
-class _Thread(threading.local):
+class _CallingThread(threading.local):
     """What this thread is at."""
 
     quiet = False
@@ -37,7 +37,7 @@ class _Thread(threading.local):
     """The last call that it has issued, without tensors."""
 
 
-thread = _Thread()
+thread = _CallingThread()
 handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
 """Handles and futures that somebody in Python holds, with their calls."""
 results: dict[int, Call] = {}

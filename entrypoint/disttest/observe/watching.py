@@ -21,7 +21,7 @@ from disttest.observe.replacing import Original, Replacements
 _PAST_THE_DISPATCHER = ("__array__", "__dlpack__", "__format__", "__repr__", "numpy", "tolist")
 
 
-class _Thread(threading.local):
+class _WatchedThread(threading.local):
     """What is in this thread."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Thread(threading.local):
         """Threads that it has started and that may live: while they do, they may ask for what happens in this one."""
 
 
-_thread = _Thread()
+_thread = _WatchedThread()
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # noqa: SLF001
 _asking: set[int] = set()
 """Tools that want to be told, by their ids."""

@@ -22,7 +22,7 @@ _OTHERS = "Options"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Command(click.Command):
+class RegistryCommand(click.Command):
     """A command whose switches may stand alone or have a value: ``--switch``, ``--switch true``, ``--switch=false``.
 
     Its help has the options in the groups of the registry, common ones first.

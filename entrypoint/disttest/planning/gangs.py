@@ -13,7 +13,7 @@ from itertools import groupby
 
 import msgspec
 
-from disttest.model import ALONE, Frozen, Gang, Isolation, Kind, TestCase, WorldShape
+from disttest.model import ALONE, Frozen, Gang, Isolation, TestCase, WorldKind, WorldShape
 from disttest.planning.timings import Timings
 
 START_SHARE = 0.1
@@ -60,7 +60,7 @@ def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
     """Ordinary tests that are contained: those of a file share a process (some files one), and run one after another."""
     processes: dict[tuple[str, Isolation], list[TestCase]] = {}
     for test in tests:
-        if test.kind is Kind.PROCESS:
+        if test.kind is WorldKind.PROCESS:
             file = "" if test.shares_process else test.file
             processes.setdefault((file, test.isolation), []).append(test)
     for (_, isolation), together in processes.items():
@@ -103,9 +103,11 @@ def _width(test: TestCase, slots: int) -> int:
     return min(test.world.size, max(1, slots)) if test.world else 0
 
 
-def _buckets(tests: Iterable[TestCase]) -> dict[tuple[WorldShape, Isolation, bool, Kind], list[TestCase]]:
+def _buckets(
+    tests: Iterable[TestCase],
+) -> dict[tuple[WorldShape, Isolation, bool, WorldKind], list[TestCase]]:
     """Tests that could share a world: of one shape, and one way to meet their ranks."""
-    buckets: dict[tuple[WorldShape, Isolation, bool, Kind], list[TestCase]] = {}
+    buckets: dict[tuple[WorldShape, Isolation, bool, WorldKind], list[TestCase]] = {}
     for test in tests:
         if test.world:
             buckets.setdefault((test.world, test.isolation, test.exclusive, test.kind), []).append(test)
@@ -163,7 +165,8 @@ def _gang(number: int, piece: _Piece, timings: Timings, failed: Collection[str])
         shape=shape,
         isolation=first.isolation,
         expected_s=timings.start_s(shape) + piece.work_s,
-        exclusive=first.exclusive or first.kind is Kind.PROCESS,  # as in any pytest, nothing runs beside it
-        shares=first.kind is not Kind.RANKS,
+        exclusive=first.exclusive
+        or first.kind is WorldKind.PROCESS,  # as in any pytest, nothing runs beside it
+        shares=first.kind is not WorldKind.RANKS,
         urgent=nodeids[0] in failed,
     )

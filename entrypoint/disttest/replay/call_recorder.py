@@ -19,14 +19,14 @@ import torch.distributed as dist
 from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind, as_text
 from disttest.observe.memory import bytes_of, can_be_kept
 from disttest.replay.format import (
-    Answered,
     Called,
-    End,
+    CallSite,
+    Completed,
     Filled,
     Head,
-    Place,
     Raised,
-    Signature,
+    RecordedSignature,
+    StoreAnswered,
     Unfit,
     Writer,
 )
@@ -43,7 +43,7 @@ _dist: Any = dist
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
 BACKENDS = frozenset({"gloo", "undefined", "cpu:gloo"})
 """Backends whose results are complete when their futures are; ``undefined`` is torch's own choice, gloo on the CPU."""
-_Key = tuple[Signature, str, int]
+_Key = tuple[RecordedSignature, str, int]
 
 
 class _Pending:
@@ -56,7 +56,7 @@ class _Pending:
         self.is_kept = threading.Event()
 
 
-class Recorder(Tool):
+class CallRecorder(Tool):
     """Records one test; made when it begins, in the thread that runs it.
 
     Args:
@@ -93,7 +93,7 @@ class Recorder(Tool):
                 self.note_unfit(
                     f"the {each.call.op} at {each.call.site} was never waited for, so that its result is not known"
                 )
-        self._writer.write(End())
+        self._writer.write(Completed())
         self._writer.close()
 
     # --- calls of a process group
@@ -136,7 +136,7 @@ class Recorder(Tool):
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """The rank has waited for a call."""
         if (group := self._groups.pop(wait.n, None)) is not None:
-            self._writer.write(_raised(group, error) if error else Answered(group, None))
+            self._writer.write(_raised(group, error) if error else StoreAnswered(group, None))
         pending = self._pending.get(wait.call.n) if wait.call else None
         if pending is None:
             return
@@ -193,12 +193,12 @@ class Recorder(Tool):
         except BaseException as error:
             self._writer.write(_raised(number, error))
             raise
-        self._writer.write(Answered(number, value))
+        self._writer.write(StoreAnswered(number, value))
         return value
 
     # --- all of them
 
-    def _note(self, signature: Signature, site: Any, thread: int, digest: int) -> int:
+    def _note(self, signature: RecordedSignature, site: Any, thread: int, digest: int) -> int:
         if thread != self._thread:
             self.note_unfit(
                 f"several threads call: {signature.op} at {str(site) or 'no line of Python'} came from another one "
@@ -208,7 +208,7 @@ class Recorder(Tool):
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = len(self._places)
-            self._writer.write(Place(signature, as_text(site.file), site.line))
+            self._writer.write(CallSite(signature, as_text(site.file), site.line))
         self._writer.write(Called(place, digest))
         number, self._calls = self._calls, self._calls + 1
         return number

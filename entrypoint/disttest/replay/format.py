@@ -26,7 +26,7 @@ _LIMIT = 1 << 30
 """Bytes of one file; a rank that receives more is not replayed."""
 
 
-class Signature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class RecordedSignature(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What a rank calls, but for values; of a store's method or a group that is made only ``op`` and ``keys``."""
 
     op: str
@@ -60,10 +60,10 @@ class Head(_Record, tag=0, frozen=True, kw_only=True):
     """How many tests its world had run before."""
 
 
-class Place(_Record, tag=1, frozen=True):
+class CallSite(_Record, tag=1, frozen=True):
     """A kind of call from one line, numbered from 0 in the order of these records."""
 
-    signature: Signature
+    signature: RecordedSignature
     file: str
     line: int
 
@@ -87,7 +87,7 @@ class Filled(_Record, tag=3, frozen=True):
     body: memoryview
 
 
-class Answered(_Record, tag=4, frozen=True):
+class StoreAnswered(_Record, tag=4, frozen=True):
     """A store has answered."""
 
     call: int
@@ -108,16 +108,16 @@ class Unfit(_Record, tag=6, frozen=True):
     reason: str
 
 
-class End(_Record, tag=7, frozen=True):
+class Completed(_Record, tag=7, frozen=True):
     """The rank has done the test to its end; it is missing where the rank was ended."""
 
 
-Record = Head | Place | Called | Filled | Answered | Raised | Unfit | End
+Record = Head | CallSite | Called | Filled | StoreAnswered | Raised | Unfit | Completed
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)
 
 
-def describe(signature: Signature) -> str:
+def describe(signature: RecordedSignature) -> str:
     """A call in a few words."""
     words = signature.op
     if signature.group:
@@ -176,7 +176,7 @@ class Recording(Frozen):
     """What a file holds."""
 
     head: Head
-    places: tuple[Place, ...]
+    places: tuple[CallSite, ...]
     calls: tuple[Called, ...]
     filled: dict[int, memoryview]
     answers: dict[int, Any]
@@ -185,7 +185,7 @@ class Recording(Frozen):
     is_whole: bool
     """Whether the rank did the test to its end."""
 
-    def place(self, call: int) -> Place:
+    def place(self, call: int) -> CallSite:
         """What was called, and where."""
         return self.places[self.calls[call].place]
 
@@ -236,7 +236,7 @@ def _fold(records: Sequence[Record]) -> Recording:
     by_type: dict[type, list[Any]] = {}
     for record in rest:
         by_type.setdefault(type(record), []).append(record)
-    places, calls = by_type.get(Place, []), by_type.get(Called, [])
+    places, calls = by_type.get(CallSite, []), by_type.get(Called, [])
     for call in calls:
         if not 0 <= call.place < len(places):
             raise ValueError(f"a call is from line {call.place} of {len(places)}")
@@ -245,8 +245,8 @@ def _fold(records: Sequence[Record]) -> Recording:
         places=tuple(places),
         calls=tuple(calls),
         filled={each.call: each.body for each in by_type.get(Filled, [])},
-        answers={each.call: each.value for each in by_type.get(Answered, [])},
+        answers={each.call: each.value for each in by_type.get(StoreAnswered, [])},
         errors={each.call: each for each in by_type.get(Raised, [])},
         unfit=tuple(dict.fromkeys(each.reason for each in by_type.get(Unfit, []))),
-        is_whole=bool(rest) and isinstance(rest[-1], End),
+        is_whole=bool(rest) and isinstance(rest[-1], Completed),
     )

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
 from disttest.observe.memory import fill
 from disttest.observe.operations import OPERATIONS
-from disttest.replay.format import Raised, Recording, Signature, describe
+from disttest.replay.format import Raised, RecordedSignature, Recording, describe
 from disttest.replay.signatures import (
     digest_of_call,
     digest_of_store,
@@ -139,7 +139,7 @@ class Player(Tool):
 
     # --- all of them
 
-    def _match(self, called: Signature, site: Site, thread: int, digest: int) -> int:
+    def _match(self, called: RecordedSignature, site: Site, thread: int, digest: int) -> int:
         """The number of the call in the recording."""
         __tracebackhide__ = True
         if self.stopped is not None:

@@ -12,7 +12,7 @@ _OTHER_VALUES = (
 _FILES = "what peers write into files is not recorded"
 
 
-class Expected(Frozen):
+class RecordedOutcome(Frozen):
     """What a replay is told: which recording, and what the rank came to."""
 
     recording: str
@@ -48,7 +48,7 @@ class Verdict(Frozen):
         return ExitCode.PASSED if self.is_same else ExitCode.FAILED
 
 
-def judge(expected: Expected, seen: Replayed) -> Verdict:
+def judge(expected: RecordedOutcome, seen: Replayed) -> Verdict:
     """Compare."""
     verdict = _compare(expected, seen)
     if not seen.other_values:
@@ -57,7 +57,7 @@ def judge(expected: Expected, seen: Replayed) -> Verdict:
     return Verdict(words=words, is_same=False)
 
 
-def _compare(expected: Expected, seen: Replayed) -> Verdict:
+def _compare(expected: RecordedOutcome, seen: Replayed) -> Verdict:
     if seen.diverged:
         return Verdict(words=f"the rank did something else than recorded: {seen.diverged}", is_same=False)
     if expected.outcome is None and seen.ended:

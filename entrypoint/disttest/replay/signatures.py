@@ -10,7 +10,7 @@ import torch
 from disttest.observe import Call, StoreCall, Wait, as_text, spec_of
 from disttest.observe.memory import digest_of
 from disttest.observe.operations import IN_PLACE
-from disttest.replay.format import Signature
+from disttest.replay.format import RecordedSignature
 
 MAKE, DESTROY = "make a group", "destroy a group"
 _FIRST_IS_KEY = frozenset(
@@ -23,9 +23,9 @@ def written_by(call: Call) -> tuple[torch.Tensor, ...]:
     return call.inputs if call.op in IN_PLACE else call.outputs
 
 
-def of_call(call: Call) -> Signature:
+def of_call(call: Call) -> RecordedSignature:
     """Of a collective or a message."""
-    return Signature(
+    return RecordedSignature(
         op=call.op,
         group=call.group.description or call.group.name,
         ranks=call.group.ranks,
@@ -38,16 +38,16 @@ def of_call(call: Call) -> Signature:
     )
 
 
-def of_group(wait: Wait) -> Signature:
+def of_group(wait: Wait) -> RecordedSignature:
     """Of a group that is being made or destroyed."""
-    return Signature(op=MAKE if wait.ranks else DESTROY, ranks=wait.ranks)
+    return RecordedSignature(op=MAKE if wait.ranks else DESTROY, ranks=wait.ranks)
 
 
-def of_store(call: StoreCall) -> Signature:
+def of_store(call: StoreCall) -> RecordedSignature:
     """Of a call of a store's method."""
     first = call.arguments[0] if call.arguments else ()
     keys = (first,) if call.op in _FIRST_IS_KEY or isinstance(first, str) else first
-    return Signature(
+    return RecordedSignature(
         op=f"store.{call.op}",
         keys=tuple(as_text(str(key)) for key in (keys if isinstance(keys, Iterable) else ())),
     )

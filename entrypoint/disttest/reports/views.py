@@ -29,7 +29,7 @@ from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.repeat import repeat_command, replay_command
 
 
-class View(Protocol):
+class RunView(Protocol):
     """Something that shows a run while it lasts."""
 
     tells_failures: bool
@@ -215,7 +215,7 @@ def make_view(
     quiet: bool = False,
     results_dir: Path | None = None,
     expect: Expect | None = None,
-) -> View:
+) -> RunView:
     """Return the view that suits the place: live where somebody looks on, lines elsewhere.
 
     Args:

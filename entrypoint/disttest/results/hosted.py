@@ -10,19 +10,19 @@ import msgspec
 from disttest.model import (
     Cause,
     Deadlock,
-    Kind,
     Outcome,
     RankEnd,
     RankRecord,
     TestCase,
     TestResult,
     VerdictRule,
+    WorldKind,
 )
 from disttest.results.exit_codes import NEVER_JOINED, NO_RANKS
 from disttest.results.verdict import judge
 
 _ITS_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
-_ITSELF = {Kind.PROCESS: "the test "}
+_ITSELF = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 
 
@@ -63,7 +63,12 @@ def judge_hosted(
     main_decides = main.outcome in (Outcome.XFAILED, Outcome.XPASSED) or rule is VerdictRule.TORCH
     if by_ranks is not None and by_ranks.outcome.is_bad and not main_decides:
         return _with_torch(by_ranks, torch_outcome)
-    if test.kind is Kind.MAIN and not ranks and main.outcome is Outcome.PASSED and rule is VerdictRule.STRICT:
+    if (
+        test.kind is WorldKind.MAIN
+        and not ranks
+        and main.outcome is Outcome.PASSED
+        and rule is VerdictRule.STRICT
+    ):
         main = msgspec.structs.replace(main, outcome=Outcome.FAILED, message=NO_RANKS)
         torch_outcome = Outcome.PASSED
     decided = _by_main(test, ruled([main]), main, ranks)
@@ -78,7 +83,7 @@ def _is_bad(main: RankRecord) -> bool:
 
 def _told(message: str, test: TestCase) -> str:
     """In the words for what is no rank; of a contained test, whatever fails there has failed by itself."""
-    if test.kind is not Kind.PROCESS:
+    if test.kind is not WorldKind.PROCESS:
         return message.replace("rank -1 of 1", "the main process")
     alone = _ITS_OWN_FAILURE.sub("", message).replace("rank -1 of 1 still in", "still in")
     return alone.replace("rank -1 of 1", "its process").replace("rank -1", "its process")

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
-from disttest.model import FaultKind, Invocation, Kind, TestCase, TestResult
+from disttest.model import FaultKind, Invocation, TestCase, TestResult, WorldKind
 from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
 
@@ -77,7 +77,7 @@ def repeat_command(test: TestCase, run: Run) -> str:
     """The command, quoted for a shell, to be run where the run was started."""
     asked = run.invocation
     words = ["disttest", *_command(test, run), *_world(test)]
-    variables = asked.environment if test.kind in (Kind.MAIN, Kind.THREADS) else {}
+    variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
             words += [option.flag, value]
@@ -135,7 +135,7 @@ def seen_from_start(nodeid: str, run: Run) -> str:
 def _world(test: TestCase) -> Iterator[str]:
     if test.world is None:
         return
-    if test.kind is Kind.RANKS:
+    if test.kind is WorldKind.RANKS:
         yield from ("--world-sizes", str(test.world.size))
     yield from ("--backend", test.world.backend)
     if len(backend_named(test.world.backend).devices) != 1:

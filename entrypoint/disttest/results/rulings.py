@@ -18,7 +18,7 @@ NO_TEST_RAN = "no test ran"
 _DISAGREE = "ranks disagree: "
 
 
-class State(StrEnum):
+class RankState(StrEnum):
     """What one rank came to, as far as the verdict over all ranks looks at it. The value is its word in messages."""
 
     PASSED = "passed"
@@ -63,33 +63,33 @@ class Rule(Frozen):
     outcome: Outcome | None
     """None: that of the culprit."""
     why: str
-    some: frozenset[State] = frozenset()
+    some: frozenset[RankState] = frozenset()
     """At least one rank came to one of these; empty: no condition."""
-    only: frozenset[State] = frozenset(State)
+    only: frozenset[RankState] = frozenset(RankState)
     """Every rank came to one of these."""
     cancelled: bool = False
     """Only if the run was cancelled meanwhile."""
     marked: bool = False
     """Only if the test is marked ``ranks_may_differ``."""
 
-    def applies(self, states: Collection[State], *, cancelled: bool, may_differ: bool) -> bool:
+    def applies(self, states: Collection[RankState], *, cancelled: bool, may_differ: bool) -> bool:
         """Whether this row decides, if none above it does."""
         if (self.cancelled and not cancelled) or (self.marked and not may_differ):
             return False
         return self.only.issuperset(states) and (not self.some or not self.some.isdisjoint(states))
 
 
-_BAD = frozenset({State.FAILED, State.ERROR, State.DIED})
-_MARKED_XFAIL = frozenset({State.XFAILED, State.XPASSED, State.STRICT, State.ENDED_XFAIL})
-_ENDED = frozenset({State.ENDED, State.ENDED_XFAIL})
+_BAD = frozenset({RankState.FAILED, RankState.ERROR, RankState.DIED})
+_MARKED_XFAIL = frozenset({RankState.XFAILED, RankState.XPASSED, RankState.STRICT, RankState.ENDED_XFAIL})
+_ENDED = frozenset({RankState.ENDED, RankState.ENDED_XFAIL})
 
 
-def _all(ruling: Ruling, state: State, outcome: Outcome, why: str) -> Rule:
+def _all(ruling: Ruling, state: RankState, outcome: Outcome, why: str) -> Rule:
     only = frozenset({state})
     return Rule(ruling=ruling, outcome=outcome, only=only, why=why)
 
 
-def _marked(ruling: Ruling, state: State, outcome: Outcome, why: str) -> Rule:
+def _marked(ruling: Ruling, state: RankState, outcome: Outcome, why: str) -> Rule:
     return Rule(ruling=ruling, outcome=outcome, some=frozenset({state}), marked=True, why=why)
 
 
@@ -104,13 +104,13 @@ RULES = (
     Rule(
         ruling=Ruling.HANG,
         outcome=Outcome.FAILED,
-        some=frozenset({State.HUNG}),
+        some=frozenset({RankState.HUNG}),
         why="A rank that did not end within the limit has not shown anything.",
     ),
     Rule(
         ruling=Ruling.EXPECTED,
         outcome=Outcome.XFAILED,
-        some=frozenset({State.XFAILED}),
+        some=frozenset({RankState.XFAILED}),
         only=_MARKED_XFAIL,
         why="All ranks have the mark, and the failure of one fails the test, as expected. Ranks that waited for it "
         "were ended. A strict mark asks for no more.",
@@ -125,52 +125,56 @@ RULES = (
         ruling=Ruling.UNFINISHED,
         outcome=Outcome.ERROR,
         some=_ENDED,
-        only=frozenset(State) - {State.XFAILED},
+        only=frozenset(RankState) - {RankState.XFAILED},
         why="A rank was ended before it had finished, and no rank has failed.",
     ),
-    _all(Ruling.AGREED, State.PASSED, Outcome.PASSED, "Every rank ran the whole protocol."),
+    _all(Ruling.AGREED, RankState.PASSED, Outcome.PASSED, "Every rank ran the whole protocol."),
     _all(
         Ruling.AGREED,
-        State.PARTLY,
+        RankState.PARTLY,
         Outcome.PASSED,
         "As in pytest: subtests that skip do not make the test a skip.",
     ),
-    _all(Ruling.AGREED, State.SKIPPED, Outcome.SKIPPED, "No rank wanted to run it."),
-    _all(Ruling.AGREED, State.XPASSED, Outcome.XPASSED, "No rank failed, although it was expected."),
+    _all(Ruling.AGREED, RankState.SKIPPED, Outcome.SKIPPED, "No rank wanted to run it."),
+    _all(Ruling.AGREED, RankState.XPASSED, Outcome.XPASSED, "No rank failed, although it was expected."),
     _all(
         Ruling.STRICT,
-        State.STRICT,
+        RankState.STRICT,
         Outcome.FAILED,
         "As in pytest: a strict xfail that passes is a failure.",
     ),
     _all(
         Ruling.NOT_RUN,
-        State.NOT_RUN,
+        RankState.NOT_RUN,
         Outcome.NOT_RUN,
         "Without a call nothing was tested (`--setup-only`, a plugin that runs the protocol and does not report). If "
         "this is all that a run has, it ends with code 5.",
     ),
     _marked(
         Ruling.EXPECTED,
-        State.XFAILED,
+        RankState.XFAILED,
         Outcome.XFAILED,
         "The ranks may differ: one failed as expected.",
     ),
     _marked(
         Ruling.STRICT,
-        State.STRICT,
+        RankState.STRICT,
         Outcome.FAILED,
         "The ranks may differ: none failed, and one was strictly expected to.",
     ),
     _marked(
         Ruling.AGREED,
-        State.XPASSED,
+        RankState.XPASSED,
         Outcome.XPASSED,
         "The ranks may differ: none failed, one was expected to.",
     ),
-    _marked(Ruling.AGREED, State.PASSED, Outcome.PASSED, "The ranks may differ: those that ran it passed."),
-    _marked(Ruling.AGREED, State.PARTLY, Outcome.PASSED, "The ranks may differ: those that ran it passed."),
-    _marked(Ruling.AGREED, State.SKIPPED, Outcome.SKIPPED, "The ranks may differ: none ran it."),
+    _marked(
+        Ruling.AGREED, RankState.PASSED, Outcome.PASSED, "The ranks may differ: those that ran it passed."
+    ),
+    _marked(
+        Ruling.AGREED, RankState.PARTLY, Outcome.PASSED, "The ranks may differ: those that ran it passed."
+    ),
+    _marked(Ruling.AGREED, RankState.SKIPPED, Outcome.SKIPPED, "The ranks may differ: none ran it."),
     Rule(
         ruling=Ruling.DISAGREED,
         outcome=Outcome.FAILED,
@@ -180,46 +184,46 @@ RULES = (
 )
 
 
-def rule_for(states: Collection[State], *, cancelled: bool = False, may_differ: bool = False) -> Rule:
+def rule_for(states: Collection[RankState], *, cancelled: bool = False, may_differ: bool = False) -> Rule:
     """The row that decides: the first that applies, and the last one always does."""
     return next(rule for rule in RULES if rule.applies(states, cancelled=cancelled, may_differ=may_differ))
 
 
 _BY_OUTCOME = {
-    Outcome.FAILED: State.FAILED,
-    Outcome.ERROR: State.ERROR,
-    Outcome.SKIPPED: State.SKIPPED,
-    Outcome.XFAILED: State.XFAILED,
+    Outcome.FAILED: RankState.FAILED,
+    Outcome.ERROR: RankState.ERROR,
+    Outcome.SKIPPED: RankState.SKIPPED,
+    Outcome.XFAILED: RankState.XFAILED,
 }
 
 
-def state_of(record: RankRecord) -> State:
+def state_of(record: RankRecord) -> RankState:
     """What a rank came to."""
     outcome = record.outcome
     if record.has_died:
-        return State.DIED
+        return RankState.DIED
     if outcome in (Outcome.FAILED, Outcome.ERROR):
         return _BY_OUTCOME[outcome]
     if record.hung:
-        return State.HUNG
+        return RankState.HUNG
     if outcome is None:
         return _without_outcome(record)
     if outcome is Outcome.PASSED:
-        return State.PARTLY if record.subtests_skipped else State.PASSED
+        return RankState.PARTLY if record.subtests_skipped else RankState.PASSED
     if outcome is Outcome.XPASSED:
-        return State.STRICT if record.message.startswith(STRICT_XPASS) else State.XPASSED
+        return RankState.STRICT if record.message.startswith(STRICT_XPASS) else RankState.XPASSED
     return _BY_OUTCOME[outcome]
 
 
-def _without_outcome(record: RankRecord) -> State:
+def _without_outcome(record: RankRecord) -> RankState:
     if record.end is not RankEnd.KILLED:
-        return State.NOT_RUN
-    return State.ENDED_XFAIL if record.xfail else State.ENDED
+        return RankState.NOT_RUN
+    return RankState.ENDED_XFAIL if record.xfail else RankState.ENDED
 
 
 def describe_disagreement(records: Collection[RankRecord]) -> str:
     """``ranks disagree: rank 0,2 skipped, rank 1 passed``."""
-    by_state: dict[State, list[str]] = {}
+    by_state: dict[RankState, list[str]] = {}
     for record in records:
         by_state.setdefault(state_of(record), []).append(str(record.rank))
     parts = (f"rank {','.join(ranks)} {state}" for state, ranks in by_state.items())

@@ -15,9 +15,9 @@ from disttest.results.hang_findings import explain, last_call
 from disttest.results.rulings import (
     NO_TEST_RAN,
     STRICT_XPASS,
+    RankState,
     Rule,
     Ruling,
-    State,
     describe_disagreement,
     rule_for,
     state_of,
@@ -157,7 +157,7 @@ def not_run(nodeid: str, reason: str, *, at_s: float) -> TestResult:
 
 
 def _passed_strictly(ranks: Sequence[RankRecord]) -> str:
-    strict = [r for r in ranks if state_of(r) is State.STRICT]
+    strict = [r for r in ranks if state_of(r) is RankState.STRICT]
     who = f"all {len(ranks)} ranks" if len(strict) == len(ranks) else f"rank {_names(strict)} of {len(ranks)}"
     message = f"passed on {who}, although it is marked as a strict xfail"
     reason = strict[0].message.removeprefix(STRICT_XPASS).strip()

@@ -11,7 +11,7 @@ from disttest.model import Frozen, SanitizerFinding
 from disttest.observe import Tool
 
 
-class Recorder(Tool):
+class SanitizerRecorder(Tool):
     """The part that is in a rank; it notes of one test after another what its judge has to know."""
 
     def begin(self) -> None:
@@ -20,6 +20,13 @@ class Recorder(Tool):
     def report(self) -> Frozen:
         """What was seen since, as data."""
         raise NotImplementedError
+
+
+class Consequence(NamedTuple):
+    """What a kind of finding leads to, and what to do."""
+
+    effect: str
+    advice: str
 
 
 class Judgement(NamedTuple):
@@ -33,7 +40,7 @@ class Judgement(NamedTuple):
 class Sanitizer(Frozen):
     """A row of the table."""
 
-    make_recorder: Callable[[int, str], Recorder]
+    make_recorder: Callable[[int, str], SanitizerRecorder]
     """For the rank with this number, and the policy that was chosen (empty: none)."""
     judge: Callable[[Mapping[int, msgspec.Raw]], Judgement]
     """From what the recorders of all ranks have reported, as JSON, in a test that has passed on all of them."""

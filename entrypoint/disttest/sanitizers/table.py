@@ -7,12 +7,12 @@ from disttest.sanitizers.order.order_recorder import OrderRecorder
 from disttest.sanitizers.race.policy import NCCL, Policy
 from disttest.sanitizers.race.race_judge import judge_reports as judge_races
 from disttest.sanitizers.race.race_recorder import RaceRecorder
-from disttest.sanitizers.sanitizer import Recorder, Sanitizer
+from disttest.sanitizers.sanitizer import Sanitizer, SanitizerRecorder
 from disttest.sanitizers.values.value_judge import judge_reports as judge_values
 from disttest.sanitizers.values.values_file import FILE_NAME
 
 
-def _values(rank: int, policy: str) -> Recorder:
+def _values(rank: int, policy: str) -> SanitizerRecorder:
     from disttest.sanitizers.values.value_recorder import ValuesRecorder  # imports torch and numpy
 
     del policy

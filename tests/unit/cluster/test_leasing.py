@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import Expected, JobLimits, JobSetting, conduct
+from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.leasing import LeaseConductor
 from disttest.cluster.node.lease_work import timings_journal
@@ -87,7 +87,7 @@ def run_of(folder: Path, *events: Event, end: JobOutcome | None = None) -> RunRe
     recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = Expected(versions=VERSIONS, digest="d")
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conduct(FakeScheduler(answer, end=end).start(JOB), conductor, lambda: "")
     journal.close()
@@ -174,7 +174,7 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
     recorder = JobRecorder(journal, Home(path=str(tmp_path)), lambda _line: None)
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = Expected(versions=VERSIONS, digest="d")
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = LeaseConductor(JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: 0.0))
     conductor.hear(0, NodeReady(host="n1", at_s=0.0, versions=VERSIONS, digest="d"))
     conductor.hear(0, NodeDone(reason=reason))

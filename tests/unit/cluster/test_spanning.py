@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import Expected, JobLimits, JobSetting, conduct
+from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.spanning import SpanningConductor
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
@@ -133,7 +133,7 @@ def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float
     recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
-    expected = Expected(versions=VERSIONS, digest="d")
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = SpanningConductor(JobSetting(JOB, recorder, expected, JobLimits(), options, clock))
     conduct(FakeScheduler(node).start(JOB), conductor, lambda: "")
     journal.close()

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from disttest.host.fork_hazard import name_threads
-from disttest.host.other_threads import Thread, end_helpers, thread_ids, threads
+from disttest.host.other_threads import OtherThread, end_helpers, thread_ids, threads
 from disttest.runtime.controller.hazards import Hazards
 
 
@@ -43,15 +43,17 @@ def test_a_thread_of_python_has_its_name_and_function(waiting):
     ],
 )
 def test_which_a_fork_can_do_without(runs, is_python, safe):
-    assert safe is Thread(tid=1, name="python", runs=runs, is_python=is_python).safe_to_fork_beside
+    assert safe is OtherThread(tid=1, name="python", runs=runs, is_python=is_python).safe_to_fork_beside
 
 
 def test_threads_of_gloo_count_while_this_process_is_in_a_group(monkeypatch):
     groups = types.ModuleType("torch.distributed.distributed_c10d")
     groups._world = types.SimpleNamespace(pg_map={"a group": None})
     monkeypatch.setitem(sys.modules, groups.__name__, groups)
-    of_gloo = [Thread(tid=1, name=name, runs="libc10.so") for name in ("gloo_tcp_loop", "pt_gloo_runloop")]
-    same_name = Thread(tid=1, name="gloo_tcp_loop", runs="mine.wait", is_python=True)
+    of_gloo = [
+        OtherThread(tid=1, name=name, runs="libc10.so") for name in ("gloo_tcp_loop", "pt_gloo_runloop")
+    ]
+    same_name = OtherThread(tid=1, name="gloo_tcp_loop", runs="mine.wait", is_python=True)
 
     assert [False, False] == [thread.safe_to_fork_beside for thread in of_gloo]
     groups._world.pg_map.clear()
@@ -60,8 +62,8 @@ def test_threads_of_gloo_count_while_this_process_is_in_a_group(monkeypatch):
 
 
 def test_many_threads_are_named_once_each():
-    pool = [Thread(tid=number, name="python", runs="libgomp.so.1") for number in range(9)]
-    others = [Thread(tid=number, name=f"n{number}", runs="") for number in range(5)]
+    pool = [OtherThread(tid=number, name="python", runs="libgomp.so.1") for number in range(9)]
+    others = [OtherThread(tid=number, name=f"n{number}", runs="") for number in range(5)]
 
     assert "9 threads (python of libgomp.so.1)" == name_threads(pool)
     assert "14 threads (python of libgomp.so.1, n0, n1, n2, 2 more)" == name_threads(pool + others)

@@ -11,7 +11,7 @@ from disttest import plugin
 from disttest.cli.main import command, main
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Isolation
-from disttest.options.flags import Command, PytestOption, flags
+from disttest.options.flags import PytestOption, RegistryCommand, flags
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
@@ -201,7 +201,7 @@ def parsed(name, *words):
     """What the flags of a command amount to, without the command."""
     seen = {}
 
-    @click.command(cls=Command)
+    @click.command(cls=RegistryCommand)
     @click.argument("rest", nargs=-1)
     @flags(name)
     def probe(**given):

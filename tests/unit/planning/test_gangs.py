@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_cases import case
 
-from disttest.model import ALONE, Isolation, Kind, TestCase
+from disttest.model import ALONE, Isolation, TestCase, WorldKind
 from disttest.planning.gangs import build_gangs
 from disttest.planning.timings import Sample, Timings
 
@@ -38,7 +38,9 @@ def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_gang() -> None:
 
 def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them() -> None:
     def contained(name: str, file: str, isolation: Isolation = Isolation.WARM) -> TestCase:
-        return msgspec.structs.replace(case(name, None, file=file), kind=Kind.PROCESS, isolation=isolation)
+        return msgspec.structs.replace(
+            case(name, None, file=file), kind=WorldKind.PROCESS, isolation=isolation
+        )
 
     tests = [
         contained("a", "test_a.py"),
@@ -58,7 +60,7 @@ def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them(
 def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand() -> None:
     def contained(file: str, *, shares: bool) -> TestCase:
         return msgspec.structs.replace(
-            case("a", None, warm=True, file=file), kind=Kind.PROCESS, shares_process=shares
+            case("a", None, warm=True, file=file), kind=WorldKind.PROCESS, shares_process=shares
         )
 
     tests = [

@@ -4,15 +4,15 @@ from disttest.errors import UsageError
 from disttest.model import WorldShape
 from disttest.replay.format import (
     MAGIC,
-    Answered,
     Called,
-    End,
+    CallSite,
+    Completed,
     Filled,
     Head,
-    Place,
     Raised,
-    Signature,
+    RecordedSignature,
     Spec,
+    StoreAnswered,
     Unfit,
     Writer,
     describe,
@@ -28,7 +28,7 @@ HEAD = Head(
     torch="2.13.0",
     generation=0,
 )
-REDUCE = Signature(
+REDUCE = RecordedSignature(
     op="allreduce", group="default", ranks=(0, 1), reduce_op="SUM", inputs=(Spec("float32", (4,)),)
 )
 
@@ -47,19 +47,19 @@ def write(path, *records):
 
 
 def test_what_was_written_is_read(path):
-    store = Signature(op="store.get", keys=("a",))
+    store = RecordedSignature(op="store.get", keys=("a",))
     read = read_recording(
         write(
             path,
-            *(HEAD, Place(REDUCE, "/x/test_x.py", 3), Called(0, 5), Filled(0, memoryview(b"1234"))),
+            *(HEAD, CallSite(REDUCE, "/x/test_x.py", 3), Called(0, 5), Filled(0, memoryview(b"1234"))),
             *(
-                Place(store, "", 0),
+                CallSite(store, "", 0),
                 Called(1, 0),
-                Answered(1, b"word"),
+                StoreAnswered(1, b"word"),
                 Called(0, 6),
                 Raised(2, "RuntimeError", "gone"),
             ),
-            *(Called(0, 7), Unfit("why"), Unfit("why"), End()),
+            *(Called(0, 7), Unfit("why"), Unfit("why"), Completed()),
         )
     )
 
@@ -77,10 +77,10 @@ def test_a_rank_that_was_ended_has_no_end(path):
 
 
 def test_a_call_costs_few_bytes(path):
-    write(path, HEAD, Place(REDUCE, "/x/test_x.py", 3))
+    write(path, HEAD, CallSite(REDUCE, "/x/test_x.py", 3))
     before = path.stat().st_size
     path.unlink()
-    write(path, HEAD, Place(REDUCE, "/x/test_x.py", 3), Called(0, 1 << 31), Filled(0, memoryview(b"")))
+    write(path, HEAD, CallSite(REDUCE, "/x/test_x.py", 3), Called(0, 1 << 31), Filled(0, memoryview(b"")))
 
     assert path.stat().st_size - before < 24
 
@@ -109,7 +109,7 @@ WHOLE = "copy it from the run once more, or record the test again"
     ],
 )
 def test_other_files_are_refused(path, damage, answer):
-    write(path, HEAD, Place(REDUCE, "/x/test_x.py", 3), Called(0, 5), End())
+    write(path, HEAD, CallSite(REDUCE, "/x/test_x.py", 3), Called(0, 5), Completed())
     path.write_bytes(damage(path.read_bytes()))
 
     with pytest.raises(UsageError, match=answer):
@@ -128,6 +128,6 @@ def test_a_file_that_is_there_is_not_touched(path):
 
 
 def test_a_call_in_words():
-    send = Signature(op="send", group="default", peer=3, inputs=(Spec("int64", ()),))
+    send = RecordedSignature(op="send", group="default", peer=3, inputs=(Spec("int64", ()),))
     assert "send of group default with rank 3 (int64[])" == describe(send)
-    assert "store.get of 'a', 'b'" == describe(Signature(op="store.get", keys=("a", "b")))
+    assert "store.get of 'a', 'b'" == describe(RecordedSignature(op="store.get", keys=("a", "b")))

@@ -2,11 +2,11 @@ import msgspec
 import pytest
 
 from disttest.model import Outcome
-from disttest.replay.replay_verdict import Expected, Replayed, judge
+from disttest.replay.replay_verdict import RecordedOutcome, Replayed, judge
 
-PASSED = Expected(recording="", outcome=Outcome.PASSED, message="")
-FAILED = Expected(recording="", outcome=Outcome.FAILED, message="ValueError: boom")
-ENDED = Expected(recording="", outcome=None, message="was ended by disttest")
+PASSED = RecordedOutcome(recording="", outcome=Outcome.PASSED, message="")
+FAILED = RecordedOutcome(recording="", outcome=Outcome.FAILED, message="ValueError: boom")
+ENDED = RecordedOutcome(recording="", outcome=None, message="was ended by disttest")
 SEEN = Replayed(outcome=Outcome.PASSED, message="", calls=3)
 BOOM = Replayed(outcome=Outcome.FAILED, message="ValueError: boom", calls=3)
 

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from disttest.model import Hardware, Invocation, Kind, Outcome, TestCase, TestResult, WorldShape
+from disttest.model import Hardware, Invocation, Outcome, TestCase, TestResult, WorldKind, WorldShape
 from disttest.results.events import RunStarted
 from disttest.results.repeat import (
     command_lines,
@@ -16,7 +16,7 @@ from disttest.results.repeat import (
 )
 
 
-def case(nodeid="tests/test_a.py::test_a[2xgloo]", world=("gloo", "cpu", 2), kind=Kind.RANKS):
+def case(nodeid="tests/test_a.py::test_a[2xgloo]", world=("gloo", "cpu", 2), kind=WorldKind.RANKS):
     shape = WorldShape(backend=world[0], device=world[1], size=world[2]) if world else None
     return TestCase(
         nodeid=nodeid,
@@ -56,13 +56,13 @@ def test_the_world_is_the_tests_own():
 
 
 def test_a_class_that_starts_its_ranks_has_its_own_size():
-    assert "--world-sizes" not in repeat_command(case(kind=Kind.MAIN), run())
+    assert "--world-sizes" not in repeat_command(case(kind=WorldKind.MAIN), run())
 
 
 def test_a_class_of_torchs_kind_gets_the_variables_that_it_reads():
     asked = run(environment={"BACKEND": "gloo", "WORLD_SIZE": "2 or so"})
 
-    assert repeat_command(case(kind=Kind.MAIN), asked).startswith(
+    assert repeat_command(case(kind=WorldKind.MAIN), asked).startswith(
         "BACKEND=gloo WORLD_SIZE='2 or so' disttest run "
     )
     assert repeat_command(case(), asked).startswith("disttest run ")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, WorldShape
-from disttest.results.rulings import RULES, STRICT_XPASS, Ruling, State, disagreement, state_of
+from disttest.results.rulings import RULES, STRICT_XPASS, RankState, Ruling, disagreement, state_of
 from disttest.results.verdict import judge
 
 TEST = TestCase(
@@ -23,19 +23,19 @@ TEST = TestCase(
 )
 REPORTED, KILLED = RankEnd.REPORTED, RankEnd.KILLED
 RECORDS = {
-    State.PASSED: {"end": REPORTED, "outcome": Outcome.PASSED},
-    State.PARTLY: {"end": REPORTED, "outcome": Outcome.PASSED, "subtests_skipped": 2},
-    State.SKIPPED: {"end": REPORTED, "outcome": Outcome.SKIPPED, "message": "not here"},
-    State.XFAILED: {"end": REPORTED, "outcome": Outcome.XFAILED, "message": "known"},
-    State.XPASSED: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": "known"},
-    State.STRICT: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": f"{STRICT_XPASS} known"},
-    State.NOT_RUN: {"end": REPORTED},
-    State.FAILED: {"end": REPORTED, "outcome": Outcome.FAILED, "failed_after_s": 1.0},
-    State.ERROR: {"end": REPORTED, "outcome": Outcome.ERROR, "phase": "setup", "failed_after_s": 1.0},
-    State.DIED: {"end": RankEnd.SIGNALLED, "signal": 11, "failed_after_s": 1.0},
-    State.HUNG: {"end": KILLED, "hung": True},
-    State.ENDED: {"end": KILLED},
-    State.ENDED_XFAIL: {"end": KILLED, "xfail": True},
+    RankState.PASSED: {"end": REPORTED, "outcome": Outcome.PASSED},
+    RankState.PARTLY: {"end": REPORTED, "outcome": Outcome.PASSED, "subtests_skipped": 2},
+    RankState.SKIPPED: {"end": REPORTED, "outcome": Outcome.SKIPPED, "message": "not here"},
+    RankState.XFAILED: {"end": REPORTED, "outcome": Outcome.XFAILED, "message": "known"},
+    RankState.XPASSED: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": "known"},
+    RankState.STRICT: {"end": REPORTED, "outcome": Outcome.XPASSED, "message": f"{STRICT_XPASS} known"},
+    RankState.NOT_RUN: {"end": REPORTED},
+    RankState.FAILED: {"end": REPORTED, "outcome": Outcome.FAILED, "failed_after_s": 1.0},
+    RankState.ERROR: {"end": REPORTED, "outcome": Outcome.ERROR, "phase": "setup", "failed_after_s": 1.0},
+    RankState.DIED: {"end": RankEnd.SIGNALLED, "signal": 11, "failed_after_s": 1.0},
+    RankState.HUNG: {"end": KILLED, "hung": True},
+    RankState.ENDED: {"end": KILLED},
+    RankState.ENDED_XFAIL: {"end": KILLED, "xfail": True},
 }
 UP_TO_FOUR = [
     states for size in (1, 2, 3, 4) for states in itertools.combinations_with_replacement(RECORDS, size)
@@ -57,44 +57,46 @@ def judged(states, *, cancelled=False, marked=False):
 
 def expected(states, *, cancelled, marked):
     """What a reader of pytest's manual would say, who looks at the ranks one by one and not at a table."""
-    count = {state: states.count(state) for state in State}
+    count = {state: states.count(state) for state in RankState}
     size = len(states)
-    failed = count[State.FAILED] + count[State.ERROR] + count[State.DIED]
-    if failed or count[State.HUNG]:
+    failed = count[RankState.FAILED] + count[RankState.ERROR] + count[RankState.DIED]
+    if failed or count[RankState.HUNG]:
         return "bad"
-    has_the_mark = sum(count[s] for s in (State.XFAILED, State.XPASSED, State.STRICT, State.ENDED_XFAIL))
-    if count[State.XFAILED] and has_the_mark == size:
+    has_the_mark = sum(
+        count[s] for s in (RankState.XFAILED, RankState.XPASSED, RankState.STRICT, RankState.ENDED_XFAIL)
+    )
+    if count[RankState.XFAILED] and has_the_mark == size:
         return "xfailed"
     if cancelled:
         return "bad"
-    if marked and count[State.XFAILED]:
+    if marked and count[RankState.XFAILED]:
         return "xfailed"
-    if count[State.ENDED] or count[State.ENDED_XFAIL]:
+    if count[RankState.ENDED] or count[RankState.ENDED_XFAIL]:
         return "bad"
     if marked:  # those that ran it decide, and what they say is read as pytest reads several tests
-        ran = [s for s in states if s not in (State.SKIPPED, State.NOT_RUN)]
+        ran = [s for s in states if s not in (RankState.SKIPPED, RankState.NOT_RUN)]
         if not ran:
-            return "skipped" if State.SKIPPED in states else "not_run"
-        if State.STRICT in ran:
+            return "skipped" if RankState.SKIPPED in states else "not_run"
+        if RankState.STRICT in ran:
             return "bad"
-        return "xpassed" if State.XPASSED in ran else "passed"
+        return "xpassed" if RankState.XPASSED in ran else "passed"
     if len(set(states)) > 1:
         return "bad"
     alone = {
-        State.PASSED: "passed",
-        State.PARTLY: "passed",
-        State.SKIPPED: "skipped",
-        State.NOT_RUN: "not_run",
-        State.XPASSED: "xpassed",
-        State.STRICT: "bad",
+        RankState.PASSED: "passed",
+        RankState.PARTLY: "passed",
+        RankState.SKIPPED: "skipped",
+        RankState.NOT_RUN: "not_run",
+        RankState.XPASSED: "xpassed",
+        RankState.STRICT: "bad",
     }
     return alone[states[0]]
 
 
 def test_every_state_is_what_its_record_is_read_as():
-    assert set(State) == set(RECORDS)
+    assert set(RankState) == set(RECORDS)
     assert {state: state_of(RankRecord(rank=0, **record)) for state, record in RECORDS.items()} == {
-        state: state for state in State
+        state: state for state in RankState
     }
 
 
@@ -125,7 +127,7 @@ def test_the_order_of_the_ranks_does_not_matter():
 def test_one_more_rank_never_turns_red_into_green_but_for_an_expected_failure(marked):
     for states in (states for states in UP_TO_FOUR if len(states) < 4):
         if judged(states, marked=marked).outcome.is_bad:
-            for more in set(State) - {State.XFAILED}:
+            for more in set(RankState) - {RankState.XFAILED}:
                 assert judged((*states, more), marked=marked).outcome.is_bad, (states, more)
 
 
@@ -143,7 +145,7 @@ def test_each_row_decides_something_and_the_last_one_always_could():
 
     assert set(range(len(RULES))) == used
     assert Ruling.DISAGREED is RULES[-1].ruling
-    assert RULES[-1].applies(set(State), cancelled=False, may_differ=False)
+    assert RULES[-1].applies(set(RankState), cancelled=False, may_differ=False)
 
 
 def test_only_ranks_that_ended_well_disagree():
@@ -151,19 +153,19 @@ def test_only_ranks_that_ended_well_disagree():
         records = [RankRecord(rank=rank, **RECORDS[state]) for rank, state in enumerate(states)]
         return disagreement(records, **({"may_differ": False} | how))
 
-    assert "ranks disagree: rank 0 skipped, rank 1 passed" == words(State.SKIPPED, State.PASSED)
-    assert "" == words(State.SKIPPED, State.PASSED, may_differ=True)
-    assert "" == words(State.SKIPPED, State.FAILED)
-    assert "" == words(State.SKIPPED, State.SKIPPED)
+    assert "ranks disagree: rank 0 skipped, rank 1 passed" == words(RankState.SKIPPED, RankState.PASSED)
+    assert "" == words(RankState.SKIPPED, RankState.PASSED, may_differ=True)
+    assert "" == words(RankState.SKIPPED, RankState.FAILED)
+    assert "" == words(RankState.SKIPPED, RankState.SKIPPED)
     assert "" == disagreement([], may_differ=False)
 
 
 def test_a_skip_is_not_taken_for_a_test_that_did_not_run():
-    assert Outcome.SKIPPED is judged([State.SKIPPED, State.SKIPPED]).outcome
-    assert Outcome.NOT_RUN is judged([State.NOT_RUN, State.NOT_RUN]).outcome
-    assert Outcome.NOT_RUN is not judged([State.NOT_RUN, State.PASSED]).outcome
+    assert Outcome.SKIPPED is judged([RankState.SKIPPED, RankState.SKIPPED]).outcome
+    assert Outcome.NOT_RUN is judged([RankState.NOT_RUN, RankState.NOT_RUN]).outcome
+    assert Outcome.NOT_RUN is not judged([RankState.NOT_RUN, RankState.PASSED]).outcome
 
 
 def test_a_strict_xfail_among_ranks_that_may_differ_names_the_rank_that_passed():
-    message = judged([State.SKIPPED, State.STRICT], marked=True).message
+    message = judged([RankState.SKIPPED, RankState.STRICT], marked=True).message
     assert "passed on rank 1 of 2, although it is marked as a strict xfail: known" == message

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from disttest.model import SanitizerFinding
 from disttest.observe import ANY_SOURCE, Spec
 from disttest.sanitizers.order.order_judge import judge_order, limits_of
-from disttest.sanitizers.order.order_kinds import Kind
-from disttest.sanitizers.order.stream import Signature, Stream, StreamGroup
+from disttest.sanitizers.order.order_kinds import OrderFindingKind
+from disttest.sanitizers.order.stream import CallSignature, Stream, StreamGroup
 
 FOUR = Spec("float32", (4,))
 
@@ -26,24 +26,26 @@ def group_of(*ranks: int, name: str = "default") -> StreamGroup:
 PAIR = group_of(0, 1)
 
 
-def all_reduce(group: StreamGroup = PAIR, **fields: Any) -> Signature:
-    return Signature(**{"op": "allreduce", "group": group, "reduce_op": "SUM", "inputs": (FOUR,), **fields})
+def all_reduce(group: StreamGroup = PAIR, **fields: Any) -> CallSignature:
+    return CallSignature(
+        **{"op": "allreduce", "group": group, "reduce_op": "SUM", "inputs": (FOUR,), **fields}
+    )
 
 
-def send(to: int, group: StreamGroup = PAIR, **fields: Any) -> Signature:
-    return Signature(**{"op": "send", "group": group, "peer": to, "inputs": (FOUR,), **fields})
+def send(to: int, group: StreamGroup = PAIR, **fields: Any) -> CallSignature:
+    return CallSignature(**{"op": "send", "group": group, "peer": to, "inputs": (FOUR,), **fields})
 
 
-def recv(frm: int, group: StreamGroup = PAIR, **fields: Any) -> Signature:
-    return Signature(**{"op": "recv", "group": group, "peer": frm, "outputs": (FOUR,), **fields})
+def recv(frm: int, group: StreamGroup = PAIR, **fields: Any) -> CallSignature:
+    return CallSignature(**{"op": "recv", "group": group, "peer": frm, "outputs": (FOUR,), **fields})
 
 
-def stream(calls: Sequence[Signature], **fields: Any) -> Stream:
+def stream(calls: Sequence[CallSignature], **fields: Any) -> Stream:
     known = list(dict.fromkeys(calls))
     return Stream(signatures=tuple(known), calls=tuple(map(known.index, calls)), **fields)
 
 
-def judge(*ranks: Sequence[Signature]) -> tuple[SanitizerFinding, ...]:
+def judge(*ranks: Sequence[CallSignature]) -> tuple[SanitizerFinding, ...]:
     return judge_order({rank: stream(calls) for rank, calls in enumerate(ranks)})
 
 
@@ -54,12 +56,15 @@ def only(findings: Sequence[SanitizerFinding]) -> SanitizerFinding:
 
 class TestAgreement:
     def test_the_same_calls_are_nothing_to_tell(self):
-        calls = [all_reduce(), all_reduce(), Signature(op="barrier", group=PAIR)]
+        calls = [all_reduce(), all_reduce(), CallSignature(op="barrier", group=PAIR)]
 
         assert judge(calls, calls) == ()
 
     def test_a_handle_that_all_throw_away_is_told_all_the_same(self):
-        assert only(judge([all_reduce(dropped=True)], [all_reduce(dropped=True)])).kind == Kind.NEVER_WAITED
+        assert (
+            only(judge([all_reduce(dropped=True)], [all_reduce(dropped=True)])).kind
+            == OrderFindingKind.NEVER_WAITED
+        )
 
     def test_a_send_to_itself_is_nobody_elses_business(self):
         assert judge([send(0), recv(0)], []) == ()
@@ -71,23 +76,25 @@ class TestAgreement:
         assert judge([all_reduce(reduce_op="")], [all_reduce(reduce_op="MAX")]) == ()
 
     def test_gathering_into_a_list_meets_gathering_into_a_tensor(self):
-        parts = Signature(op="allgather", group=PAIR, inputs=(FOUR,), outputs=(FOUR, FOUR))
-        whole = Signature(op="allgather_base", group=PAIR, inputs=(FOUR,), outputs=(Spec("float32", (8,)),))
+        parts = CallSignature(op="allgather", group=PAIR, inputs=(FOUR,), outputs=(FOUR, FOUR))
+        whole = CallSignature(
+            op="allgather_base", group=PAIR, inputs=(FOUR,), outputs=(Spec("float32", (8,)),)
+        )
 
         assert judge([parts], [whole]) == ()
 
     @pytest.mark.parametrize("op", ["alltoall_base", "alltoall"])
     def test_an_exchange_may_be_uneven(self, op):
         calls = [
-            Signature(op=op, group=PAIR, inputs=(Spec("float32", (n,)),), outputs=(FOUR,)) for n in (3, 5)
+            CallSignature(op=op, group=PAIR, inputs=(Spec("float32", (n,)),), outputs=(FOUR,)) for n in (3, 5)
         ]
 
         assert judge(*[[call] for call in calls]) == ()
 
     def test_who_has_nothing_to_exchange_has_no_dtype(self):
-        call = Signature(op="alltoall", group=PAIR, inputs=(FOUR,), outputs=(FOUR,))
+        call = CallSignature(op="alltoall", group=PAIR, inputs=(FOUR,), outputs=(FOUR,))
 
-        assert judge([call], [Signature(op="alltoall", group=PAIR)]) == ()
+        assert judge([call], [CallSignature(op="alltoall", group=PAIR)]) == ()
 
     def test_bytes_may_be_received_as_bytes(self):
         assert judge([send(1)], [recv(0, outputs=(Spec("uint8", (16,)),))]) == ()
@@ -118,17 +125,17 @@ class TestMismatch:
                 ("float32[2, 3]", "float32[3, 2]"),
             ),
             (
-                Signature(op="broadcast", group=PAIR, root=0, inputs=(FOUR,)),
-                Signature(op="broadcast", group=PAIR, root=1, inputs=(FOUR,)),
+                CallSignature(op="broadcast", group=PAIR, root=0, inputs=(FOUR,)),
+                CallSignature(op="broadcast", group=PAIR, root=1, inputs=(FOUR,)),
                 ("from rank 0", "from rank 1"),
             ),
-            (all_reduce(), Signature(op="barrier", group=PAIR), ("all_reduce SUM", "barrier")),
+            (all_reduce(), CallSignature(op="barrier", group=PAIR), ("all_reduce SUM", "barrier")),
         ],
     )
     def test_what_differs_is_told_with_both_lines(self, here, there, words):
         finding = only(judge([at(here, "a.py", 3)], [at(there, "a.py", 5)]))
 
-        assert finding.kind == Kind.MISMATCH
+        assert finding.kind == OrderFindingKind.MISMATCH
         assert finding.message.startswith("ranks disagree at collective #1 of group default: rank 0 called ")
         for part in (*words, "a.py:3", "a.py:5"):
             assert part in finding.message
@@ -142,38 +149,44 @@ class TestMismatch:
 
     def test_lists_are_compared_part_by_part(self):
         wide, tall = Spec("float32", (2, 3)), Spec("float32", (3, 2))
-        calls = [Signature(op="allgather", group=PAIR, inputs=(s,), outputs=(s, s)) for s in (wide, tall)]
+        calls = [CallSignature(op="allgather", group=PAIR, inputs=(s,), outputs=(s, s)) for s in (wide, tall)]
 
-        assert only(judge(*[[call] for call in calls])).kind == Kind.MISMATCH
+        assert only(judge(*[[call] for call in calls])).kind == OrderFindingKind.MISMATCH
 
     def test_a_line_in_a_loop_is_told_once(self):
-        assert only(judge([all_reduce()] * 50, [all_reduce(reduce_op="MAX")] * 50)).kind == Kind.MISMATCH
+        assert (
+            only(judge([all_reduce()] * 50, [all_reduce(reduce_op="MAX")] * 50)).kind
+            == OrderFindingKind.MISMATCH
+        )
 
     def test_after_other_operations_nothing_can_be_compared(self):
-        barrier = Signature(op="barrier", group=PAIR)
+        barrier = CallSignature(op="barrier", group=PAIR)
 
-        assert only(judge([all_reduce(), barrier, barrier], [barrier, all_reduce()])).kind == Kind.MISMATCH
+        assert (
+            only(judge([all_reduce(), barrier, barrier], [barrier, all_reduce()])).kind
+            == OrderFindingKind.MISMATCH
+        )
 
     @pytest.mark.parametrize("taken", [Spec("int32", (4,)), Spec("float32", (8,))])
     def test_a_message_is_received_as_it_was_sent(self, taken):
-        assert only(judge([send(1)], [recv(0, outputs=(taken,))])).kind == Kind.MISMATCH
+        assert only(judge([send(1)], [recv(0, outputs=(taken,))])).kind == OrderFindingKind.MISMATCH
 
 
 class TestExtra:
     def test_a_collective_that_one_rank_has_not_called(self):
         finding = only(judge([all_reduce()], [all_reduce(), at(all_reduce(), "a.py", 9)]))
 
-        assert finding.kind == Kind.EXTRA
+        assert finding.kind == OrderFindingKind.EXTRA
         assert "rank 1 called all_reduce SUM of float32[4] at a.py:9, rank 0 never did" in finding.message
 
     def test_its_handle_is_no_second_finding(self):
-        assert only(judge([], [at(all_reduce(dropped=True), "a.py", 9)])).kind == Kind.EXTRA
+        assert only(judge([], [at(all_reduce(dropped=True), "a.py", 9)])).kind == OrderFindingKind.EXTRA
 
     def test_a_message_that_nobody_receives(self):
         assert "rank 1 never receives it" in only(judge([send(1)], [])).message
 
     def test_what_is_taken_from_anybody_is_not_counted(self):
-        anybody = Signature(op="recv_any_source", group=PAIR, peer=ANY_SOURCE, outputs=(FOUR,))
+        anybody = CallSignature(op="recv_any_source", group=PAIR, peer=ANY_SOURCE, outputs=(FOUR,))
 
         assert judge([send(1), send(1)], [anybody, recv(0)]) == ()
 
@@ -191,7 +204,7 @@ class TestOrder:
         a, b = at(all_reduce(self.first), "a.py", 1), at(all_reduce(self.second), "a.py", 2)
         finding = only(judge([a, b], [b, a]))
 
-        assert finding.kind == Kind.GROUP_ORDER
+        assert finding.kind == OrderFindingKind.GROUP_ORDER
         assert (
             "rank 0 calls all_reduce #1 of group first at a.py:1, then all_reduce #1 of group second at a.py:2"
             in (finding.message)
@@ -202,7 +215,7 @@ class TestOrder:
         groups = [group_of(0, 1, name="x"), group_of(1, 2, name="y"), group_of(0, 2, name="z")]
         x, y, z = map(all_reduce, groups)
 
-        assert only(judge([x, z], [y, x], [z, y])).kind == Kind.GROUP_ORDER
+        assert only(judge([x, z], [y, x], [z, y])).kind == OrderFindingKind.GROUP_ORDER
 
     def test_other_threads_have_orders_of_their_own(self):
         a, b = all_reduce(self.first), all_reduce(self.second, thread=1)
@@ -210,23 +223,25 @@ class TestOrder:
         assert judge([a, b], [b, a]) == ()
 
     def test_a_message_crosses_a_collective(self):
-        assert only(judge([send(1), all_reduce()], [all_reduce(), recv(0)])).kind == Kind.P2P_ORDER
+        assert (
+            only(judge([send(1), all_reduce()], [all_reduce(), recv(0)])).kind == OrderFindingKind.P2P_ORDER
+        )
 
     def test_tags_in_opposite_order(self):
         one, two = {"tag": 1}, {"tag": 2}
         finding = only(judge([send(1, **one), send(1, **two)], [recv(0, **two), recv(0, **one)]))
 
-        assert finding.kind == Kind.P2P_ORDER
+        assert finding.kind == OrderFindingKind.P2P_ORDER
         assert "send to rank 1 with tag 2" in finding.message
 
     def test_both_send_first(self):
-        assert only(judge([send(1), recv(1)], [send(0), recv(0)])).kind == Kind.P2P_CYCLE
+        assert only(judge([send(1), recv(1)], [send(0), recv(0)])).kind == OrderFindingKind.P2P_CYCLE
 
     def test_a_ring_of_sends(self):
         ring = group_of(0, 1, 2)
         calls = [[send((rank + 1) % 3, ring), recv((rank - 1) % 3, ring)] for rank in range(3)]
 
-        assert only(judge(*calls)).kind == Kind.P2P_CYCLE
+        assert only(judge(*calls)).kind == OrderFindingKind.P2P_CYCLE
 
     def test_a_batch_has_no_order(self):
         batch = {"batched": True}
@@ -236,7 +251,7 @@ class TestOrder:
     def test_each_cycle_of_lines_is_told_once(self):
         a, b = all_reduce(self.first), all_reduce(self.second)
 
-        assert only(judge([a, b] * 50, [b, a] * 50)).kind == Kind.GROUP_ORDER
+        assert only(judge([a, b] * 50, [b, a] * 50)).kind == OrderFindingKind.GROUP_ORDER
 
 
 class TestNeverWaited:
@@ -244,21 +259,21 @@ class TestNeverWaited:
         call = at(all_reduce(dropped=True), "a.py", 9)
         finding = only(judge([call], [call]))
 
-        assert finding.kind == Kind.NEVER_WAITED
+        assert finding.kind == OrderFindingKind.NEVER_WAITED
         assert finding.message == (
             "ranks 0,1 never wait for all_reduce SUM of float32[4] at a.py:9: its handle is thrown away"
         )
 
 
-def at(call: Signature, file: str, line: int) -> Signature:
+def at(call: CallSignature, file: str, line: int) -> CallSignature:
     return msgspec.structs.replace(call, file=f"/repo/{file}", line=line)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[list[Signature]]:
+def programs(draw: st.DrawFn) -> list[list[CallSignature]]:
     """What three ranks do that all go through one list of events in order: it fits together by construction."""
     groups = [group_of(0, 1, 2), group_of(0, 1, name="a"), group_of(1, 2, name="b")]
-    ranks: list[list[Signature]] = [[], [], []]
+    ranks: list[list[CallSignature]] = [[], [], []]
     for _ in range(draw(st.integers(0, 30))):
         if draw(st.booleans()):
             call = all_reduce(draw(st.sampled_from(groups)), line=draw(st.integers(1, 5)), file="/repo/a.py")
@@ -281,7 +296,7 @@ SPECS = st.lists(
     st.builds(Spec, st.sampled_from(["float32", "uint8"]), st.tuples(st.integers(0, 3))), max_size=3
 )
 ANYTHING = st.builds(
-    Signature,
+    CallSignature,
     op=st.sampled_from(["allreduce", "allgather", "gather", "scatter", "alltoall", "broadcast", "barrier"]),
     group=st.sampled_from(
         [group_of(0, 1, 2), group_of(2, 0, name="a"), group_of(1, name="b"), group_of(0, 9, name="c")]
@@ -294,7 +309,7 @@ ANYTHING = st.builds(
     dropped=st.booleans(),
 )
 MESSAGES = st.builds(
-    Signature,
+    CallSignature,
     op=st.sampled_from(["send", "recv"]),
     group=st.just(group_of(0, 1, 2)),
     peer=st.sampled_from([ANY_SOURCE, 0, 1, 2]),
@@ -319,7 +334,10 @@ def test_a_missing_call_is_found(ranks, random):
         rank = random.choice(some)
         del ranks[rank][random.randrange(len(ranks[rank]))]
 
-        assert {finding.kind for finding in judge(*ranks)} & {Kind.EXTRA, Kind.MISMATCH}
+        assert {finding.kind for finding in judge(*ranks)} & {
+            OrderFindingKind.EXTRA,
+            OrderFindingKind.MISMATCH,
+        }
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
@@ -341,4 +359,4 @@ def test_any_exchange_of_two_neighbours_of_two_groups_is_found(length, data):
     place = data.draw(st.integers(0, length - 2))
     swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
 
-    assert [finding.kind for finding in judge(calls, swapped)] == [Kind.GROUP_ORDER]
+    assert [finding.kind for finding in judge(calls, swapped)] == [OrderFindingKind.GROUP_ORDER]

@@ -11,7 +11,7 @@ from disttest.observe import Call, Group, Site, Wait, WaitKind
 from disttest.sanitizers.race import race_recorder
 from disttest.sanitizers.race.accesses import accesses
 from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.race.race_kinds import RaceKind
 from disttest.sanitizers.race.race_recorder import RaceRecorder
 from disttest.sanitizers.race.races import HANDED_OUT
 from disttest.sanitizers.race.windows import is_in_place, open_window, view_of
@@ -190,7 +190,7 @@ def test_a_pending_call_is_watched_until_it_is_waited_for(recorder, operations):
     assert not operations.asked
     recorder.on_op(ATEN.sum.default, (target,), {})
     (race,) = recorder.report().races
-    assert (Kind.OUTPUT_READ, "sum", 99) == (race.kind, race.what, race.waited.line)
+    assert (RaceKind.OUTPUT_READ, "sum", 99) == (race.kind, race.what, race.waited.line)
 
 
 def test_what_is_touched_after_the_wait_is_no_race(recorder):
@@ -207,10 +207,10 @@ def test_what_is_touched_after_the_wait_is_no_race(recorder):
 @pytest.mark.parametrize(
     ("func", "of", "expected"),
     [
-        (ATEN.add_.Tensor, "source", [Kind.INPUT_WRITTEN]),
+        (ATEN.add_.Tensor, "source", [RaceKind.INPUT_WRITTEN]),
         (ATEN.add.Tensor, "source", []),
-        (ATEN.add_.Tensor, "target", [Kind.OUTPUT_WRITTEN]),
-        (ATEN.add.Tensor, "target", [Kind.OUTPUT_READ]),
+        (ATEN.add_.Tensor, "target", [RaceKind.OUTPUT_WRITTEN]),
+        (ATEN.add.Tensor, "target", [RaceKind.OUTPUT_READ]),
         (ATEN.add_.Tensor, "other", []),
     ],
     ids=str,
@@ -230,7 +230,7 @@ def test_a_race_is_told_once_for_each_line(recorder):
     for _ in range(3):
         recorder.on_op(ATEN.sum.default, (target,), {})
 
-    assert [Kind.OUTPUT_READ] == kinds(recorder)
+    assert [RaceKind.OUTPUT_READ] == kinds(recorder)
 
 
 def test_a_call_that_reads_what_another_one_writes(recorder):
@@ -239,7 +239,7 @@ def test_a_call_that_reads_what_another_one_writes(recorder):
     pending(recorder, call(2, inputs=(target,), outputs=(torch.zeros(8),)))
 
     (race,) = recorder.report().races
-    assert (Kind.OUTPUT_READ, 2) == (race.kind, race.at.line)
+    assert (RaceKind.OUTPUT_READ, 2) == (race.kind, race.at.line)
 
 
 def test_a_call_that_writes_what_another_one_writes(recorder):
@@ -247,7 +247,7 @@ def test_a_call_that_writes_what_another_one_writes(recorder):
     pending(recorder, call(1, outputs=(target,)))
     pending(recorder, call(2, outputs=(target,)))
 
-    assert [Kind.OUTPUT_WRITTEN] == kinds(recorder)
+    assert [RaceKind.OUTPUT_WRITTEN] == kinds(recorder)
 
 
 def test_calls_that_run_in_order_do_not_race(operations, held):
@@ -292,7 +292,7 @@ def test_races_beyond_those_that_are_kept_are_counted(recorder, monkeypatch):
         recorder.on_op(ATEN.sum.default, (target,), {})
     recorder.on_op(ATEN.add_.Tensor, (target, 1), {})
 
-    assert ([Kind.OUTPUT_READ], 1) == (kinds(recorder), recorder.report().beyond)
+    assert ([RaceKind.OUTPUT_READ], 1) == (kinds(recorder), recorder.report().beyond)
 
 
 def test_a_call_that_returns_when_it_is_done_is_not_pending(recorder, operations):
@@ -302,7 +302,7 @@ def test_a_call_that_returns_when_it_is_done_is_not_pending(recorder, operations
     assert not operations.asked
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [(0, []), (4, []), (16, [Kind.STORAGE_FREED])])
+@pytest.mark.parametrize(("numbers", "expected"), [(0, []), (4, []), (16, [RaceKind.STORAGE_FREED])])
 def test_a_tensor_is_moved_only_where_it_needs_more_memory(recorder, numbers, expected):
     target = torch.zeros(4)
     pending(recorder, call(outputs=(target,)))
@@ -322,7 +322,7 @@ def test_an_input_that_numpy_has_and_changes(recorder):
     recorder.on_wait(wait_for(issued))
 
     (race,) = recorder.report().races
-    assert (Kind.INPUT_WRITTEN, HANDED_OUT) == (race.kind, race.what)
+    assert (RaceKind.INPUT_WRITTEN, HANDED_OUT) == (race.kind, race.what)
 
 
 def test_what_raises_makes_it_doubtful_and_a_new_test_begins_clean(recorder, operations):

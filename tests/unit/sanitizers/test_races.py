@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from disttest.model import WindowEdge
 from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
-from disttest.sanitizers.order.stream import Signature, StreamGroup
+from disttest.sanitizers.order.stream import CallSignature, StreamGroup
 from disttest.sanitizers.race.policy import Policy
 from disttest.sanitizers.race.race_judge import judge_races, judge_reports
-from disttest.sanitizers.race.race_kinds import Kind
-from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.race.race_kinds import RaceKind
+from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.sanitizers.race.strided_views import make_view, share_bytes
 
 _dims = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12])), max_size=3)
@@ -90,7 +90,7 @@ def test_a_backward_pass_ends_what_cpp_has_issued_in_it():
 
 def race(**facts):
     group = StreamGroup(name="0", description="default", ranks=(0, 1))
-    signature = Signature(
+    signature = CallSignature(
         op="allreduce",
         group=group,
         reduce_op="SUM",
@@ -98,12 +98,12 @@ def race(**facts):
         file="/t/test_x.py",
         line=3,
     )
-    known = {"kind": Kind.OUTPUT_READ, "what": "sum", "at": Line(file="/t/test_x.py", line=4)}
+    known = {"kind": RaceKind.OUTPUT_READ, "what": "sum", "at": SourceLine(file="/t/test_x.py", line=4)}
     return Race(call=signature, seq=1, **{**known, **facts})
 
 
 def test_the_same_race_on_two_ranks_is_told_once():
-    waited = race(waited=Line(file="/t/test_x.py", line=5))
+    waited = race(waited=SourceLine(file="/t/test_x.py", line=5))
 
     (finding,) = judge_races({0: Races(races=(waited,)), 1: Races(races=(waited,))})
 
@@ -119,7 +119,7 @@ def test_the_same_race_on_two_ranks_is_told_once():
 
 def test_what_was_handed_out_has_changed_and_nobody_waits():
     (finding,) = judge_races(
-        {1: Races(races=(race(kind=Kind.INPUT_WRITTEN, what=HANDED_OUT, in_other_thread=True),))}
+        {1: Races(races=(race(kind=RaceKind.INPUT_WRITTEN, what=HANDED_OUT, in_other_thread=True),))}
     )
 
     assert finding.message == (

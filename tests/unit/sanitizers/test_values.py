@@ -13,20 +13,20 @@ from disttest.errors import UsageError
 from disttest.sanitizers.values.contents import differ, first_difference
 from disttest.sanitizers.values.digest import read_tensor
 from disttest.sanitizers.values.divergence import find_parting
-from disttest.sanitizers.values.trace import Content, Place, Role, Trace, Trust
+from disttest.sanitizers.values.trace import Content, Role, TensorPlace, Trace, Trust
 from disttest.sanitizers.values.trace_notes import Notes
 from disttest.sanitizers.values.value_judge import judge_values, limits_of
-from disttest.sanitizers.values.value_kinds import Kind
+from disttest.sanitizers.values.value_kinds import ValueFindingKind
 from disttest.sanitizers.values.values_file import (
     FILE_NAME,
-    Recording,
+    ValuesFile,
     encode_recording,
     pairs,
     read_recordings,
 )
 
 PAIR = (0, 1)
-Seen = tuple[Place, torch.Tensor, int]
+Seen = tuple[TensorPlace, torch.Tensor, int]
 
 
 def content(tensor: torch.Tensor) -> Content:
@@ -49,7 +49,7 @@ def numbers(*values: float) -> torch.Tensor:
 def call(role: Role, tensor: torch.Tensor, number: int = 1, **fields: Any) -> Seen:
     named = {"name": "allreduce", "kind": "SUM", "group": "default", "group_id": "0", "ranks": PAIR}
     shape = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
-    place = Place(role=role, file="/x/test_a.py", line=7, **{**named, **shape, **fields})
+    place = TensorPlace(role=role, file="/x/test_a.py", line=7, **{**named, **shape, **fields})
     return place, tensor, number
 
 
@@ -57,7 +57,7 @@ def parameter(
     role: Role, tensor: torch.Tensor, number: int = 1, trust: Trust | None = Trust.WRAPPED, name: str = "w"
 ) -> Seen:
     ranks = PAIR if trust else ()
-    place = Place(
+    place = TensorPlace(
         role=role,
         name=name,
         ranks=ranks,
@@ -138,7 +138,7 @@ class TestDigest:
 
 class TestFirstDifference:
     def place(self, tensor):
-        return Place(
+        return TensorPlace(
             role=Role.OUTPUT,
             name="x",
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -188,7 +188,7 @@ class TestOutputs:
             [call(Role.OUTPUT, good, 1), call(Role.OUTPUT, bad, 2), call(Role.OUTPUT, bad, 3)],
         )
 
-        assert Kind.OUTPUT == kind
+        assert ValueFindingKind.OUTPUT == kind
         assert "all_reduce SUM #2 of group default gave ranks 0,1 other numbers at test_a.py:7" in message
         assert "at index [1] rank 0 has 2, rank 1 has 3" in message
 
@@ -224,7 +224,7 @@ class TestParameters:
     def test_replicas_that_part_and_why(self, one, other, reason):
         ((kind, message),) = judge(self.step(*one), self.step(*other))
 
-        assert Kind.PARAMETER == kind
+        assert ValueFindingKind.PARAMETER == kind
         assert "parameter w after step 1 differs on ranks 0,1 at test_a.py:9" in message
         assert reason in message
 
@@ -251,7 +251,7 @@ class TestNonfinite:
             [call(Role.INPUT, good), call(Role.OUTPUT, bad)], [call(Role.INPUT, bad), call(Role.OUTPUT, bad)]
         )
 
-        assert Kind.NONFINITE == kind
+        assert ValueFindingKind.NONFINITE == kind
         assert "NaN first appeared on rank 1 in the input of all_reduce SUM #1" in message
         assert "took it to rank 0" in message
 
@@ -267,10 +267,10 @@ class TestNonfinite:
         assert "infinity first appeared on rank 0 in the output of all_reduce" in message
 
 
-def recording(*ranks: Sequence[Seen], nodeid: str = "test_a.py::test_x", size: int = 0) -> Recording:
+def recording(*ranks: Sequence[Seen], nodeid: str = "test_a.py::test_x", size: int = 0) -> ValuesFile:
     traces = {rank: trace(*seen) for rank, seen in enumerate(ranks)}
     size = size or len(ranks)
-    return Recording(nodeid=f"{nodeid}[{size}xgloo]", size=size, backend="gloo", ranks=traces)
+    return ValuesFile(nodeid=f"{nodeid}[{size}xgloo]", size=size, backend="gloo", ranks=traces)
 
 
 class TestDiverge:

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 import disttest
-from disttest.cluster.client.conductor import Conductor, Expected, JobLimits, JobSetting, conduct
+from disttest.cluster.client.conductor import Conductor, ExpectedNode, JobLimits, JobSetting, conduct
 from disttest.cluster.client.division import Division, divide, jobs_at_once
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.leasing import LeaseConductor
@@ -114,7 +114,8 @@ def run_on_cluster(
     )
     jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
     expected = {
-        job.job_id: Expected(versions=versions_here(), digest=digest_tests(job.tests, root)) for job in jobs
+        job.job_id: ExpectedNode(versions=versions_here(), digest=digest_tests(job.tests, root))
+        for job in jobs
     }
     with _Stop(options.deadline) as stop:
         _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
@@ -226,7 +227,7 @@ def _begin(recorder: JobRecorder, collection: Collection, request: ClusterReques
 
 def _conduct_all(
     jobs: Sequence[JobSpec],
-    expected: dict[str, Expected],
+    expected: dict[str, ExpectedNode],
     request: ClusterRequest,
     at_once: int,
     options: RunOptions,

@@ -69,7 +69,7 @@ class JobLimits(Frozen):
     """Beyond a test's own limit, for evidence and for the end of its ranks."""
 
 
-class Expected(Frozen):
+class ExpectedNode(Frozen):
     """What nodes are compared with."""
 
     versions: Versions
@@ -81,7 +81,7 @@ class JobSetting(NamedTuple):
 
     job: JobSpec
     recorder: JobRecorder
-    expected: Expected
+    expected: ExpectedNode
     limits: JobLimits
     options: RunOptions
     clock: Callable[[], float] = time.monotonic

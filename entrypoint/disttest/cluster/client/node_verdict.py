@@ -14,12 +14,12 @@ import msgspec
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import JobOutcome
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
-from disttest.results.rulings import State, state_of
+from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
 
 _MOST_NODES_NAMED = 8
-_PASSED = frozenset({State.PASSED, State.PARTLY})
-_WELL = _PASSED | {State.SKIPPED, State.NOT_RUN, State.XPASSED}
+_PASSED = frozenset({RankState.PASSED, RankState.PARTLY})
+_WELL = _PASSED | {RankState.SKIPPED, RankState.NOT_RUN, RankState.XPASSED}
 """What the ranks of a test that passed may have come to: every one, and where they may differ."""
 
 

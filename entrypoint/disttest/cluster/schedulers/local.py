@@ -23,7 +23,7 @@ from disttest.cluster.protocol.launcher import (
 )
 from disttest.cluster.protocol.wire import CancelJob, encode_order
 from disttest.cluster.schedulers.agent_command import agent_command, travelling
-from disttest.cluster.schedulers.pipes import Command, PipedProcesses
+from disttest.cluster.schedulers.pipes import PipedProcesses, Program
 from disttest.errors import SchedulerError
 from disttest.host.process import signal_name
 from disttest.limits import JOB_CANCEL_S, TICK_S
@@ -53,7 +53,7 @@ class LocalRun:
         self._limit_s = time.monotonic() + job.limit_s
         self._processes = PipedProcesses(
             [
-                Command([*command], {**environ, **_place(node, job.shape.nodes)}, job.directory or None)
+                Program([*command], {**environ, **_place(node, job.shape.nodes)}, job.directory or None)
                 for node in range(job.shape.nodes)
             ]
         )

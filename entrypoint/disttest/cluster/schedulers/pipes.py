@@ -37,7 +37,7 @@ def room_for(processes: int) -> int:
     return max(1, min(processes, (soft - _OTHER_DESCRIPTORS) // DESCRIPTORS))
 
 
-class Command(NamedTuple):
+class Program(NamedTuple):
     """A program to start."""
 
     argv: Sequence[str]
@@ -45,7 +45,7 @@ class Command(NamedTuple):
     directory: str | None = None
 
 
-class Line(NamedTuple):
+class OutputLine(NamedTuple):
     """What one process wrote."""
 
     process: int
@@ -63,20 +63,20 @@ class _Pipe:
         self._error = error
         self._lines = Lines(LONGEST_LINE)
 
-    def read(self) -> tuple[list[Line], bool]:
+    def read(self) -> tuple[list[OutputLine], bool]:
         """The lines that are complete, and whether it is at its end."""
         try:
             chunk = os.read(self.file.fileno(), _CHUNK)
         except BlockingIOError:
             return [], False
         whole = self._lines.feed(chunk or b"\n" * bool(self._lines.rest))
-        return [Line(self._process, self._error, text) for text in whole], not chunk
+        return [OutputLine(self._process, self._error, text) for text in whole], not chunk
 
 
 class PipedProcesses:
     """A number of processes that get the same input."""
 
-    def __init__(self, commands: Sequence[Command]) -> None:
+    def __init__(self, commands: Sequence[Program]) -> None:
         self._selector = selectors.DefaultSelector()
         self._processes: list[PipedChild] = []
         self._outboxes: list[bytearray] = []
@@ -87,7 +87,7 @@ class PipedProcesses:
             self.kill()
             raise
 
-    def _start(self, command: Command) -> None:
+    def _start(self, command: Program) -> None:
         # Its own session: Ctrl-C is for the client, which tells the agents in its own way.
         process = PipedChild(command.argv, environ=command.environment, directory=command.directory)
         number = len(self._processes)
@@ -109,7 +109,7 @@ class PipedProcesses:
             self._outboxes[number] += data
             self._flush(number)
 
-    def lines(self, tick_s: float) -> Iterator[Line | None]:
+    def lines(self, tick_s: float) -> Iterator[OutputLine | None]:
         """Yield what they write, None every ``tick_s``; ends when all of them have, and their pipes are empty."""
         ended_s: float | None = None
         while self._open_outputs():
@@ -144,7 +144,7 @@ class PipedProcesses:
     def _open_outputs(self) -> bool:
         return any(isinstance(key.data, _Pipe) for key in self._selector.get_map().values())
 
-    def _on_ready(self, key: selectors.SelectorKey) -> Iterator[Line]:
+    def _on_ready(self, key: selectors.SelectorKey) -> Iterator[OutputLine]:
         if isinstance(key.data, int):
             self._flush(key.data)
             return

@@ -31,7 +31,7 @@ from disttest.cluster.protocol.names import dead_names
 from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
 from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.agent_command import travelling
-from disttest.cluster.schedulers.pipes import Command, Line, PipedProcesses
+from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.cluster.schedulers.slurm_queue import SlurmQueue
 from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.errors import SchedulerError
@@ -70,7 +70,7 @@ class SlurmRun:
     ) -> None:
         self._job = job
         self._queue = queue
-        self._processes = PipedProcesses([Command(argv, environ)])
+        self._processes = PipedProcesses([Program(argv, environ)])
         self._seen = RunDescription(scheduler="slurm", job_id="", name=job.name, state=JobState.QUEUED)
         self._complaints: list[str] = []
         self._started = False
@@ -114,7 +114,7 @@ class SlurmRun:
         """What is known of it."""
         return self._seen
 
-    def _take(self, line: Line) -> Iterator[RunEvent]:
+    def _take(self, line: OutputLine) -> Iterator[RunEvent]:
         if line.error:
             text = line.text.decode("utf-8", "replace")
             self._complaints = [*self._complaints, text][-_COMPLAINTS_KEPT:]

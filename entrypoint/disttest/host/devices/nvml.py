@@ -16,7 +16,15 @@ import pynvml as nvml
 
 from disttest.host.bounded import speak
 from disttest.host.devices.machine import Gpu, GpuProcess, MigSlice
-from disttest.host.devices.probe_messages import Answered, Asking, Done, Driver, Found, Link, ProbeRefused
+from disttest.host.devices.probe_messages import (
+    Asking,
+    Done,
+    Driver,
+    Found,
+    Link,
+    ProbeRefused,
+    QuestionAnswered,
+)
 
 # Errors that say: this GPU will not work. All others mean that it does not know, or may not tell.
 _BROKEN = {
@@ -87,7 +95,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _answer_questions(skip: frozenset[int]) -> None:
     for _ in sys.stdin:
         _ask_machine(skip, only_processes=True)
-        speak(Answered())
+        speak(QuestionAnswered())
 
 
 def _ask_machine(skip: frozenset[int], *, only_processes: bool) -> None:

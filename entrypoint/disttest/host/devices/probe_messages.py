@@ -52,7 +52,7 @@ class ProbeRefused(ProbeMessage, tag="refused"):
     message: str
 
 
-class Answered(ProbeMessage, tag="answered"):
+class QuestionAnswered(ProbeMessage, tag="answered"):
     """One question of a watch has been answered; it waits for the next."""
 
 
@@ -60,4 +60,4 @@ class Done(ProbeMessage, tag="done"):
     """Everything has been asked."""
 
 
-AnyMessage = Asking | Driver | Found | Link | ProbeRefused | Answered | Done
+AnyMessage = Asking | Driver | Found | Link | ProbeRefused | QuestionAnswered | Done

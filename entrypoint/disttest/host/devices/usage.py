@@ -15,7 +15,7 @@ import msgspec
 from disttest.host.bounded import BoundedChild, Ended
 from disttest.host.devices.detect import PROBE
 from disttest.host.devices.machine import Gpu, used_by_others
-from disttest.host.devices.probe_messages import Answered, AnyMessage, Asking, Found, ProbeRefused
+from disttest.host.devices.probe_messages import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered
 from disttest.limits import DRIVER_STALL_S
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
@@ -103,7 +103,7 @@ class GpuWatch:
                 self._heard[gpu.index] = gpu
             case ProbeRefused():
                 self._refused = message.message
-            case Answered():
+            case QuestionAnswered():
                 self._answered = True
                 self._last = Asking(what="waiting")
                 if self._child is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from disttest.model import Kind
+from disttest.model import WorldKind
 from disttest.runtime.controller.contain import is_ordinary
 from disttest.runtime.controller.controller import Controller
 from disttest.runtime.controller.parents import parents_of
@@ -56,4 +56,4 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
         note("running the worlds")
         control().run([pair for pair in apart if pair[1].world is not None])
         note("running ordinary tests in processes of their own")
-        control(letter="p").run([pair for pair in apart if pair[1].kind is Kind.PROCESS])
+        control(letter="p").run([pair for pair in apart if pair[1].kind is WorldKind.PROCESS])

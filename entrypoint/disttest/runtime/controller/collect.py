@@ -12,7 +12,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import Isolation, Kind, RecordRule, TestCase, WorldShape
+from disttest.model import Isolation, RecordRule, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
@@ -83,18 +83,22 @@ def _suite(module: str) -> str:
     return path.stem if parent == "." else parent
 
 
-def _kind(item: pytest.Item, options: RunOptions) -> Kind:
-    return Kind.PROCESS if options.contain and not options.spmd and shape_of(item) is None else Kind.RANKS
+def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
+    return (
+        WorldKind.PROCESS
+        if options.contain and not options.spmd and shape_of(item) is None
+        else WorldKind.RANKS
+    )
 
 
-def _isolation(item: pytest.Item, options: RunOptions, kind: Kind) -> Isolation:
+def _isolation(item: pytest.Item, options: RunOptions, kind: WorldKind) -> Isolation:
     if closest_mark(item, "fresh_world") is not None or case_of(item) is not None:
         return Isolation.FRESH
-    if options.record is not RecordRule.OFF and kind is Kind.RANKS and not options.spmd:
+    if options.record is not RecordRule.OFF and kind is WorldKind.RANKS and not options.spmd:
         return Isolation.FRESH  # a recording begins with the life of its rank
     if options.isolation is not None:
         return options.isolation
-    if kind is not Kind.RANKS or options.spmd:
+    if kind is not WorldKind.RANKS or options.spmd:
         return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.model import Kind, TestCase
+from disttest.model import TestCase, WorldKind
 
 _IN_THIS_PROCESS = {
     "usepdb": "--pdb",
@@ -33,7 +33,7 @@ Pairs = Sequence[tuple[pytest.Item, TestCase]]
 
 def is_ordinary(test: TestCase) -> bool:
     """Whether a test runs in the pytest process."""
-    return test.world is None and test.kind is not Kind.PROCESS
+    return test.world is None and test.kind is not WorldKind.PROCESS
 
 
 def place_contained(
@@ -46,17 +46,17 @@ def place_contained(
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item, test in pairs:
-        if test.kind is Kind.PROCESS:
+        if test.kind is WorldKind.PROCESS:
             files.setdefault(item.path, []).append(item)
     everywhere = _why_none(config) if files else ""
     staying = {file: why for file, items in files.items() if (why := everywhere or _why_not(file, items))}
     shared = {file for file, items in files.items() if any(map(_uses_wide_fixture, items))}
 
     def placed(item: pytest.Item, test: TestCase) -> TestCase:
-        if test.kind is not Kind.PROCESS:
+        if test.kind is not WorldKind.PROCESS:
             return test
         if item.path in staying:
-            return msgspec.structs.replace(test, kind=Kind.RANKS)
+            return msgspec.structs.replace(test, kind=WorldKind.RANKS)
         return msgspec.structs.replace(test, shares_process=item.path in shared)
 
     said = (

@@ -33,7 +33,7 @@ from disttest.runtime.controller.other_plugins import (
 from disttest.runtime.controller.parents import Parents
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.messages.protocol import TestJudged, WorldOrder
@@ -66,7 +66,7 @@ class Controller(Listener):
         options: RunOptions,
         devices: Devices,
         host: TargetHost,
-        recorder: Recorder,
+        recorder: RunRecorder,
         workplace: Workplace,
         *,
         parents: Callable[[], Parents],

@@ -18,11 +18,11 @@ from disttest.results.events import AnyEvent
 from disttest.results.fold import Folding, RunResult, fold
 from disttest.results.journal import Journal
 from disttest.results.relay import hide_what_was_learned
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 
 
 def end_run(
-    recorder: Recorder,
+    recorder: RunRecorder,
     directory: ResultsDirectory | None,
     sweep: Sweep,
     *,

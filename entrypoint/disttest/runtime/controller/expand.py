@@ -35,7 +35,7 @@ class _Made(Frozen):
     """The node id that pytest knew it by, where it was made after the collection."""
 
 
-class World(Frozen):
+class WantedWorld(Frozen):
     """A world that a test asks for."""
 
     shape: WorldShape | None
@@ -48,7 +48,7 @@ class World(Frozen):
         return str(self.shape) if self.shape else "no-world"
 
 
-Wanted = Callable[[pytest.Item], Sequence[World] | None]
+Wanted = Callable[[pytest.Item], Sequence[WantedWorld] | None]
 """The worlds that a marked test asks for, None if the mark is another harness's; raises UsageError where it makes no sense."""
 
 _MADE = pytest.StashKey[_Made]()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.fork_hazard import cuda_hazard, name_threads, unsafe_threads
-from disttest.host.other_threads import Thread, thread_ids
+from disttest.host.other_threads import OtherThread, thread_ids
 from disttest.model import Frozen
 
 
@@ -53,7 +53,7 @@ class HazardWatch:
         Args:
             on_gpus: forks are to use GPUs.
         """
-        by_file: dict[str, list[Thread]] = {}
+        by_file: dict[str, list[OtherThread]] = {}
         for thread in unsafe_threads():
             by_file.setdefault(self._threads.get(thread.tid, ""), []).append(thread)
         orphans = by_file.pop("", [])

@@ -10,7 +10,7 @@ import pytest
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
 
@@ -31,7 +31,7 @@ _WORST_FIRST = (
 class OrdinaryTests:
     """A pytest plugin that folds the reports of each ordinary test into one result."""
 
-    def __init__(self, tests: dict[str, TestCase], recorder: Recorder, *, retries: int) -> None:
+    def __init__(self, tests: dict[str, TestCase], recorder: RunRecorder, *, retries: int) -> None:
         self._tests = tests
         self._unsaid = retries > 0
         self._recorder = recorder

@@ -36,7 +36,7 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.other_plugins import arguments_for_ranks
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter, ParentOrder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
@@ -61,7 +61,7 @@ def parents_of(
     session: pytest.Session,
     items: Mapping[str, pytest.Item],
     hazards: Hazards,
-    recorder: Recorder,
+    recorder: RunRecorder,
     *,
     host: TargetHost,
     scratch: Path,

@@ -14,7 +14,7 @@ from _pytest._io import TerminalWriter
 
 from disttest.beneath import Tree
 from disttest.masking import masker
-from disttest.model import Kind, Outcome, TestCase, TestResult
+from disttest.model import Outcome, TestCase, TestResult, WorldKind
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
 from disttest.results.sanitized import describe_findings
@@ -165,7 +165,7 @@ def _accuse(
     kept = list(reports)
     decided = next((r for r in kept if r.failed and not hasattr(r, "context")), None)
     # Where a rank is to blame, the main process's own traceback only shows how it waited.
-    waited = test.kind is not Kind.RANKS and result.culprit is not None
+    waited = test.kind is not WorldKind.RANKS and result.culprit is not None
     original = decided.longrepr if decided and not waited else None
     failure = WorldFailure(test, result, original, results_dir, again)
     if decided is not None:

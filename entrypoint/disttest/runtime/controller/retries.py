@@ -13,12 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.limits import RETRY_FIRST_PAUSE_S, RETRY_LONGEST_PAUSE_S
-from disttest.model import ALONE, Cause, Gang, Isolation, Kind, Outcome, TestCase, TestResult
+from disttest.model import ALONE, Cause, Gang, Isolation, Outcome, TestCase, TestResult, WorldKind
 from disttest.options.run import RunOptions
-from disttest.results.rulings import State, state_of
+from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import TestJudged
 
-_NO_PART = frozenset({State.SKIPPED, State.NOT_RUN})
+_NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
 """What a rank comes to that takes no part in a test."""
 
 
@@ -135,8 +135,8 @@ class Retries:
             shape=test.world or ALONE,
             isolation=Isolation.FRESH,
             expected_s=result.duration_s,
-            exclusive=test.exclusive or test.kind is Kind.PROCESS,
-            shares=test.kind is not Kind.RANKS,
+            exclusive=test.exclusive or test.kind is WorldKind.PROCESS,
+            shares=test.kind is not WorldKind.RANKS,
         )
 
 

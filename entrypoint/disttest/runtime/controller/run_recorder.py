@@ -17,7 +17,7 @@ from disttest.results.journal import Journal
 from disttest.results.verdict import not_run
 
 
-class Recorder(EventWriter):
+class RunRecorder(EventWriter):
     """What happens in a run of this machine, and what it comes to."""
 
     def __init__(self, journal: Journal) -> None:

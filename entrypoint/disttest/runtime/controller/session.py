@@ -26,7 +26,7 @@ from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.limits import LEASE_WAIT_S
 from disttest.masking import masker
-from disttest.model import Kind, Slot, TestCase, VerdictRule
+from disttest.model import Slot, TestCase, VerdictRule, WorldKind
 from disttest.planning.shard_plan import check_device, select
 from disttest.planning.timings import Timings, hardware_key
 from disttest.results.directory import Home, ResultsDirectory, adopt
@@ -39,14 +39,14 @@ from disttest.runtime.controller.contain import is_ordinary, place_contained
 from disttest.runtime.controller.controller import Workplace
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.expand import World
+from disttest.runtime.controller.expand import WantedWorld
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.other_plugins import overruled
 from disttest.runtime.controller.run_devices import Devices, name_run
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
     claim_results,
     foreign_host,
@@ -118,7 +118,7 @@ class RunSession:
         self.errors: list[tuple[str, str]] = []
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: RunRecorder | None = None
         self._sweep: Sweep | None = None
         self.reason = ""
         self._directory: ResultsDirectory | None = None
@@ -162,7 +162,7 @@ class RunSession:
         elif reason := skipped_as_it_left(report):
             self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
 
-    def worlds_of(self, item: pytest.Item) -> tuple[World, ...] | None:
+    def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
         return worlds_of(item, self.options, self.host)
 
@@ -197,7 +197,7 @@ class RunSession:
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
         shapes = {test.world for _, test in self.pairs if test.world}
         self.pairs, findings = place_contained(self.pairs, self.config)
-        contained = any(test.kind is Kind.PROCESS for _, test in self.pairs)
+        contained = any(test.kind is WorldKind.PROCESS for _, test in self.pairs)
         for finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
@@ -206,7 +206,9 @@ class RunSession:
             self._ask_torch()
         if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
-        if not self.options.spmd and any(test.world and test.kind is Kind.RANKS for _, test in self.pairs):
+        if not self.options.spmd and any(
+            test.world and test.kind is WorldKind.RANKS for _, test in self.pairs
+        ):
             for finding in reads_at_import(self.config.rootpath):
                 self._say(finding)
         if self.options.results or contained or any(test.world for _, test in self.pairs):
@@ -284,7 +286,7 @@ class RunSession:
         if self._kept_logs is not None and not self.recorder.has_failures:
             drop_folder(self._kept_logs)
 
-    def _missing_worlds(self, recorder: Recorder, exit_code: int) -> str:
+    def _missing_worlds(self, recorder: RunRecorder, exit_code: int) -> str:
         if exit_code or recorder.worlds or self.config.option.collectonly:
             return ""
         return self._no_worlds.describe(self.pairs)
@@ -336,7 +338,7 @@ class RunSession:
         journal = Journal(workplace.results / FILE_NAME, fd=self.config.getoption("disttest_journal"))
         # What the command was asked is its record already.
         started = next(journal.events(), None)
-        recorder = self.recorder = Recorder(journal)
+        recorder = self.recorder = RunRecorder(journal)
         recorder.run_started(
             run_id=secrets.token_hex(6),
             argv=tuple(map(str, self.config.invocation_params.args)),

@@ -15,7 +15,7 @@ import disttest
 from disttest.errors import ExitCode
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
-from disttest.model import Frozen, Kind
+from disttest.model import Frozen, WorldKind
 from disttest.options.environment import hash_seed
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.hosting.main_process import serve_main
@@ -77,8 +77,12 @@ class ForkStarter:
 
 def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     """Be what the world asks for: a rank, the main process of tests that start theirs, or an ordinary one. Never returns."""
-    lives = {Kind.RANKS: serve, Kind.PROCESS: serve_contained}
-    life = serve_spmd if spec.settings.spmd and spec.kind is Kind.RANKS else lives.get(spec.kind, serve_main)
+    lives = {WorldKind.RANKS: serve, WorldKind.PROCESS: serve_contained}
+    life = (
+        serve_spmd
+        if spec.settings.spmd and spec.kind is WorldKind.RANKS
+        else lives.get(spec.kind, serve_main)
+    )
     life(spec, channel, session, items)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from _pytest.terminal import TerminalReporter
 
 from disttest.results.verdict import NOT_RUN
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 
 
-def write_end(reporter: TerminalReporter, recorder: Recorder, *, without_worlds: str) -> None:
+def write_end(reporter: TerminalReporter, recorder: RunRecorder, *, without_worlds: str) -> None:
     """Which tests are flaky, which are red here that torch's own harness would have passed, and which it passes vacuously.
 
     Args:

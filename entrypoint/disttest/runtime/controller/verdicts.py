@@ -16,14 +16,14 @@ from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
 from disttest.runtime.controller.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
 from disttest.runtime.controller.retries import Retries
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.protocol import TestJudged
 
 
 class Verdicts:
     """The world tests of one session. Nothing here starts or ends a world."""
 
-    def __init__(self, recorder: Recorder, retries: Retries, results: Callable[[], Path]) -> None:
+    def __init__(self, recorder: RunRecorder, retries: Retries, results: Callable[[], Path]) -> None:
         self._recorder = recorder
         self._retries = retries
         self._results = results

@@ -12,7 +12,7 @@ from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_world_size
 from disttest.planning.backends import CPU, DEVICES, backend_named
-from disttest.runtime.controller.expand import World, closest_mark
+from disttest.runtime.controller.expand import WantedWorld, closest_mark
 from disttest.runtime.controller.target_host import TargetHost
 
 MARKS = (
@@ -109,7 +109,7 @@ def _backends(node: Any, options: RunOptions, host: TargetHost, device: str) -> 
     return (run_backends[0],) if run_backends[0] in mark.args else tuple(mark.args[:1])
 
 
-def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple[World, ...] | None:
+def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple[WantedWorld, ...] | None:
     """The worlds of a marked test with what hinders them; one without a shape where none of the run's suits it.
 
     Returns:
@@ -122,8 +122,8 @@ def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple
         return None
     shapes = wanted_shapes(node, options, host)
     if not shapes:
-        return (World(shape=None, refusal=_no_world_reason(node, options)),)
-    return tuple(World(shape=shape, refusal=host.refusal(shape)) for shape in shapes)
+        return (WantedWorld(shape=None, refusal=_no_world_reason(node, options)),)
+    return tuple(WantedWorld(shape=shape, refusal=host.refusal(shape)) for shape in shapes)
 
 
 def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:

@@ -17,7 +17,7 @@ from typing import TypedDict
 from disttest.limits import OUTPUT_STALL_S
 from disttest.masking import MaskedStream, masker
 from disttest.output import outlet
-from disttest.reports.views import View
+from disttest.reports.views import RunView
 from disttest.results.events import AnyEvent, RunFinished
 from disttest.results.fold import Folding
 from disttest.results.journal import JournalFollower
@@ -44,7 +44,7 @@ class Watch:
         now: the clock of the events.
     """
 
-    def __init__(self, journal: Path, view: View | None, now: Callable[[], float]) -> None:
+    def __init__(self, journal: Path, view: RunView | None, now: Callable[[], float]) -> None:
         self.folding = Folding()
         self.trouble = ""
         """Why the view was given up, in the middle of the run."""
@@ -123,7 +123,7 @@ class Watch:
                     poller.unregister(output.reader)
         return texts
 
-    def _tell(self, tell: Callable[[View], None]) -> None:
+    def _tell(self, tell: Callable[[RunView], None]) -> None:
         if self._view is None:
             return
         try:

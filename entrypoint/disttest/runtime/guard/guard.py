@@ -35,7 +35,7 @@ from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.shard_plan import Plan
 from disttest.planning.targets import Targets, suites_dir
-from disttest.reports.views import View
+from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
 from disttest.results.conclusion import Facts, Process, conclude, facts_of
 from disttest.results.directory import ResultsDirectory
@@ -103,7 +103,7 @@ def run_guarded(
     hardware: Hardware,
     plan: Plan | None = None,
     shard: int = 0,
-    view: View | None = None,
+    view: RunView | None = None,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns.
 

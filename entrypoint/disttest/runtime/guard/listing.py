@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.model import Frozen, Kind, TestCase
+from disttest.model import Frozen, TestCase, WorldKind
 from disttest.planning.backends import GPU
 from disttest.planning.targets import Targets
 from disttest.reports.text import count
@@ -79,9 +79,9 @@ def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
 
 def _describe(test: TestCase) -> str:
     """The node id, which names a world by itself; of a test whose class starts its ranks, how many."""
-    if test.world is None or test.kind not in (Kind.MAIN, Kind.THREADS):
+    if test.world is None or test.kind not in (WorldKind.MAIN, WorldKind.THREADS):
         return test.nodeid
-    return f"{test.nodeid}  ({count(test.world.size, 'rank' if test.kind is Kind.MAIN else 'thread')})"
+    return f"{test.nodeid}  ({count(test.world.size, 'rank' if test.kind is WorldKind.MAIN else 'thread')})"
 
 
 def _row(suite: str, tests: Sequence[TestCase]) -> tuple[str, str, str, str]:

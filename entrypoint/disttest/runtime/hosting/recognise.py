@@ -9,14 +9,14 @@ import pytest
 from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, Kind
+from disttest.model import Frozen, WorldKind
 from disttest.runtime.hosting.torch_bases import rank_count, torch_module
 
 
 class Hosted(Frozen):
     """What is known of a hosted test before any process starts."""
 
-    kind: Kind
+    kind: WorldKind
     size: int
     """1 where the class will only say later."""
     limit_s: float = 0.0
@@ -68,7 +68,7 @@ def is_asked(node: Any) -> bool:
     return node.config.stash.get(HOSTING, False) or any(map(node.get_closest_marker, marks))
 
 
-def kind_of(cls: type, *, torchs: bool) -> Kind | None:
+def kind_of(cls: type, *, torchs: bool) -> WorldKind | None:
     """How the class meets its ranks; None for any other class. Reads torch's bases, and imports nothing.
 
     Args:
@@ -77,15 +77,19 @@ def kind_of(cls: type, *, torchs: bool) -> Kind | None:
     """
     declared = getattr(cls, "__disttest_kind__", None)
     if declared is not None:
-        return Kind(declared)
+        return WorldKind(declared)
     module = torch_module()
     if module is None or not torchs:
         return None
     for base, starts_ranks in _STARTING.items():
         if issubclass(cls, _bases(module, base)):
             theirs = inspect.getattr_static(getattr(module, base), starts_ranks, None)
-            return Kind.MAIN if inspect.getattr_static(cls, starts_ranks, None) is theirs else Kind.THREADS
-    return Kind.THREADS if issubclass(cls, _bases(module, "MultiThreadedTestCase")) else None
+            return (
+                WorldKind.MAIN
+                if inspect.getattr_static(cls, starts_ranks, None) is theirs
+                else WorldKind.THREADS
+            )
+    return WorldKind.THREADS if issubclass(cls, _bases(module, "MultiThreadedTestCase")) else None
 
 
 def _bases(module: Any, *names: str) -> tuple[type, ...]:
@@ -117,12 +121,12 @@ def _limit_s(name: str) -> float:
     return float(module.get_timeout(name)) if module is not None else 0.0
 
 
-def _refusal(cls: type, value: Any, kind: Kind) -> str:
+def _refusal(cls: type, value: Any, kind: WorldKind) -> str:
     """A number of ranks that is worked out, and comes to 0, has been taken from devices; one that is written down is a slip."""
     counted = isinstance(inspect.getattr_static(cls, "world_size", None), property)
     return (
         _NO_ACCELERATOR
-        if counted and kind is Kind.MAIN and not isinstance(value, bool) and value == 0
+        if counted and kind is WorldKind.MAIN and not isinstance(value, bool) and value == 0
         else ""
     )
 

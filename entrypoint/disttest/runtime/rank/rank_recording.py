@@ -9,10 +9,10 @@ from disttest import observe
 from disttest.masking import masker
 from disttest.model import RecordRule
 from disttest.options.environment import environment
-from disttest.replay.format import SUFFIX, End, Head, Unfit, Writer
+from disttest.replay.format import SUFFIX, Completed, Head, Unfit, Writer
 
 if TYPE_CHECKING:
-    from disttest.replay.call_recorder import Recorder
+    from disttest.replay.call_recorder import CallRecorder
     from disttest.runtime.messages.protocol import RunTest
     from disttest.runtime.rank.rank_spec import RankSpec
 
@@ -26,7 +26,7 @@ class RankRecording:
 
     def __init__(self, spec: RankSpec) -> None:
         self._spec = spec
-        self._recorder: Recorder | None = None
+        self._recorder: CallRecorder | None = None
         wanted = spec.settings.record is not RecordRule.OFF and spec.partition is None
         self._is_on = wanted and not masker.active
         if self._is_on:
@@ -46,9 +46,9 @@ class RankRecording:
         if self._spec.shape.device != "cpu":
             _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
             return
-        from disttest.replay.call_recorder import Recorder
+        from disttest.replay.call_recorder import CallRecorder
 
-        self._recorder = Recorder(path, head)
+        self._recorder = CallRecorder(path, head)
         observe.install(self._recorder)
 
     def end(self) -> None:
@@ -86,6 +86,6 @@ class RankRecording:
 
 def _note_only(path: Path, head: Head, reason: str) -> None:
     writer = Writer(path)
-    for record in (head, Unfit(reason), End()):
+    for record in (head, Unfit(reason), Completed()):
         writer.write(record)
     writer.close()

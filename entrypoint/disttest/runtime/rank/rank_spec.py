@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from disttest.model import Frozen, Kind, WorldShape
+from disttest.model import Frozen, WorldKind, WorldShape
 from disttest.options.run import WorldSettings
 from disttest.planning.backends import showing
 from disttest.results.directory import Home
@@ -63,7 +63,7 @@ class RankSpec(Frozen):
     threads: int
     home: Home = Home(path="")
     """The results directory, for those that supervise ranks of their own."""
-    kind: Kind = Kind.RANKS
+    kind: WorldKind = WorldKind.RANKS
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()
@@ -73,7 +73,7 @@ class RankSpec(Frozen):
     @property
     def place(self) -> int:
         """Its place among the processes that its world has started."""
-        return self.local_rank if self.kind is Kind.RANKS else 0
+        return self.local_rank if self.kind is WorldKind.RANKS else 0
 
     @property
     def local_rank(self) -> int:

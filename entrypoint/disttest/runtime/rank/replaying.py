@@ -17,7 +17,7 @@ from disttest.errors import ExitCode
 from disttest.model import Outcome
 from disttest.options.environment import add_to_environment
 from disttest.replay.format import Head, Recording, read_recording
-from disttest.replay.replay_verdict import Expected, Replayed, judge
+from disttest.replay.replay_verdict import RecordedOutcome, Replayed, judge
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.bridge import message_of, outcome_of
 from disttest.runtime.rank.rank import make_default_group
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from disttest.replay.player import Player
 
 
-def replay_rank(session: pytest.Session, expected: Expected) -> None:
+def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
     """Run the test of a recording.
 
     Args:
@@ -87,7 +87,7 @@ def _world(head: Head, scratch: Path) -> World:
 class _Report:
     """The pytest plugin that tells what the replay came to."""
 
-    def __init__(self, expected: Expected, recording: Recording, player: Player) -> None:
+    def __init__(self, expected: RecordedOutcome, recording: Recording, player: Player) -> None:
         self._expected = expected
         self._recording = recording
         self._player = player

@@ -9,7 +9,7 @@ import msgspec
 
 from disttest.host.process import Exit, signal_name
 from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S
-from disttest.model import Collective, Deadlock, FaultKind, Kind, Outcome, RankEnd, RankRecord, TestCase
+from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, RankRecord, TestCase, WorldKind
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
@@ -291,12 +291,12 @@ class MainAttempt(Attempt):
     @property
     def limit_s(self) -> float:
         """How long it may take."""
-        return self.test.timeout_s + (MAIN_MARGIN_S if self.test.kind is Kind.MAIN else 0.0)
+        return self.test.timeout_s + (MAIN_MARGIN_S if self.test.kind is WorldKind.MAIN else 0.0)
 
     @property
     def cancel_margin_s(self) -> float:
         """How long after it was cancelled it may go on."""
-        return MAIN_CANCEL_S if self.test.kind is Kind.MAIN else 0.0
+        return MAIN_CANCEL_S if self.test.kind is WorldKind.MAIN else 0.0
 
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report."""
@@ -329,4 +329,4 @@ def attempt_type(test: TestCase) -> type[Attempt]:
     """What kind of attempt runs a test on one machine."""
     if is_harmed(test):
         return HarmedAttempt
-    return Attempt if test.kind is Kind.RANKS else MainAttempt
+    return Attempt if test.kind is WorldKind.RANKS else MainAttempt

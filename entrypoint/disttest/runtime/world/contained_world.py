@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from disttest.model import Kind
+from disttest.model import WorldKind
 from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.world.started_processes import Descendants
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
@@ -17,7 +17,9 @@ def make_world(
 ) -> WorldSupervisor:
     """The supervisor that these tests need."""
     kind = order.tests[0].kind
-    return (ContainedWorld if kind is Kind.PROCESS else WorldSupervisor)(order, controller, start_rank, clock)
+    return (ContainedWorld if kind is WorldKind.PROCESS else WorldSupervisor)(
+        order, controller, start_rank, clock
+    )
 
 
 class ContainedWorld(WorldSupervisor):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from disttest.model import MAIN_RANK, Kind, RankRecord, TestResult, VerdictRule
+from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
 from disttest.results.hosted import judge_hosted
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -43,7 +43,7 @@ def judge_attempt(
         "cancelled": attempt.cancelled,
     }
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
-    if attempt.test.kind is Kind.RANKS:
+    if attempt.test.kind is WorldKind.RANKS:
         result = judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
         if attempt.test.chaos is not None and not attempt.cancelled:
             return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
@@ -59,7 +59,7 @@ def judge_attempt(
         deadlock=next((each.deadlock for each in joined if each.deadlock), None),
         **circumstances,
     )
-    return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is Kind.PROCESS else result
+    return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
 
 
 def _that_count(joined: Sequence[RanksJoined], main: RankRecord) -> Sequence[RanksJoined]:
@@ -83,7 +83,7 @@ def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     ranks = attempt.ranks
     if attempt.test.chaos is not None and attempt.test.chaos.fault is not None:
         return ()  # none of them knows of the contract
-    if attempt.test.kind is not Kind.RANKS:
+    if attempt.test.kind is not WorldKind.RANKS:
         return tuple(report.report for report in ranks[0].reports if report.report)
     speaker = next(
         (p for p, r in zip(ranks, result.ranks, strict=True) if r.outcome is result.outcome), ranks[0]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.masking import masker
-from disttest.model import ALONE, Kind, RecordRule, TestResult
+from disttest.model import ALONE, RecordRule, TestResult, WorldKind
 from disttest.replay.format import SUFFIX
 from disttest.results.directory import Home
 from disttest.runtime.world.attempt import Attempt
@@ -26,7 +26,7 @@ def keep_seen(attempt: Attempt, logs: LogStore, chosen: Sequence[Chosen]) -> Non
         logs: where its logs lie.
         chosen: the sanitizers that are on.
     """
-    if attempt.test.kind is not Kind.RANKS:
+    if attempt.test.kind is not WorldKind.RANKS:
         return
     world = attempt.test.world or ALONE
     for name, file in ((each.name, SANITIZERS[each.name].kept_as) for each in chosen):

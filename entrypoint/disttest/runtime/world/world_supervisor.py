@@ -21,7 +21,7 @@ from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
-from disttest.model import ALONE, DeadlockRule, Kind, TestCase, TestResult, WorldShape
+from disttest.model import ALONE, DeadlockRule, TestCase, TestResult, WorldKind, WorldShape
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
@@ -93,7 +93,7 @@ class WorldSupervisor:
     def _make_board(self) -> WaitBoard | None:
         """Where ranks say what they wait in; none where others than these ranks could be waited for."""
         rule = self._order.settings.deadlock
-        if rule is DeadlockRule.OFF or self._kind is not Kind.RANKS or self._order.partition:
+        if rule is DeadlockRule.OFF or self._kind is not WorldKind.RANKS or self._order.partition:
             return None
         board = WaitBoard(self._shape.size)
         self._ranks.deadlocks = DeadlockWatch(board, rule, self._ranks.evidence)
@@ -120,7 +120,7 @@ class WorldSupervisor:
 
     def _own_ranks(self) -> range:
         """The ranks that this process starts."""
-        return range(self._shape.size if self._kind is Kind.RANKS else 1)
+        return range(self._shape.size if self._kind is WorldKind.RANKS else 1)
 
     def _master_port(self, listener: socket.socket | None) -> int:
         return listener.getsockname()[1] if listener is not None and has_store() else 0
@@ -296,11 +296,11 @@ class WorldSupervisor:
         return self._order.tests[0].world or ALONE
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> WorldKind:
         return self._order.tests[0].kind
 
     def _log_name(self, rank: int) -> str:
-        return f"rank{rank}.log" if self._kind is Kind.RANKS else "main.log"
+        return f"rank{rank}.log" if self._kind is WorldKind.RANKS else "main.log"
 
     # --- what arrives
 
@@ -334,7 +334,7 @@ class WorldSupervisor:
         if attempt is None or attempt.cancelled:
             return
         attempt.cancel(reason, time.monotonic())
-        if self._kind is Kind.MAIN:  # it knows what its ranks are doing
+        if self._kind is WorldKind.MAIN:  # it knows what its ranks are doing
             for handle in self._ranks.handles:
                 handle.channel.send(Cancel(reason=reason))
 

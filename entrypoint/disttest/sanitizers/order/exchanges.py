@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from disttest.observe import ANY_SOURCE
-from disttest.sanitizers.order.stream import Signature, Stream, StreamGroup
+from disttest.sanitizers.order.stream import CallSignature, Stream, StreamGroup
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """A call of a rank."""
 
     rank: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Event:
+class Exchange:
     """One collective, or one message from a rank to another."""
 
     group: StreamGroup
@@ -46,7 +46,7 @@ class Event:
         return [rank for rank in self.members if rank not in self.calls]
 
 
-class Events:
+class Exchanges:
     """The calls of a test, matched; of collectives in a group those up to the first at which ranks call other things.
 
     Args:
@@ -55,9 +55,9 @@ class Events:
 
     def __init__(self, streams: Mapping[int, Stream]) -> None:
         self._streams = streams
-        self.collectives: dict[StreamGroup, list[Event]] = {}
+        self.collectives: dict[StreamGroup, list[Exchange]] = {}
         """In the order of their numbers."""
-        self.messages: dict[tuple[StreamGroup, int, int, int], list[Event]] = {}
+        self.messages: dict[tuple[StreamGroup, int, int, int], list[Exchange]] = {}
         """By group, sender, receiver and tag."""
         self._counts: defaultdict[tuple[int, object], int] = defaultdict(int)
         self._groups: dict[tuple[str, tuple[int, ...]], StreamGroup] = {}
@@ -75,14 +75,14 @@ class Events:
         self.parted = {group for group in self.collectives if self._cut(group)}
         """The groups in which ranks have called other things at one number: nothing after it can be compared."""
 
-    def at(self, place: Place) -> Signature:
+    def at(self, place: StreamPosition) -> CallSignature:
         """The call there."""
         stream = self._streams[place.rank]
         return stream.signatures[stream.calls[place.position]]
 
-    def of(self, event: Event, rank: int) -> Signature:
+    def of(self, exchange: Exchange, rank: int) -> CallSignature:
         """What a rank called there."""
-        return self.at(Place(rank, event.calls[rank]))
+        return self.at(StreamPosition(rank, exchange.calls[rank]))
 
     def calls_of(self, rank: int) -> Sequence[int]:
         """The numbers of the signatures that a rank has called, in order."""
@@ -93,26 +93,26 @@ class Events:
         """Those whose calls are known."""
         return tuple(self._streams)
 
-    def all(self) -> Iterator[Event]:
+    def all(self) -> Iterator[Exchange]:
         """Each of them."""
-        for events in (*self.collectives.values(), *self.messages.values()):
-            yield from events
+        for exchanges in (*self.collectives.values(), *self.messages.values()):
+            yield from exchanges
 
-    def _any_source(self) -> Iterator[tuple[int, Signature]]:
+    def _any_source(self) -> Iterator[tuple[int, CallSignature]]:
         """The receives from whoever sends first: nobody can tell which message they have taken."""
         for rank, stream in self._streams.items():
             yield from ((rank, each) for each in stream.signatures if each.peer == ANY_SOURCE)
 
-    def _take_collective(self, rank: int, index: int, signature: Signature) -> None:
+    def _take_collective(self, rank: int, index: int, signature: CallSignature) -> None:
         group = self._group(signature)
-        events = self.collectives.setdefault(group, [])
+        exchanges = self.collectives.setdefault(group, [])
         number = self._next(rank, group)
-        if number > len(events):
-            events.append(Event(group=group, number=number, members=group.ranks, is_p2p=False))
-        events[number - 1].calls[rank] = index
+        if number > len(exchanges):
+            exchanges.append(Exchange(group=group, number=number, members=group.ranks, is_p2p=False))
+        exchanges[number - 1].calls[rank] = index
 
     def _take_message(
-        self, rank: int, index: int, signature: Signature, blind: set[tuple[StreamGroup, int]]
+        self, rank: int, index: int, signature: CallSignature, blind: set[tuple[StreamGroup, int]]
     ) -> None:
         group, peer = self._group(signature), signature.peer
         assert peer is not None
@@ -120,23 +120,23 @@ class Events:
         if (group, receiver) in blind:
             return
         key = (group, sender, receiver, signature.tag)
-        events = self.messages.setdefault(key, [])
+        exchanges = self.messages.setdefault(key, [])
         number = self._next(rank, key)
-        if number > len(events):
-            events.append(Event(group=group, number=number, members=(sender, receiver), is_p2p=True))
-        events[number - 1].calls[rank] = index
+        if number > len(exchanges):
+            exchanges.append(Exchange(group=group, number=number, members=(sender, receiver), is_p2p=True))
+        exchanges[number - 1].calls[rank] = index
 
-    def _group(self, signature: Signature) -> StreamGroup:
+    def _group(self, signature: CallSignature) -> StreamGroup:
         """The group of a call, the same object on all ranks: they may describe it otherwise."""
         group = signature.group
         return self._groups.setdefault((group.name, group.ranks), group)
 
     def _cut(self, group: StreamGroup) -> bool:
         """Leave out what comes after the first collective at which ranks call other things; whether there is one."""
-        events = self.collectives[group]
-        for event in events:
-            if len({self.of(event, rank).family for rank in event.calls}) > 1:
-                del events[event.number :]
+        exchanges = self.collectives[group]
+        for exchange in exchanges:
+            if len({self.of(exchange, rank).family for rank in exchange.calls}) > 1:
+                del exchanges[exchange.number :]
                 return True
         return False
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from disttest.model import SanitizerFinding
-from disttest.sanitizers.order.exchanges import Events
+from disttest.sanitizers.order.exchanges import Exchanges
 from disttest.sanitizers.order.extras import find_extras, find_never_waited
 from disttest.sanitizers.order.mismatches import find_mismatches
 from disttest.sanitizers.order.ordering import find_order
@@ -25,17 +25,17 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[SanitizerFinding, ...]:
     """
     if any(stream.doubtful for stream in streams.values()) or _are_all_alike(streams):
         return ()
-    events = Events(streams)
+    exchanges = Exchanges(streams)
     is_whole = not any(stream.beyond for stream in streams.values())
-    extras = tuple(find_extras(events)) if is_whole else ()
+    extras = tuple(find_extras(exchanges)) if is_whole else ()
     told = {
         call.where for finding in extras for order in finding.orders for call in order.calls if call.decides
     }
     return (
-        *find_mismatches(events),
+        *find_mismatches(exchanges),
         *extras,
-        *find_order(events),
-        *find_never_waited(events, told),
+        *find_order(exchanges),
+        *find_never_waited(exchanges, told),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class OrderFindingKind(StrEnum):
     """What was found; the value is its word in results and reports."""
 
     MISMATCH = "mismatch"

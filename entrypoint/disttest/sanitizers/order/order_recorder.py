@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from disttest.observe import Call, Wait, as_text, spec_of
 from disttest.sanitizers.order.handles import is_thrown_away
-from disttest.sanitizers.order.stream import MOST_CALLS, Signature, Stream, StreamGroup
-from disttest.sanitizers.sanitizer import Recorder
+from disttest.sanitizers.order.stream import MOST_CALLS, CallSignature, Stream, StreamGroup
+from disttest.sanitizers.sanitizer import SanitizerRecorder
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -20,7 +20,7 @@ _KEEPING = frozenset({"_coalescing_manager", "monitored_barrier", "recv", "send"
 _BATCH = "batch_isend_irecv"
 
 
-class OrderRecorder(Recorder):
+class OrderRecorder(SanitizerRecorder):
     """Notes the calls of one test after another.
 
     Args:
@@ -35,7 +35,7 @@ class OrderRecorder(Recorder):
         """A test begins."""
         self._calls: list[int] = []
         self._known: dict[tuple[Any, ...], int] = {}
-        self._signatures: list[Signature] = []
+        self._signatures: list[CallSignature] = []
         self._codes: list[CodeType | None] = []
         """Keeps alive what keys name by its address."""
         self._threads: dict[int, int] = {}
@@ -91,7 +91,7 @@ class OrderRecorder(Recorder):
         if error is not None:
             self._doubtful = True
 
-    def _signature(self, call: Call, batched: bool, dropped: bool) -> Signature:
+    def _signature(self, call: Call, batched: bool, dropped: bool) -> CallSignature:
         self._doubtful |= sys.modules["torch.distributed"].get_rank() != self._rank
         return sign(
             call,
@@ -101,10 +101,10 @@ class OrderRecorder(Recorder):
         )
 
 
-def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = False) -> Signature:
-    """What there is to say of a call without its tensors; of the rest see :class:`Signature`."""
+def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = False) -> CallSignature:
+    """What there is to say of a call without its tensors; of the rest see :class:`CallSignature`."""
     group = call.group
-    return Signature(
+    return CallSignature(
         op=call.op,
         group=StreamGroup(
             name=as_text(group.name), description=as_text(group.description), ranks=group.ranks

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from disttest.observe import ANY_SOURCE
-from disttest.sanitizers.order.stream import Signature
+from disttest.sanitizers.order.stream import CallSignature
 from disttest.sanitizers.words import title_of
 
 _FROM_ROOT = frozenset({"broadcast", "scatter"})
 
 
-def describe(call: Signature) -> str:
+def describe(call: CallSignature) -> str:
     """``all_reduce SUM of float32[4]``, ``send to rank 1 of float32[4]``."""
     title = title_of(call.op)
     parts = [title, *([call.reduce_op] if call.reduce_op else []), *_ends(call)]
@@ -20,7 +20,7 @@ def describe(call: Signature) -> str:
     return " ".join(parts)
 
 
-def _ends(call: Signature) -> list[str]:
+def _ends(call: CallSignature) -> list[str]:
     if call.is_p2p:
         who = "any rank" if call.peer == ANY_SOURCE else f"rank {call.peer}"
         tag = [f"with tag {call.tag}"] if call.tag else []
@@ -30,11 +30,11 @@ def _ends(call: Signature) -> list[str]:
     return []
 
 
-def title(call: Signature) -> str:
+def title(call: CallSignature) -> str:
     """``all_reduce``, ``send to rank 1``: what it is, without its tensors."""
     return " ".join([title_of(call.op), *_ends(call)])
 
 
-def at(call: Signature) -> str:
+def at(call: CallSignature) -> str:
     """`` at test_step.py:39``, or nothing."""
     return f" at {call.where}" if call.where else ""

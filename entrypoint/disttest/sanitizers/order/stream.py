@@ -22,7 +22,7 @@ class StreamGroup(Frozen):
         return self.description or self.name
 
 
-class Signature(Frozen):
+class CallSignature(Frozen):
     """A call, with everything that tells it from others but its place in the order."""
 
     op: str
@@ -68,7 +68,7 @@ class Signature(Frozen):
 class Stream(Frozen):
     """All calls of one rank in one test."""
 
-    signatures: tuple[Signature, ...] = ()
+    signatures: tuple[CallSignature, ...] = ()
     calls: tuple[int, ...] = ()
     """Each an index of ``signatures``, in the order of issue."""
     beyond: int = 0

@@ -9,8 +9,8 @@ import msgspec
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge
 from disttest.sanitizers.order.order_words import at, describe
-from disttest.sanitizers.race.race_kinds import Kind
-from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
+from disttest.sanitizers.race.race_kinds import RaceKind
+from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.sanitizers.sanitizer import Judgement
 from disttest.sanitizers.words import names
 
@@ -29,26 +29,26 @@ class _Telling(NamedTuple):
 
 
 _TELLING = {
-    Kind.OUTPUT_READ: _Telling(
+    RaceKind.OUTPUT_READ: _Telling(
         "reads the result of",
         "read the result of",
         "Whether the old value is read, the new one or bytes of both is a matter of time: a wrong number now and then.",
         "Call wait() on the handle before the result is read; wait() of another call does not do, unless the backend runs calls "
         "in order (race:nccl).",
     ),
-    Kind.OUTPUT_WRITTEN: _Telling(
+    RaceKind.OUTPUT_WRITTEN: _Telling(
         "writes the result of",
         "write the result of",
         "What is written is lost, or mixed up with what the call writes, by the time that either takes.",
         "Call wait() on the handle before the tensor is written, or write to another one.",
     ),
-    Kind.INPUT_WRITTEN: _Telling(
+    RaceKind.INPUT_WRITTEN: _Telling(
         "writes the input of",
         "write the input of",
         "The other ranks get the old value, the new one or bytes of both, by the time that sending takes.",
         "Call wait() on the handle before the tensor is written again, or give the call a copy of its own (clone()).",
     ),
-    Kind.STORAGE_FREED: _Telling(
+    RaceKind.STORAGE_FREED: _Telling(
         "frees the memory of",
         "free the memory of",
         "The call goes on reading or writing memory that is no longer its own: wrong numbers, or a crash elsewhere.",
@@ -111,12 +111,12 @@ _NO_WAIT = {True: "the wait comes later", False: "nothing in the test waits for 
 
 
 def _touch(race: Race) -> str:
-    if race.kind is Kind.INPUT_WRITTEN and race.what == HANDED_OUT:
+    if race.kind is RaceKind.INPUT_WRITTEN and race.what == HANDED_OUT:
         return "its memory is not what it was when numpy got it"
     return race.what
 
 
-def _place(line: Line) -> str:
+def _place(line: SourceLine) -> str:
     return f" at {line.where}" if line.where else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class RaceKind(StrEnum):
     """What was done between the issue of a call and the wait for it; the value is its word in results and reports."""
 
     OUTPUT_READ = "output-read"

@@ -15,9 +15,9 @@ from disttest.observe.sites import call_site
 from disttest.sanitizers.order.order_recorder import sign
 from disttest.sanitizers.order.order_words import describe
 from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.race_kinds import Kind
-from disttest.sanitizers.race.races import HANDED_OUT, Line, Race, Races
-from disttest.sanitizers.sanitizer import Recorder
+from disttest.sanitizers.race.race_kinds import RaceKind
+from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
+from disttest.sanitizers.sanitizer import SanitizerRecorder
 
 _MOST_RACES = 100
 _MANY = 16
@@ -32,7 +32,7 @@ _DISPATCHING = (
 _FREES = "resize_"
 
 
-class RaceRecorder(Recorder):
+class RaceRecorder(SanitizerRecorder):
     """Notes what is touched between the issue of a call and the wait for it.
 
     Args:
@@ -93,7 +93,7 @@ class RaceRecorder(Recorder):
         window = self._windows.get(wait.call.n) if wait.call else None
         if window is not None and window.sums:
             for site in window.changed():
-                self._note(window, Kind.INPUT_WRITTEN, HANDED_OUT, site, in_place=False)
+                self._note(window, RaceKind.INPUT_WRITTEN, HANDED_OUT, site, in_place=False)
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Calls are over."""
@@ -163,7 +163,7 @@ class RaceRecorder(Recorder):
             if any(region.storage[0] == start for region in window.regions) and not self._is_meant(
                 window.call, None
             ):
-                self._note(window, Kind.STORAGE_FREED, _FREES, call_site(), in_place=False)
+                self._note(window, RaceKind.STORAGE_FREED, _FREES, call_site(), in_place=False)
 
     def _hand_out(self, tensor: Any) -> None:
         view = self._make.view_of(tensor) if tensor.device.type == "cpu" else None
@@ -181,7 +181,7 @@ class RaceRecorder(Recorder):
         del self._windows[call.n]
         return True
 
-    def _note(self, window: Any, kind: Kind, what: str, site: Site, *, in_place: bool) -> None:
+    def _note(self, window: Any, kind: RaceKind, what: str, site: Site, *, in_place: bool) -> None:
         call = window.call
         key = (call.site, call.op, kind, site)
         if key in self._races:
@@ -221,14 +221,14 @@ class RaceRecorder(Recorder):
             self._watching.leave(self)
 
 
-def _kind(is_written: bool, writes: bool) -> Kind:
+def _kind(is_written: bool, writes: bool) -> RaceKind:
     if not is_written:
-        return Kind.INPUT_WRITTEN
-    return Kind.OUTPUT_WRITTEN if writes else Kind.OUTPUT_READ
+        return RaceKind.INPUT_WRITTEN
+    return RaceKind.OUTPUT_WRITTEN if writes else RaceKind.OUTPUT_READ
 
 
-def _line(site: Site) -> Line:
-    return Line(file=as_text(site.file), line=site.line)
+def _line(site: Site) -> SourceLine:
+    return SourceLine(file=as_text(site.file), line=site.line)
 
 
 def _in_other_thread(call: Call) -> bool:

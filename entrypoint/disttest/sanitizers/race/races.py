@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from disttest.model import Frozen
-from disttest.sanitizers.order.stream import Signature
-from disttest.sanitizers.race.race_kinds import Kind
+from disttest.sanitizers.order.stream import CallSignature
+from disttest.sanitizers.race.race_kinds import RaceKind
 
 HANDED_OUT = "numpy"
 """What has touched memory that was given to somebody who is not seen."""
 
 
-class Line(Frozen):
+class SourceLine(Frozen):
     """A line in the user's code."""
 
     file: str = ""
@@ -25,16 +25,16 @@ class Line(Frozen):
 class Race(Frozen):
     """A tensor was touched between the issue of a call and the wait for it."""
 
-    call: Signature
+    call: CallSignature
     seq: int
     """Its number in its group."""
-    kind: Kind
+    kind: RaceKind
     what: str
     """What touched it: ``add_``, ``tolist``, ``all_reduce SUM of float32[4]``."""
-    at: Line
+    at: SourceLine
     in_other_thread: bool = False
     """It was another thread than the one that issued the call."""
-    waited: Line | None = None
+    waited: SourceLine | None = None
     """Where the wait came; None if it never came in this test."""
     is_in_place: bool = False
     """The call reads and writes this tensor."""

@@ -9,7 +9,7 @@ _MOST_STEPS = 20_000
 """Beyond these two views count as apart: views that nest their strides in each other so deeply are made by nobody."""
 
 
-class View(NamedTuple):
+class StridedView(NamedTuple):
     """Bytes in memory: blocks of one size, at the places that strides lead to."""
 
     start: int
@@ -25,7 +25,7 @@ class View(NamedTuple):
         return self.start + self.block + sum((size - 1) * stride for size, stride in self.dims)
 
 
-def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence[int]) -> View | None:
+def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence[int]) -> StridedView | None:
     """The view of a tensor; None if it has no elements.
 
     Args:
@@ -48,15 +48,15 @@ def make_view(start: int, itemsize: int, sizes: Sequence[int], strides: Sequence
             dims[-1] = (dims[-1][0] * size, dims[-1][1])
         else:
             dims.append((size, stride))
-    return View(start, block, tuple(reversed(dims)))
+    return StridedView(start, block, tuple(reversed(dims)))
 
 
-def share_bytes(first: View, second: View) -> bool:
+def share_bytes(first: StridedView, second: StridedView) -> bool:
     """Whether a byte belongs to both."""
     return _share(first, second, [_MOST_STEPS])
 
 
-def _share(first: View, second: View, steps: list[int]) -> bool:
+def _share(first: StridedView, second: StridedView, steps: list[int]) -> bool:
     if first.end <= second.start or second.end <= first.start:
         return False
     if not first.dims and not second.dims:
@@ -71,11 +71,11 @@ def _share(first: View, second: View, steps: list[int]) -> bool:
     return any(_share(part, second, steps) for part in _parts_near(first, second))
 
 
-def _reach(view: View) -> int:
+def _reach(view: StridedView) -> int:
     return view.end - view.start
 
 
-def _beat_together(first: View, second: View) -> bool:
+def _beat_together(first: StridedView, second: StridedView) -> bool:
     """Whether both have the same widest stride, and all that is within a step of it fits into it."""
     if not (first.dims and second.dims) or first.dims[0][1] != second.dims[0][1]:
         return False
@@ -83,11 +83,11 @@ def _beat_together(first: View, second: View) -> bool:
     return all(_reach(_inner(view)) <= stride for view in (first, second))
 
 
-def _inner(view: View) -> View:
-    return View(view.start, view.block, view.dims[1:])
+def _inner(view: StridedView) -> StridedView:
+    return StridedView(view.start, view.block, view.dims[1:])
 
 
-def _share_in_step(first: View, second: View, steps: list[int]) -> bool:
+def _share_in_step(first: StridedView, second: StridedView, steps: list[int]) -> bool:
     """Of two views that beat together only the distance of a step to the nearest two of the other one matters."""
     (size, stride), (other, _) = first.dims[0], second.dims[0]
     ahead = (first.start - second.start) // stride
@@ -99,7 +99,7 @@ def _share_in_step(first: View, second: View, steps: list[int]) -> bool:
     return False
 
 
-def _parts_near(view: View, other: View) -> list[View] | tuple[View, ...]:
+def _parts_near(view: StridedView, other: StridedView) -> list[StridedView] | tuple[StridedView, ...]:
     """The parts of a view along its widest stride that may touch another one."""
     size, stride = view.dims[0]
     inner = _inner(view)

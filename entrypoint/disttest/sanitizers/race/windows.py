@@ -13,8 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from disttest.observe import Call, Site
 from disttest.observe.operations import IN_PLACE
 from disttest.sanitizers.order.order_recorder import sign
-from disttest.sanitizers.order.stream import Signature
-from disttest.sanitizers.race.strided_views import View, make_view, share_bytes
+from disttest.sanitizers.order.stream import CallSignature
+from disttest.sanitizers.race.strided_views import StridedView, make_view, share_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Region(NamedTuple):
     """A tensor of a pending call."""
 
-    view: View
+    view: StridedView
     storage: tuple[int, int]
     """Its addresses, from and to behind."""
     is_written: bool
@@ -38,12 +38,12 @@ class Window:
 
     call: Call
     """Without its tensors."""
-    signature: Signature
+    signature: CallSignature
     regions: list[Region]
-    sums: list[tuple[View, int, Site]] = field(default_factory=list)
+    sums: list[tuple[StridedView, int, Site]] = field(default_factory=list)
     """Inputs whose memory was handed out: their checksums then, and where it was."""
 
-    def touched(self, view: View, *, writes: bool) -> Region | None:
+    def touched(self, view: StridedView, *, writes: bool) -> Region | None:
         """The tensor of the call that such an access races with."""
         for region in self.regions:
             if (
@@ -54,7 +54,7 @@ class Window:
                 return region
         return None
 
-    def remember(self, view: View, site: Site) -> None:
+    def remember(self, view: StridedView, site: Site) -> None:
         """Somebody may write to this memory unseen: take the checksums of the inputs that lie there."""
         for region in self.regions:
             if not (region.is_written or region.view.dims) and share_bytes(region.view, view):
@@ -89,7 +89,7 @@ def _region(tensor: torch.Tensor, *, is_written: bool) -> Region | None:
     return Region(view, (start, start + storage.nbytes()), is_written, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
 
 
-def view_of(tensor: Any) -> View | None:
+def view_of(tensor: Any) -> StridedView | None:
     """The bytes of a tensor; None where it has none of its own (fake, sparse, a subclass that wraps others)."""
     try:
         start = tensor.data_ptr()
@@ -100,5 +100,5 @@ def view_of(tensor: Any) -> View | None:
         return None
 
 
-def _checksum(view: View) -> int:
+def _checksum(view: StridedView) -> int:
     return zlib.crc32((ctypes.c_char * view.block).from_address(view.start))

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
-from disttest.sanitizers.values.trace import Place, Role
+from disttest.sanitizers.values.trace import Role, TensorPlace
 from disttest.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.sanitizers.words import names
 
@@ -83,9 +83,9 @@ def _ends_with_backward(call: Call, wait: Wait) -> bool:
     return call.by_cpp and call.in_backward and call.thread == wait.thread
 
 
-def _place(role: Role, call: Call, index: int, tensor: Any) -> Place:
+def _place(role: Role, call: Call, index: int, tensor: Any) -> TensorPlace:
     group = call.group
-    return Place(
+    return TensorPlace(
         role=role,
         name=call.op,
         kind=call.reduce_op,

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from disttest.model import Frozen
-from disttest.sanitizers.values.trace import Content, Place
+from disttest.sanitizers.values.trace import Content, TensorPlace
 
 _FORMATS = {
     "bool": "?",
@@ -35,7 +35,7 @@ class Difference(Frozen):
     """Of both there; None where they are not kept."""
 
 
-def first_difference(place: Place, one: Content, other: Content) -> Difference:
+def first_difference(place: TensorPlace, one: Content, other: Content) -> Difference:
     """Where two contents of one dtype and shape differ first; they do."""
     size = _item_size(place)
     kept = min(len(one.head), len(other.head)) // size * size if size else 0
@@ -78,7 +78,7 @@ def is_constant(content: Content, dtype: str) -> bool:
     return not size or content.head[size:] == content.head[:-size]
 
 
-def _item_size(place: Place) -> int:
+def _item_size(place: TensorPlace) -> int:
     return _size_of(place.dtype)
 
 
@@ -111,7 +111,7 @@ def _shown_apart(dtype: str, one: bytes, other: bytes) -> tuple[str, str]:
     return one.hex(), other.hex()  # NaNs of other bits
 
 
-def _span(place: Place, one: Content, other: Content, size: int) -> str:
+def _span(place: TensorPlace, one: Content, other: Content, size: int) -> str:
     pairs = zip(one.blocks, other.blocks, strict=False)
     number = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
     if number is None or not size or one.block != other.block:
@@ -129,6 +129,6 @@ def _index(flat: int, shape: Sequence[int]) -> str:
     return str(found)
 
 
-def index_of(flat: int, place: Place) -> str:
+def index_of(flat: int, place: TensorPlace) -> str:
     """``[1, 3]``."""
     return _index(flat, place.shape)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from disttest.model import Frozen
 from disttest.sanitizers.values.contents import differ, first_difference
 from disttest.sanitizers.values.sights import Sight, at, describe, sights_of
-from disttest.sanitizers.values.trace import Place, Role
-from disttest.sanitizers.values.values_file import Recording
+from disttest.sanitizers.values.trace import Role, TensorPlace
+from disttest.sanitizers.values.values_file import ValuesFile
 
 _WHATEVER_THE_SIZE = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
 """What data parallel training has the same however many ranks share the work."""
@@ -25,7 +25,7 @@ class Parting(Frozen):
     """Tensors that the rank had the same before."""
 
 
-def find_parting(one: Recording, other: Recording, tolerance: float | None) -> Parting | None:
+def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> Parting | None:
     """The first difference; None where there is none.
 
     Worlds of one size are compared rank by rank, in everything that they have seen. Of worlds of two sizes only what
@@ -45,18 +45,18 @@ def find_parting(one: Recording, other: Recording, tolerance: float | None) -> P
     return min(found, key=lambda each: (each[1], each[0].rank))[0] if found else None
 
 
-def compared(one: Recording, other: Recording) -> int:
+def compared(one: ValuesFile, other: ValuesFile) -> int:
     """How many tensors of both can be compared."""
     return sum(
         min(len(_sights(one, other, rank)), len(_sights(other, one, rank))) for rank in _ranks(one, other)
     )
 
 
-def _ranks(one: Recording, other: Recording) -> Sequence[int]:
+def _ranks(one: ValuesFile, other: ValuesFile) -> Sequence[int]:
     return sorted(one.ranks.keys() & other.ranks.keys()) if one.size == other.size else (0,)
 
 
-def _sights(recording: Recording, other: Recording, rank: int) -> list[Sight]:
+def _sights(recording: ValuesFile, other: ValuesFile, rank: int) -> list[Sight]:
     if rank not in recording.ranks:
         return []
     sights = sights_of(rank, recording.ranks[rank])
@@ -71,7 +71,7 @@ def _is_wrapping(sight: Sight) -> bool:
 
 
 def _part_of_rank(
-    one: Recording, other: Recording, rank: int, tolerance: float | None
+    one: ValuesFile, other: ValuesFile, rank: int, tolerance: float | None
 ) -> tuple[Parting | None, int]:
     left, right = _sights(one, other, rank), _sights(other, one, rank)
     for position, (mine, yours) in enumerate(zip(left, right, strict=False)):
@@ -114,7 +114,7 @@ def _sides(mine: Sight, yours: Sight) -> Iterator[str]:
 
 def _thing(sight: Sight) -> tuple[object, ...]:
     """What two runs call the same."""
-    place: Place = sight.place
+    place: TensorPlace = sight.place
     if sight.is_of_call:
         return (
             place.role,

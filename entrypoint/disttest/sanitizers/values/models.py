@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
 from disttest.sanitizers.values.replicas import Evidence, Replicas
-from disttest.sanitizers.values.trace import Place, Role, Trust
+from disttest.sanitizers.values.trace import Role, TensorPlace, Trust
 from disttest.sanitizers.values.trace_notes import Notes, site_fields
 
 _MOST_TENSORS = 8
@@ -79,7 +79,7 @@ class Models:
         model, name = self._names.get(module, (_NOWHERE, ""))
         site = site_fields(call_site())
         for index, tensor in enumerate(_tensors(output)):
-            place = Place(
+            place = TensorPlace(
                 role=Role.MODULE,
                 name=name,
                 kind=type(module).__name__,
@@ -101,7 +101,7 @@ class Models:
         ranks = _ranks_of(wrapper)
         for name, buffer in module.named_buffers():
             if name not in wrapper.parameters_to_ignore:
-                place = Place(
+                place = TensorPlace(
                     role=Role.BUFFER,
                     name=as_text(name),
                     model=model,
@@ -163,7 +163,7 @@ class Models:
     def _note(self, role: Role, parameter: torch.Tensor, replicas: Replicas = _UNKNOWN) -> None:
         model, name = self._name_of(parameter)
         tensor = parameter.grad if role is Role.GRADIENT else parameter
-        place = Place(
+        place = TensorPlace(
             role=role,
             name=name,
             model=model,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from disttest.model import SanitizerFinding
+from disttest.sanitizers.sanitizer import Consequence
 from disttest.sanitizers.values.contents import is_constant
-from disttest.sanitizers.values.sights import Board, Sight, are_equal, odd_ranks, subject
+from disttest.sanitizers.values.sights import Sight, SightIndex, are_equal, odd_ranks, subject
 from disttest.sanitizers.values.trace import Role, Trust
-from disttest.sanitizers.values.value_findings import Advice, both_values, make_finding, places_of
-from disttest.sanitizers.values.value_kinds import Kind
+from disttest.sanitizers.values.value_findings import both_values, make_finding, places_of
+from disttest.sanitizers.values.value_kinds import ValueFindingKind
 from disttest.sanitizers.words import names
 
 _GIVING_ALL_THE_SAME = frozenset(
@@ -24,82 +25,82 @@ _GIVING_ALL_THE_SAME = frozenset(
     }
 )
 
-_OUTPUT = Advice(
+_OUTPUT = Consequence(
     "Whatever is computed from it differs from here on, and no collective says so.",
     "Look for what writes to the tensor between the call and its wait, and whether all ranks wait before they use it.",
 )
-_WROTE = Advice(
+_WROTE = Consequence(
     "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
     "Change parameters before DistributedDataParallel wraps the model, or broadcast what was changed.",
 )
-_BEGAN = Advice(
+_BEGAN = Consequence(
     "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
     "Make the model with the same seed on all ranks, or broadcast its parameters before the first step.",
 )
-_GRADIENT = Advice(
+_GRADIENT = Consequence(
     "Each rank trains a model of its own from this step on.",
     "See that this gradient is reduced over these ranks before the step: that it is used through the wrapped model's "
     "forward, outside no_sync, was there when it was wrapped, and is not read before the wait.",
 )
-_STEP = Advice(
+_STEP = Consequence(
     "Each rank trains a model of its own from this step on.",
     "Their gradients were the same: look for settings or state of the optimizer that differ, and for writes to the parameter.",
 )
-_BUFFER = Advice(
+_BUFFER = Consequence(
     "Ranks judge one model differently: metrics depend on who computes them, and a checkpoint on who writes it.",
     "Evaluate through the wrapped model with broadcast_buffers on, broadcast buffers before, or use SyncBatchNorm.",
 )
 
 
-def find_outputs(board: Board) -> Iterator[SanitizerFinding]:
+def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     """The first collective that gave ranks other numbers than others."""
     parted = [
         group
-        for group in _groups(board, Role.OUTPUT)
+        for group in _groups(sight_index, Role.OUTPUT)
         if group[0].place.name in _GIVING_ALL_THE_SAME and _can_be_compared(group) and not are_equal(group)
     ]
     if parted:
         first = min(parted, key=_moment)
         message = f"{subject(first[0])} gave {names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
-        yield make_finding(Kind.OUTPUT, message, _OUTPUT, board, first)
+        yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, sight_index, first)
 
 
-def find_parameters(board: Board) -> Iterator[SanitizerFinding]:
+def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     """The first parameter that should be the same on its ranks, and is not to the end of the test."""
     parted = [
         group
         for role in (Role.WRAPPED, Role.PARAMETER)
-        for group in _groups(board, role)
-        if _are_replicas(board, group) and not are_equal(group) and not _meet_again(board, group)
+        for group in _groups(sight_index, role)
+        if _are_replicas(sight_index, group) and not are_equal(group) and not _meet_again(sight_index, group)
     ]
     if parted:
         first = min(parted, key=_moment)
         others = len({_parameter(group[0]) for group in parted}) - 1
-        reason, advice = _reason(board, first)
+        reason, consequence = _reason(sight_index, first)
         more = f"; so do {others} more" if others else ""
         message = (
             f"parameter {subject(first[0])} differs on {names(odd_ranks(first))}{places_of(first)}: "
             f"{both_values(first)}{reason}{more}"
         )
-        yield make_finding(Kind.PARAMETER, message, advice, board, first)
+        yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
 
 
-def find_buffers(board: Board) -> Iterator[SanitizerFinding]:
+def find_buffers(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     """The first buffer of a wrapped model with which ranks evaluate differently."""
     parted = [
         group
-        for group in _groups(board, Role.BUFFER)
+        for group in _groups(sight_index, Role.BUFFER)
         if group[0].place.ranks and _can_be_compared(group) and not are_equal(group)
     ]
     if parted:
         first = min(parted, key=_moment)
         message = f"buffer {subject(first[0])} differs on {names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
-        yield make_finding(Kind.BUFFER, message, _BUFFER, board, first)
+        yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, sight_index, first)
 
 
-def _groups(board: Board, role: Role) -> Iterator[list[Sight]]:
+def _groups(sight_index: SightIndex, role: Role) -> Iterator[list[Sight]]:
     """What several ranks have seen of one thing in this role, the lowest rank first."""
-    for key, sights in board.together.items():
+    for key, sights in sight_index.together.items():
         if key[0] is role and len(sights) > 1:
             yield sorted(sights.values())
 
@@ -109,38 +110,38 @@ def _can_be_compared(group: Sequence[Sight]) -> bool:
     return len(places) == 1
 
 
-def _are_replicas(board: Board, group: Sequence[Sight]) -> bool:
+def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
     place = group[0].place
     trust = {sight.place.trust for sight in group}
     if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
         return False
-    return place.trust is not Trust.BESIDE or _began_equal(board, group)
+    return place.trust is not Trust.BESIDE or _began_equal(sight_index, group)
 
 
-def _began_equal(board: Board, group: Sequence[Sight]) -> bool:
-    begun = board.matching(Role.BEFORE, group[0]).values()
+def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+    begun = sight_index.matching(Role.BEFORE, group[0]).values()
     return are_equal(begun) and not any(is_constant(each.content, each.place.dtype) for each in begun)
 
 
-def _meet_again(board: Board, group: Sequence[Sight]) -> bool:
+def _meet_again(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
     """Whether they are the same the last time that all have seen them: they were meant to differ for a while."""
     later, number = group, group[0].number
     while len(later) == len(group):
         last = later
         number += 1
         role, model, name, index, _ = group[0].same_on_ranks
-        later = list(board.together.get((role, model, name, index, number), {}).values())
+        later = list(sight_index.together.get((role, model, name, index, number), {}).values())
     return are_equal(last)
 
 
-def _reason(board: Board, group: Sequence[Sight]) -> tuple[str, Advice]:
+def _reason(sight_index: SightIndex, group: Sequence[Sight]) -> tuple[str, Consequence]:
     first = group[0]
     if first.place.role is Role.WRAPPED:
         return ", though the model is wrapped", _WROTE
-    begun = board.matching(Role.BEFORE, first).values()
+    begun = sight_index.matching(Role.BEFORE, first).values()
     if first.number == 1 and not are_equal(begun):
         return ", and did so before the first step", _BEGAN
-    gradients = board.matching(Role.GRADIENT, first).values()
+    gradients = sight_index.matching(Role.GRADIENT, first).values()
     if not are_equal(gradients):
         return ", and so did its gradient", _GRADIENT
     return ", though its gradient did not", _STEP

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from disttest.sanitizers.values.trace import Content, Place, Role, Trace
+from disttest.sanitizers.values.trace import Content, Role, TensorPlace, Trace
 from disttest.sanitizers.words import title_of
 
 _OF_CALLS = frozenset({Role.INPUT, Role.OUTPUT})
@@ -18,7 +18,7 @@ class Sight(NamedTuple):
     rank: int
     position: int
     """In the trace of the rank."""
-    place: Place
+    place: TensorPlace
     content: Content
     number: int
 
@@ -42,7 +42,7 @@ def sights_of(rank: int, trace: Trace) -> Iterator[Sight]:
         yield Sight(rank, position, trace.places[entry.place], trace.contents[entry.content], entry.number)
 
 
-class Board:
+class SightIndex:
     """The sights of all ranks of a test, by what they have in common."""
 
     def __init__(self, traces: Mapping[int, Trace]) -> None:
@@ -137,6 +137,6 @@ def _when(role: Role, number: int) -> str:
     }[role]
 
 
-def at(place: Place) -> str:
+def at(place: TensorPlace) -> str:
     """`` at test_step.py:39``, or nothing."""
     return f" at {place.where}" if place.where else ""

@@ -46,7 +46,7 @@ class Trust(StrEnum):
     """Most others of their optimizer are replicas, or as much as all of them was reduced: only if they began equal."""
 
 
-class Place(Frozen):
+class TensorPlace(Frozen):
     """A thing that a rank has seen once or more, with everything that tells it from others but its content."""
 
     role: Role
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 class Trace(Frozen):
     """Everything that one rank has seen in one test."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[TensorPlace, ...] = ()
     contents: tuple[Content, ...] = ()
     entries: tuple[Entry, ...] = ()
     """In the order of sight; the numbers are indices of the above."""

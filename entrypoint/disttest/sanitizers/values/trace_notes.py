@@ -8,7 +8,7 @@ from typing import Any
 
 from disttest.observe import Site, as_text
 from disttest.sanitizers.values.digest import read_tensor
-from disttest.sanitizers.values.trace import MOST_ENTRIES, Content, Entry, Place, Role, Trace
+from disttest.sanitizers.values.trace import MOST_ENTRIES, Content, Entry, Role, TensorPlace, Trace
 
 _LONG_HEAD, _SHORT_HEAD = 4096, 64
 """Bytes of a tensor that are kept as they are: as long as there is room, and later."""
@@ -20,7 +20,7 @@ class Notes:
     """What a rank has seen since a test began."""
 
     def __init__(self) -> None:
-        self._places: dict[Place, int] = {}
+        self._places: dict[TensorPlace, int] = {}
         self._contents: dict[Content, int] = {}
         self._entries: list[Entry] = []
         self._times: Counter[tuple[Role, int, str, int]] = Counter()
@@ -28,7 +28,7 @@ class Notes:
         self._beyond = 0
         self.doubtful = False
 
-    def add(self, place: Place, tensor: Any, number: int = 0) -> None:
+    def add(self, place: TensorPlace, tensor: Any, number: int = 0) -> None:
         """Note a tensor as it is now.
 
         Args:

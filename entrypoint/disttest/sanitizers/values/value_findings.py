@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from disttest.model import RankCalls, SanitizerFinding, SeenCall
+from disttest.sanitizers.sanitizer import Consequence
 from disttest.sanitizers.values.contents import first_difference
-from disttest.sanitizers.values.sights import Board, Sight, at, describe, odd_pair
-from disttest.sanitizers.values.value_kinds import Kind
+from disttest.sanitizers.values.sights import Sight, SightIndex, at, describe, odd_pair
+from disttest.sanitizers.values.value_kinds import ValueFindingKind
 
 NAME = "values"
 _BEFORE, _AFTER = 6, 2
@@ -16,47 +16,44 @@ _BEFORE, _AFTER = 6, 2
 _MOST_RANKS = 8
 
 
-class Advice(NamedTuple):
-    """What a kind of finding leads to."""
-
-    effect: str
-    advice: str
-
-
 def make_finding(
-    kind: Kind, message: str, advice: Advice, board: Board, decisive: Sequence[Sight]
+    kind: ValueFindingKind,
+    message: str,
+    consequence: Consequence,
+    sight_index: SightIndex,
+    decisive: Sequence[Sight],
 ) -> SanitizerFinding:
     """A finding.
 
     Args:
         kind: of it.
         message: which rank has what, and where.
-        advice: what comes of it, and what to do.
-        board: of the test.
+        consequence: what comes of it, and what to do.
+        sight_index: of the test.
         decisive: what it is about, at most one of each rank.
     """
     return SanitizerFinding(
         sanitizer=NAME,
         kind=str(kind),
         message=message,
-        effect=advice.effect,
-        advice=advice.advice,
+        effect=consequence.effect,
+        advice=consequence.advice,
         orders=tuple(
-            RankCalls(rank=sight.rank, calls=tuple(_around(board, sight)))
+            RankCalls(rank=sight.rank, calls=tuple(_around(sight_index, sight)))
             for sight in sorted(decisive)[:_MOST_RANKS]
         ),
     )
 
 
-def _around(board: Board, decisive: Sight) -> Iterator[SeenCall]:
-    sights = board.of_rank[decisive.rank]
+def _around(sight_index: SightIndex, decisive: Sight) -> Iterator[SeenCall]:
+    sights = sight_index.of_rank[decisive.rank]
     for sight in sights[max(0, decisive.position - _BEFORE) : decisive.position + _AFTER + 1]:
         yield SeenCall(
             what=describe(sight),
             file=sight.place.file,
             line=sight.place.line,
             decides=sight is decisive,
-            same=board.agrees(sight),
+            same=sight_index.agrees(sight),
         )
 
 

@@ -10,7 +10,7 @@ from disttest.model import SanitizerFinding
 from disttest.sanitizers.sanitizer import Judgement
 from disttest.sanitizers.values.nonfinite import find_nonfinite
 from disttest.sanitizers.values.replicated import find_buffers, find_outputs, find_parameters
-from disttest.sanitizers.values.sights import Board
+from disttest.sanitizers.values.sights import SightIndex
 from disttest.sanitizers.values.trace import Trace
 
 _decoder = msgspec.json.Decoder(Trace)
@@ -24,8 +24,13 @@ def judge_values(traces: Mapping[int, Trace]) -> tuple[SanitizerFinding, ...]:
     """
     if any(trace.doubtful for trace in traces.values()):
         return ()
-    board = Board(traces)
-    return (*find_outputs(board), *find_parameters(board), *find_buffers(board), *find_nonfinite(board))
+    sight_index = SightIndex(traces)
+    return (
+        *find_outputs(sight_index),
+        *find_parameters(sight_index),
+        *find_buffers(sight_index),
+        *find_nonfinite(sight_index),
+    )
 
 
 def limits_of(traces: Mapping[int, Trace]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disttest.observe import Call, Wait
-from disttest.sanitizers.sanitizer import Recorder
+from disttest.sanitizers.sanitizer import SanitizerRecorder
 from disttest.sanitizers.values.calls import Calls
 from disttest.sanitizers.values.models import Models
 from disttest.sanitizers.values.replicas import Evidence
@@ -11,7 +11,7 @@ from disttest.sanitizers.values.trace import Trace
 from disttest.sanitizers.values.trace_notes import Notes, default_rank
 
 
-class ValuesRecorder(Recorder):
+class ValuesRecorder(SanitizerRecorder):
     """Notes the tensors of calls, modules and optimizers of one test after another.
 
     Args:

@@ -19,7 +19,7 @@ FILE_NAME = "values.json"
 VERSION = 1
 
 
-class Recording(Frozen):
+class ValuesFile(Frozen):
     """A file of them."""
 
     nodeid: str
@@ -46,7 +46,7 @@ class _Raw(Frozen):
     version: int
 
 
-_decoder = msgspec.json.Decoder(Recording)
+_decoder = msgspec.json.Decoder(ValuesFile)
 
 
 def encode_recording(nodeid: str, size: int, backend: str, reports: Mapping[int, msgspec.Raw]) -> bytes:
@@ -56,7 +56,7 @@ def encode_recording(nodeid: str, size: int, backend: str, reports: Mapping[int,
     )
 
 
-def read_recordings(path: Path) -> tuple[Recording, ...]:
+def read_recordings(path: Path) -> tuple[ValuesFile, ...]:
     """Those of a results directory, the last attempt of each test; or one, given its file.
 
     Raises:
@@ -80,7 +80,7 @@ def _attempt(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _read(path: Path) -> Recording:
+def _read(path: Path) -> ValuesFile:
     try:
         data = path.read_bytes()
         version = msgspec.json.decode(data, type=_Version).version
@@ -97,7 +97,9 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def pairs(left: tuple[Recording, ...], right: tuple[Recording, ...]) -> Iterator[tuple[Recording, Recording]]:
+def pairs(
+    left: tuple[ValuesFile, ...], right: tuple[ValuesFile, ...]
+) -> Iterator[tuple[ValuesFile, ValuesFile]]:
     """Recordings of one test: with the same world where both have that, else at any other."""
     exact = {recording.nodeid: recording for recording in right}
     for one in left:

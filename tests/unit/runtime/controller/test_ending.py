@@ -8,7 +8,7 @@ from disttest.results import journal as journals
 from disttest.results.directory import claim
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.run_recorder import Recorder
+from disttest.runtime.controller.run_recorder import RunRecorder
 
 NODEIDS = ("t.py::test_a", "t.py::test_b")
 
@@ -21,7 +21,7 @@ class Sweep:
 
 
 def run_in(directory):
-    recorder = Recorder(Journal(directory.path / FILE_NAME))
+    recorder = RunRecorder(Journal(directory.path / FILE_NAME))
     recorder.run_started(run_id="r", argv=(), root=str(directory.path), hardware=Hardware(cpus=1), slots=1)
     for nodeid, outcome in zip(NODEIDS, (Outcome.PASSED, Outcome.FAILED), strict=True):
         test = TestCase(

@@ -7,12 +7,12 @@ from disttest.limits import RETRY_FIRST_PAUSE_S, RETRY_LONGEST_PAUSE_S
 from disttest.model import (
     Cause,
     Isolation,
-    Kind,
     Outcome,
     RankEnd,
     RankRecord,
     TestCase,
     TestResult,
+    WorldKind,
     WorldShape,
 )
 from disttest.options.run import RunOptions
@@ -56,13 +56,13 @@ def made(retries=0, infra_retries=0):
     return Retries(RunOptions(retries=retries, infra_retries=infra_retries), clock), clock
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(WorldKind))
 def test_a_class_that_starts_its_ranks_may_share_gpus_in_its_next_attempt_too(kind):
     """With fewer GPUs than ranks it would never start otherwise."""
     retries, _ = made(retries=1)
     retries.take(msgspec.structs.replace(TEST, kind=kind), judged(retries))
 
-    assert [gang.shares for gang in retries.due()] == [kind is not Kind.RANKS]
+    assert [gang.shares for gang in retries.due()] == [kind is not WorldKind.RANKS]
 
 
 def test_without_retries_every_failure_counts():

@@ -1,6 +1,6 @@
 """What ``disttest list`` shows of tests."""
 
-from disttest.model import Kind, TestCase, WorldShape
+from disttest.model import TestCase, WorldKind, WorldShape
 from disttest.runtime.guard.listing import render_list
 
 
@@ -21,10 +21,10 @@ def case(name, size, kind):
 
 def test_each_test_says_how_many_ranks_it_has_unless_its_name_does():
     tests = [
-        case("test_ordinary", 0, Kind.RANKS),
-        case("test_world[2xgloo]", 2, Kind.RANKS),
-        case("TestP::test_p", 4, Kind.MAIN),
-        case("TestT::test_t", 1, Kind.THREADS),
+        case("test_ordinary", 0, WorldKind.RANKS),
+        case("test_world[2xgloo]", 2, WorldKind.RANKS),
+        case("TestP::test_p", 4, WorldKind.MAIN),
+        case("TestT::test_t", 1, WorldKind.THREADS),
     ]
 
     assert [

@@ -4,7 +4,7 @@ import pytest
 
 from disttest.host.process import Exit
 from disttest.model import Outcome, RankEnd, TestCase
-from disttest.results.rulings import STRICT_XPASS, State, state_of
+from disttest.results.rulings import STRICT_XPASS, RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world import rank_handles
 from disttest.runtime.world.attempt import Attempt, RankProgress
@@ -111,13 +111,13 @@ def strict_pass():
 @pytest.mark.parametrize(
     ("reports", "expected"),
     [
-        ([SETUP, ended("teardown", Outcome.PASSED)], State.NOT_RUN),
-        ([], State.NOT_RUN),
-        ([SETUP, ended("call", Outcome.PASSED), ended("teardown", Outcome.SKIPPED)], State.PASSED),
-        ([SETUP, strict_pass(), ended("teardown", Outcome.SKIPPED)], State.STRICT),
-        ([SETUP, strict_pass(), ended("teardown", Outcome.XFAILED)], State.STRICT),
-        ([SETUP, strict_pass(), ended("teardown", Outcome.ERROR)], State.ERROR),
-        ([SETUP, ended("call", Outcome.XFAILED), ended("teardown", Outcome.SKIPPED)], State.XFAILED),
+        ([SETUP, ended("teardown", Outcome.PASSED)], RankState.NOT_RUN),
+        ([], RankState.NOT_RUN),
+        ([SETUP, ended("call", Outcome.PASSED), ended("teardown", Outcome.SKIPPED)], RankState.PASSED),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.SKIPPED)], RankState.STRICT),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.XFAILED)], RankState.STRICT),
+        ([SETUP, strict_pass(), ended("teardown", Outcome.ERROR)], RankState.ERROR),
+        ([SETUP, ended("call", Outcome.XFAILED), ended("teardown", Outcome.SKIPPED)], RankState.XFAILED),
     ],
 )
 def test_what_a_rank_comes_to_over_its_phases(reports, expected):
@@ -129,7 +129,11 @@ def test_a_subtest_that_does_not_fail_does_not_speak_for_the_rank(outcome):
     subtest = PhaseEnded(phase="call", outcome=outcome, duration_s=0.1, ended_at_s=1.0, partial=True)
     record = progress(SETUP, subtest, ended("call", Outcome.PASSED), done=TestDone()).record(0.0)
 
-    assert (Outcome.PASSED, 1, State.PARTLY) == (record.outcome, record.subtests_skipped, state_of(record))
+    assert (Outcome.PASSED, 1, RankState.PARTLY) == (
+        record.outcome,
+        record.subtests_skipped,
+        state_of(record),
+    )
 
 
 @pytest.mark.parametrize("phase", ["setup", "call"])
@@ -155,7 +159,7 @@ def test_a_failure_is_the_reason_of_the_death_that_follows(phase, end, words):
     assert f"{phase} failed; then it {words}" == record.message
     assert (phase, Outcome.FAILED, 0.5) == (record.phase, record.outcome, record.failed_after_s)
     assert record.has_died
-    assert State.DIED is state_of(record)
+    assert RankState.DIED is state_of(record)
 
 
 def test_an_expected_failure_excuses_no_death():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.model import Kind, Outcome, RankEnd, RankRecord, TestCase, VerdictRule
+from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
 from disttest.results.exit_codes import NEVER_JOINED
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
@@ -18,7 +18,7 @@ def judged(main, *joined):
         file="t.py",
         line=1,
         suite="t",
-        kind=Kind.THREADS,
+        kind=WorldKind.THREADS,
     )
     report = PhaseEnded(
         phase="call", outcome=main, duration_s=0.1, ended_at_s=1.0, message="RuntimeError: Thread 1 …"
