@@ -184,3 +184,31 @@ def test_what_ranks_would_import_is_imported_before_the_fork(lab):
 
     assert 0 == ended.exit_code, ended.output
     assert not [note for note in ended.run.notes if "fork" in note.message], ended.output
+
+
+def test_a_rank_imports_nothing_for_itself(lab):
+    ended = lab.write(
+        conftest="""
+        import os
+        import sys
+
+        HAD_AT_FORK = set()
+        os.register_at_fork(after_in_child=lambda: HAD_AT_FORK.update(sys.modules))
+        """,
+        test_imports="""
+        import sys
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from conftest import HAD_AT_FORK
+
+        pytestmark = pytest.mark.world_size(2)
+
+        @pytest.mark.parametrize("number", [1, 2])  # the second sees what the first was cleaned up with
+        def test_nothing_new(world, number):
+            dist.all_reduce(torch.ones(1))
+            assert HAD_AT_FORK and set() == set(sys.modules) - HAD_AT_FORK
+        """,
+    ).run("test_imports.py", "--sanitize", "off")
+
+    assert 0 == ended.exit_code, ended.output

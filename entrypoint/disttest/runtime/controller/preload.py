@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from disttest import observe
+from disttest.runtime.rank import hygiene
 
 _LAZY = (
     (re.compile(r"\bassert_close\b|\bassertEqual\b"), "torch.fx.experimental.symbolic_shapes"),
@@ -34,6 +35,7 @@ def load_torch() -> None:
     """Import torch once, so that no rank has to; tests that do not need it run without it."""
     if _load("torch.distributed"):
         observe.prepare()
+        hygiene.prepare()
 
 
 def load_what_tests_use(root: Path) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from disttest.masking import masker
 from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
 from disttest.runtime.controller.starters import CollectingOrder, InterpreterOrder, ParentOrder, write_order
 from disttest.runtime.messages.protocol import Channel
+from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.rank_spec import RankSpec
 
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     for name in ("pytest", *modules):
         importlib.import_module(name)
     observe.prepare()
+    hygiene.prepare()
     undo()
     if ledger:
         masker.open_ledger(int(ledger))

@@ -41,6 +41,11 @@ class _Unreadable(NamedTuple):
     error: str
 
 
+def prepare() -> None:
+    """Import what reading takes, once in a process that forks ranks: each would do it by itself."""
+    loaded_facets()
+
+
 def read_facts() -> Facts:
     """All facts of this process."""
     return {facet.kind: _read(facet) for facet in loaded_facets()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.random  # which NumPy leaves to the first who asks: each rank, when it seeds
 
 from disttest.runtime.rank.facets.facet import Setting, settings
 

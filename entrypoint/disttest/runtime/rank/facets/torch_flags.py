@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad
 import torch.nn.modules.module
+import torch.utils._device  # asking for the default device would import it
 import torch.utils.deterministic
 
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
