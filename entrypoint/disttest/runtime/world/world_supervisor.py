@@ -19,14 +19,13 @@ from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
-from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANK_TERM_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
+from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
 from disttest.model import ALONE, DeadlockRule, TestCase, TestResult, WorldKind, WorldShape
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
     Channel,
-    Leave,
     RunTest,
     TestBegan,
     TestJudged,
@@ -37,6 +36,7 @@ from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type, is_harmed
 from disttest.runtime.world.deadlock_watch import DeadlockWatch
+from disttest.runtime.world.dismissal import dismiss, late_deaths
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judging import judge_attempt, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
@@ -64,7 +64,8 @@ class WorldSupervisor:
         self._is_good = False
         """Whether the last test was judged, and left the world fit for another one."""
         self._abandoned = False
-        self._stuck: set[int] = set()
+        self._stuck: frozenset[int] = frozenset()
+        """Ranks that did not leave by themselves."""
         self._began: list[tuple[str, float]] = []
         """Each test with its start on the monotonic clock."""
         self._store: Any = None
@@ -355,46 +356,21 @@ class WorldSupervisor:
                 stacks.unlink(missing_ok=True)
         if not self._abandoned:
             self._controller.send(
-                WorldClosed(reason=self._reason, notes=tuple(notes), leftovers=leftovers, survivors=survivors)
+                WorldClosed(reason=self._reason, notes=notes, leftovers=leftovers, survivors=survivors)
             )
 
-    def _dismiss(self, limit_s: float) -> list[str]:
-        """Let the living ranks leave by themselves, then end the rest."""
-        living = [handle for handle in self._ranks.handles if handle.child.poll() is None]
-        end_all([handle.child for handle in living if handle.gone])  # given up: it does not listen
-        for handle in living:
-            handle.channel.send(Leave())
-        deadline = time.monotonic() + limit_s
-        for handle in living:
-            handle.child.wait(0.0 if self._abandoned else deadline - time.monotonic())
-        stuck = [handle for handle in living if handle.child.poll() is None]
-        notes = []
-        slow = [handle for handle in stuck if not self._was_ended(handle.rank)]
-        if slow and not self._reason:
-            names = ",".join(str(handle.rank) for handle in slow)
-            notes.append(
-                f"rank {names} did not leave within {limit_s:g} s after its last test and was killed"
-            )
-        end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)
-        self._stuck = {handle.rank for handle in stuck}
-        return notes
-
-    def _was_ended(self, rank: int) -> bool:
-        """Whether we have sent it KILL during its last test already."""
-        return self._ranks.attempt is not None and self._ranks.attempt.of(rank).killed
+    def _dismiss(self, limit_s: float) -> tuple[str, ...]:
+        """Have the ranks leave; notes about those that did not."""
+        dismissal = dismiss(self._ranks, 0.0 if self._abandoned else limit_s)
+        self._stuck = dismissal.stuck
+        return (dismissal.note,) if dismissal.note and not self._reason else ()
 
     def _judge_late_deaths(self) -> None:
         """A rank that died after its test was judged good, by a signal or with a code, turns that test red."""
         attempt = self._ranks.attempt
         if attempt is None or not self._is_good or attempt.cancelled or self._abandoned:
             return
-        late = [
-            handle
-            for handle in self._ranks.handles
-            if handle.rank not in self._stuck
-            and not attempt.of(handle.rank).killed
-            and handle.child.ended_badly
-        ]
+        late = late_deaths(self._ranks, attempt, self._stuck)
         for handle in late:
             self._ranks.record_exit(handle, attempt)
         if late:

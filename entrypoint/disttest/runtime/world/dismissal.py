@@ -1,0 +1,55 @@
+"""How the ranks of a world leave it: by themselves within a limit, else by signals."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from disttest.host.process import end_all
+from disttest.limits import RANK_TERM_S
+from disttest.runtime.messages.protocol import Leave
+from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
+
+
+class Dismissal(NamedTuple):
+    """How they left."""
+
+    stuck: frozenset[int] = frozenset()
+    """Ranks that did not leave by themselves, and were ended."""
+    note: str = ""
+    """Names those of them that had not been sent KILL in their test already; empty if there are none."""
+
+
+def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
+    """Let the living ranks leave by themselves for ``limit_s`` seconds, then end the rest."""
+    living = [handle for handle in ranks.handles if handle.child.poll() is None]
+    end_all([handle.child for handle in living if handle.gone])  # given up: it does not listen
+    for handle in living:
+        handle.channel.send(Leave())
+    deadline = time.monotonic() + limit_s
+    for handle in living:
+        handle.child.wait(deadline - time.monotonic())
+    stuck = [handle for handle in living if handle.child.poll() is None]
+    slow = [handle.rank for handle in stuck if not _was_killed(ranks.attempt, handle.rank)]
+    end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)
+    return Dismissal(
+        stuck=frozenset(handle.rank for handle in stuck),
+        note=f"rank {','.join(map(str, slow))} did not leave within {limit_s:g} s after its last test and was killed"
+        if slow
+        else "",
+    )
+
+
+def late_deaths(ranks: Supervisor, attempt: Attempt, stuck: frozenset[int]) -> list[RankProcessHandle]:
+    """Ranks that died by a signal or with a code after their test was judged, without our doing."""
+    return [
+        handle
+        for handle in ranks.handles
+        if handle.rank not in stuck and not attempt.of(handle.rank).killed and handle.child.ended_badly
+    ]
+
+
+def _was_killed(attempt: Attempt | None, rank: int) -> bool:
+    """Whether we have sent it KILL during its last test already."""
+    return attempt is not None and attempt.of(rank).killed
