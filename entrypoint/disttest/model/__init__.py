@@ -1,0 +1,76 @@
+"""The words of the product as frozen data: what a test is, what a rank did, what a run came to.
+
+Everything that crosses a process border or reaches a report is one of these. Times named ``at_s`` are
+seconds since the Unix epoch, derived from the monotonic clock (a run's clock never jumps); ``*_s``
+otherwise are durations in seconds.
+
+A module for each subject; all others import the names from here.
+"""
+
+from disttest.model.attempt_result import TestResult
+from disttest.model.cases import ALONE, Isolation, TestCase, WorldKind, WorldShape
+from disttest.model.chaos_case import (
+    ChaosCase,
+    Contract,
+    Fault,
+    FaultKind,
+    Survival,
+    UnharmedCall,
+    UnharmedRank,
+)
+from disttest.model.deadlock_proof import Deadlock, DeadlockKind, Edge
+from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
+from disttest.model.gang import Gang, Slot
+from disttest.model.outcomes import Cause, Outcome, RankEnd
+from disttest.model.rank_record import MAIN_RANK, Collective, RankRecord, rank_name, rank_names
+from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
+from disttest.model.run_facts import Hardware, Invocation, ShardSpan
+from disttest.model.seen_calls import CHAOS, RankCalls, SanitizerFinding, SeenCall, WindowEdge
+
+__all__ = [
+    "ALONE",
+    "CHAOS",
+    "MAIN_RANK",
+    "SCHEMA_VERSION",
+    "UNREADABLE",
+    "Cause",
+    "ChaosCase",
+    "Code",
+    "Collective",
+    "Contract",
+    "Count",
+    "Deadlock",
+    "DeadlockKind",
+    "DeadlockRule",
+    "Edge",
+    "Fault",
+    "FaultKind",
+    "FlakyRule",
+    "Frozen",
+    "Gang",
+    "Hardware",
+    "Invocation",
+    "Isolation",
+    "Moment",
+    "Outcome",
+    "RankCalls",
+    "RankEnd",
+    "RankRecord",
+    "RecordRule",
+    "SanitizerFinding",
+    "Seconds",
+    "SeenCall",
+    "ShardSpan",
+    "Slot",
+    "Survival",
+    "TestCase",
+    "TestResult",
+    "UnharmedCall",
+    "UnharmedRank",
+    "VerdictRule",
+    "WindowEdge",
+    "WorldKind",
+    "WorldShape",
+    "rank_name",
+    "rank_names",
+]

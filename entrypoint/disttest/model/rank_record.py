@@ -1,0 +1,95 @@
+"""What one rank did in an attempt of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from disttest.model.frozen import Frozen, Seconds
+from disttest.model.outcomes import Outcome, RankEnd
+
+MAIN_RANK = -1
+
+
+def rank_name(rank: int) -> str:
+    """``rank 3``; the main process is no rank."""
+    return "main process" if rank == MAIN_RANK else f"rank {rank}"
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1,2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
+
+
+class Collective(Frozen):
+    """One collective (or point-to-point call) as a rank's flight recorder has it."""
+
+    group: str
+    seq: int
+    """Sequence number within the group: ranks that agree have called the same thing at the same number."""
+    op: str
+    backend: str = ""
+    inputs: str = ""
+    """Dtypes and shapes of the inputs: ``Float[4, 3]``."""
+    outputs: str = ""
+    done: bool = False
+    at_s: Seconds = 0.0
+    where: str = ""
+    """``file:line`` of the call in the user's code."""
+    p2p: bool = False
+
+    @property
+    def name(self) -> str:
+        """``all_reduce #7 (group default)``."""
+        return f"{self.op} #{self.seq} (group {self.group})"
+
+
+class RankRecord(Frozen):
+    """What one rank did in one attempt of a test."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
+    """:data:`MAIN_RANK` for the main process of a test that starts its ranks by itself."""
+    end: RankEnd
+    outcome: Outcome | None = None
+    """None unless the rank reported."""
+    phase: str = "setup"
+    """The phase it was in last, or the phase that failed: setup, call or teardown."""
+    message: str = ""
+    """One line: the exception, the skip reason, or what ended the process."""
+    details: str = ""
+    """Traceback and captured sections of a failure."""
+    stacks: str = ""
+    """Python stacks of all its threads, where they were taken."""
+    collectives: tuple[Collective, ...] = ()
+    """The last collectives it had called in this test, where they were asked for."""
+    failed_after_s: Seconds | None = None
+    """Seconds from the start of the test to this rank's failure or death."""
+    exit_code: int | None = None
+    signal: int | None = None
+    hung: bool = False
+    """It was still running when the test's deadline passed."""
+    pid: int = 0
+    log: str = ""
+    """Its log file, relative to the results directory."""
+    xfail: bool = False
+    """Its test was marked as an expected failure when the rank began with its last phase; true if it began with none."""
+    subtests_skipped: int = 0
+    """Subtests of a test that passed which were skipped, or failed as expected."""
+    leaks: tuple[str, ...] = ()
+    """What the test left behind in this rank, by name."""
+    durations_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
+    """Phase -> seconds."""
+    node: str = ""
+    """The machine that it ran on, where a world spans several."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it reported a failure; its process may have died after that."""
+        return self.outcome is not None and self.outcome.is_bad
+
+    @property
+    def has_died(self) -> bool:
+        """Whether its process ended, or its channel broke, without our doing."""
+        return self.end in (RankEnd.EXITED, RankEnd.SIGNALLED, RankEnd.LOST)

@@ -1,0 +1,40 @@
+"""By which rules a run judges: each a choice of its user."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class VerdictRule(StrEnum):
+    """Whose rules judge a test of kind ``main``."""
+
+    STRICT = "strict"
+    """Every rank counts."""
+    TORCH = "torch"
+    """As torch's own harness: after errors, rank 0 alone counts."""
+
+
+class FlakyRule(StrEnum):
+    """What a test is worth that passed only when it was tried again."""
+
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+
+
+class RecordRule(StrEnum):
+    """Of which tests each rank's recording is kept, for ``disttest replay``."""
+
+    OFF = "off"
+    FAILURES = "failures"
+    ALL = "all"
+
+
+class DeadlockRule(StrEnum):
+    """What becomes of a test whose ranks are proven to wait for each other."""
+
+    FAIL = "fail"
+    """It ends at once, as a hang."""
+    REPORT = "report"
+    """It goes on to its time limit, with a note."""
+    OFF = "off"
+    """Nobody looks."""

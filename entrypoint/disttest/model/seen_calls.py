@@ -1,0 +1,75 @@
+"""Calls of ranks as sanitizers and chaos have seen them, and what they have found."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from disttest.model.frozen import Frozen
+
+
+class WindowEdge(StrEnum):
+    """Where something stands in the time for which a call is pending."""
+
+    OPENS = "opens"
+    """The call is issued."""
+    INSIDE = "inside"
+    CLOSES = "closes"
+    """Somebody has waited for it."""
+
+
+class SeenCall(Frozen):
+    """A call to `torch.distributed` as a sanitizer has seen it, or what was done beside one."""
+
+    what: str
+    """``all_reduce SUM of float32[4], #3 of group default``."""
+    file: str = ""
+    """Of the line in the user's code; absolute, as it was seen there, and empty where nobody in Python has called."""
+    line: int = 0
+    decides: bool = False
+    """The finding is about this one; the others stand around it."""
+    window: WindowEdge | None = None
+    """Of a race: where it stands in the time for which a call is pending."""
+    same: bool | None = None
+    """Whether all ranks had the same numbers there; None where that was not compared."""
+
+    @property
+    def where(self) -> str:
+        """``test_step.py:39``, or nothing."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+
+
+class RankCalls(Frozen):
+    """Calls of one rank, in the order in which it has issued them."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+    calls: tuple[SeenCall, ...]
+
+
+CHAOS = "chaos"
+
+
+class SanitizerFinding(Frozen):
+    """What a sanitizer has found in a test, whatever the test itself came to."""
+
+    sanitizer: str
+    """The name by which ``--sanitize`` knows it: ``order``; ``chaos`` for a broken contract."""
+    kind: str
+    """What it is, in a word of that sanitizer: ``mismatch``, ``group-order``, …"""
+    message: str
+    """One line: which rank does what, and where."""
+    effect: str
+    """What comes of it, on which backend."""
+    advice: str
+    """What to do next."""
+    fails: bool = False
+    """Whether it fails the test; else it is a warning beside the verdict."""
+    orders: tuple[RankCalls, ...] = ()
+    """The calls that it is about, rank by rank."""
+
+    @property
+    def source(self) -> str:
+        """Who has found it: ``sanitizer order``, ``chaos``."""
+        return CHAOS if self.sanitizer == CHAOS else f"sanitizer {self.sanitizer}"
