@@ -15,13 +15,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from disttest.errors import (
-    DisttestError,
-    ExitCode,
-    InfrastructureError,
-    JournalError,
-    UsageError,
-)
+from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.limits import LEASE_WAIT_S
