@@ -94,6 +94,17 @@ def test_tensors_of_different_sizes_are_named_where_gloo_aborts_the_rank(ended):
     assert line == case.get("line")
 
 
+def test_what_ranks_called_is_told_where_gloo_aborts_one(lab):
+    ended = lab.run("run", str(FAULTY_SUITES / "hangs.py"), "-k", "gloo_aborts")
+    message = ended.result("test_shapes_differ_and_gloo_aborts").message
+
+    assert re.fullmatch(
+        r"ranks disagree at collective #1 of group default: rank 0 called all_reduce of float32\[4\] at hangs\.py:\d+, "
+        r"rank 1 called all_reduce of float32\[60004\] at hangs\.py:\d+ \(gloo then aborted rank 0\)",
+        message,
+    ), message
+
+
 def test_the_first_line_everywhere_is_the_finding(ended):
     message = ended.result("test_missing").message
     case = next(c for c in ended.junit().iter("testcase") if c.get("name") == "test_missing[2xgloo]")

@@ -24,7 +24,20 @@ class Actor:
         self.tool = BoardTool(board.path, rank)
         self._numbers = {}
 
-    def call(self, op, group, *, peer=None, tag=0, root=None, by_cpp=False, is_async=False, thread=1):
+    def call(
+        self,
+        op,
+        group,
+        *,
+        peer=None,
+        tag=0,
+        root=None,
+        by_cpp=False,
+        is_async=False,
+        thread=1,
+        inputs=(),
+        site=NOWHERE,
+    ):
         key = (group.name, op, peer, tag) if peer is not None else group.name
         seq = self._numbers[key] = self._numbers.get(key, 0) + 1
         call = Call(
@@ -38,9 +51,9 @@ class Actor:
             reduce_op="",
             is_async=is_async,
             timeout_s=1800.0,
-            inputs=(),
+            inputs=inputs,
             outputs=(),
-            site=NOWHERE,
+            site=site,
             thread=thread,
             by_cpp=by_cpp,
             in_backward=by_cpp,

@@ -5,6 +5,7 @@ It writes what happens and judges nothing. A table that is full sets the gap, so
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,12 @@ from disttest.boards import BoardWriter
 from disttest.deadlock import layout
 from disttest.deadlock.layout import Direction, WaitState
 from disttest.deadlock.snapshot import KINDS
-from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind
+from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind, spec_of
 
 _KIND = {kind: place for place, kind in enumerate(KINDS)}
 _IN_ENGINE = _KIND[WaitKind.BACKWARD]
 _FOR_EVER = float("inf")
+_form = operator.attrgetter("dtype", "shape")
 _NO_CALL = (0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
 
 _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
@@ -144,7 +146,8 @@ class BoardTool(BoardWriter, Tool):
             return
         root = layout.NO_RANK if call.root is None else call.root
         at = self._base + layout.ring_place(place, call.seq)
-        _pack_signature(self._memory, at, self._texts.get(call.op) or self._text(call.op), root)
+        op = self._texts.get(call.op) or self._text(call.op)
+        _pack_signature(self._memory, at, op, self._tensors(call), self._place(call.site), root)
         _pack_last(self._memory, self._base + place + layout.LAST_AT, call.seq)
 
     def _add_group(self, group: Group) -> int:
@@ -285,18 +288,26 @@ class BoardTool(BoardWriter, Tool):
             place = self._texts[key] = self._text(str(site))
         return place
 
-    def _text(self, text: str) -> int:
-        """Where a text stands, once it does; 0 for the empty one, and where there is no space left."""
+    def _tensors(self, call: Call) -> int:
+        key = tuple(map(_form, call.inputs))
+        place = self._texts.get(key)
+        if place is None:
+            text = ", ".join(str(spec_of(tensor)) for tensor in call.inputs)
+            place = self._texts[key] = self._text(text, end=layout.LAST_TENSORS)
+        return place
+
+    def _text(self, text: str, *, end: int = layout.SLOT) -> int:
+        """Where a text stands, once it does; 0 for the empty one, and where no space is left before the end."""
         place = self._texts.get(text)
         if place is None:
             data = text.encode("utf-8", "replace")[: layout.LONGEST_TEXT]
-            end = self._end + layout.LENGTH.size + len(data)
-            place = self._texts[text] = self._end if data and end <= layout.SLOT else 0
+            after = self._end + layout.LENGTH.size + len(data)
+            place = self._texts[text] = self._end if data and after <= end else 0
             if place:
                 at = self._base + place
                 layout.LENGTH.pack_into(self._memory, at, len(data))
-                self._memory[at + layout.LENGTH.size : self._base + end] = data
-                self._end = end
+                self._memory[at + layout.LENGTH.size : self._base + after] = data
+                self._end = after
         return place
 
     def _note_gap(self) -> None:

@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-SLOT = 8192
+SLOT = 12288
 """Bytes for each rank."""
 
 OBSERVED_AT = 0
@@ -55,8 +55,8 @@ GROUP = struct.Struct("<HHHxxI")
 """Name, description, ranks, number of the last collective; behind it what the last ones were."""
 LAST = struct.Struct("<I")
 LAST_AT = struct.calcsize("<HHHxx")
-SIGNATURE = struct.Struct("<Hxxi")
-"""Operation and root."""
+SIGNATURE = struct.Struct("<HHHxxi")
+"""Operation, tensors, place, root."""
 RING = 8
 GROUPS = Table(WAITS.end, GROUP.size + RING * SIGNATURE.size, 20)
 
@@ -68,6 +68,8 @@ CHANNELS = Table(GROUPS.end, CHANNEL.size, 60)
 
 TEXTS = CHANNELS.end
 """Texts: two bytes of length, then UTF-8; 0 names the empty one."""
+LAST_TENSORS = TEXTS + 4096
+"""Texts of tensors end here at the latest, however many shapes a test has: the rest is for what proofs are made of."""
 LENGTH = struct.Struct("<H")
 LONGEST_TEXT = 240
 

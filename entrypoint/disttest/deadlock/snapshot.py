@@ -51,6 +51,9 @@ class IssuedCollective(Frozen):
 
     op: str
     root: int | None
+    tensors: str
+    """The inputs: ``float32[4, 3]``; empty where there are none, or no space was left."""
+    where: str
 
 
 class GroupState(Frozen):
@@ -132,8 +135,10 @@ class _Reader:
         return key, GroupState(description=self._text(description), issued=issued, calls=calls)
 
     def _signature(self, place: int) -> IssuedCollective:
-        op, root = layout.SIGNATURE.unpack_from(self._slot, place)
-        return IssuedCollective(op=self._text(op), root=_rank(root))
+        op, tensors, where, root = layout.SIGNATURE.unpack_from(self._slot, place)
+        return IssuedCollective(
+            op=self._text(op), root=_rank(root), tensors=self._text(tensors), where=self._text(where)
+        )
 
     def _waiting(self, place: int) -> Waiting | None:
         state, kind, where, keys, op, group, peer, root, tag, seq, thread, since_s, until_s = (

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from disttest.deadlock.differing_calls import HEADING as RANKS_DISAGREE
 from disttest.model import Collective, RankEnd, RankRecord, rank_names
 from disttest.planning.backends import backend_named
 
@@ -103,7 +104,7 @@ def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fi
 def _differ(at: Collective, rank: int, call: str, other: int, other_call: str) -> str:
     first, second = sorted([(rank, call), (other, other_call)])
     return (
-        f"ranks disagree at collective #{at.seq} of group {at.group}: "
+        f"{RANKS_DISAGREE}{at.seq} of group {at.group}: "
         f"rank {first[0]} called {first[1]}, rank {second[0]} called {second[1]}"
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from disttest.deadlock.differing_calls import HEADING as RANKS_DISAGREE
 from disttest.model import Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
 from disttest.results.deadlock_finding import advise, describe_deadlock
 from disttest.results.hang_findings import explain, last_call
@@ -39,7 +40,7 @@ SYMPTOM = re.compile(
 _PLACE = re.compile(r'^(\S[^:\n]*\.py:\d+): |^\s*(File "[^"\n]+", line \d+)', re.MULTILINE)
 
 # How gloo words it, before it aborts the process, when a rank is sent more than its own tensor has room for.
-_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def judge(
@@ -191,7 +192,10 @@ def _outcome_of(culprit: RankRecord) -> Outcome:
 
 def _accusation(culprit: RankRecord, size: int) -> str:
     who = f"rank {culprit.rank} of {size}"
-    sizes, call = _SIZES.search(culprit.message), last_call(culprit)
+    _, disagree, calls = culprit.message.partition(RANKS_DISAGREE)
+    if disagree and not culprit.has_failed:
+        return f"{disagree}{calls} (gloo then aborted rank {culprit.rank})"
+    sizes, call = SIZES.search(culprit.message), last_call(culprit)
     if sizes and call and not culprit.has_failed:
         return (
             f"{who} was sent {sizes[1]} bytes where it expected {sizes[2]}, in {call}: the ranks' tensors differ in size "

@@ -94,6 +94,16 @@ def test_tensors_that_differ_in_size_are_named_and_not_gloos_words():
     )
 
 
+DISAGREE = "ranks disagree at collective #1 of group default: rank 0 called …, rank 1 called …"
+
+
+def test_what_ranks_called_leads_where_the_board_knew_it():
+    words = f"was killed by SIGABRT in call, before it reported: {DISAGREE}"
+    result = verdict(msgspec.structs.replace(signalled(0, 0.1, 6), message=words), passed(1))
+
+    assert f"{DISAGREE} (gloo then aborted rank 0)" == result.message
+
+
 def test_gloos_words_stand_where_the_place_is_not_known():
     result = verdict(msgspec.structs.replace(signalled(0, 0.1, 6), message=GLOO), passed(1))
 

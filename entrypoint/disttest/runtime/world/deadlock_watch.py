@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from disttest.deadlock.board import WaitBoard
+from disttest.deadlock.differing_calls import describe_differing_calls
 from disttest.deadlock.proof import Situation, find_deadlock
 from disttest.deadlock.snapshot import Snapshot, read_slot
 from disttest.deadlock.stacks import confirm_rest, confirm_waits
@@ -67,6 +68,11 @@ class DeadlockWatch:
             return
         if self._is_still(attempt) and now_s >= self._ask_after_s:
             self._judge(attempt, now_s)
+
+    def describe_differing_calls(self, attempt: Attempt, rank: int) -> str:
+        """Of a rank that its backend has aborted for the size of a tensor: who called what, if the board knows."""
+        slots = {progress.rank: self._slot(attempt, progress) for progress in attempt.ranks}
+        return describe_differing_calls({rank: read_slot(slot) for rank, slot in slots.items()}, rank)
 
     def _is_still(self, attempt: Attempt) -> bool:
         """Whether nothing has moved for some looks."""

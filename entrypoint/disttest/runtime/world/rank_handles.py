@@ -26,6 +26,7 @@ from disttest.masking import masker
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
 from disttest.results.narrative import crash_stacks, shorten_stacks
+from disttest.results.verdict import SIZES
 from disttest.runtime.messages.collected import tell_difference, tell_extra
 from disttest.runtime.messages.protocol import (
     AnyMessage,
@@ -237,20 +238,24 @@ class Supervisor:
         progress.ready = handle.ready
         if not handle.ready:
             progress.start_log = RankLog(handle.log, limit=self._settings.log_limit).tail(_START_LOG_KEPT)
-        progress.last_words = self._last_words(progress)
+        progress.last_words = self._last_words(progress, attempt)
         if progress.death and progress.death.signal is not None:
             progress.crash = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
         attempt.note_death(progress)
 
-    def _last_words(self, progress: RankProgress) -> str:
-        """Why a rank was killed, as far as the kernel or its log tells."""
+    def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
+        """Why a rank was killed, as far as the kernel, its log or the board of calls tells."""
         killer = progress.death.signal if progress.death else None
         if killer == signal.SIGKILL:
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
             return describe_oom(own_cgroups()) if struck else ""
         if killer == signal.SIGABRT:
             uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
-            return f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
+            words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
+            found = ""
+            if self.deadlocks is not None and SIZES.search(words):
+                found = self.deadlocks.describe_differing_calls(attempt, progress.rank)
+            return found or words
         return ""
 
     def _flight(self, progress: RankProgress) -> Path:

@@ -1,0 +1,59 @@
+"""Calls that do not fit, found on the boards when a backend has aborted a rank for the size of a tensor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from disttest.deadlock import wait_words
+from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
+from disttest.model import rank_names
+
+HEADING = "ranks disagree at collective #"
+"""How the finding begins, by which it is known among the words of a rank's end."""
+_UNEVEN = frozenset({"alltoall", "alltoall_base"})
+"""What ranks may bring different tensors to."""
+
+
+def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str:
+    """``ranks disagree at collective #1 of group default: rank 0 called all_reduce of float32[4], rank 1 called …``.
+
+    Args:
+        ranks: what each rank of the world has on its board.
+        aborted: the rank that has died of it.
+
+    Returns:
+        The first collective of the aborted rank for which others called something else, or brought other tensors; empty
+        if none is known.
+    """
+    for group, state in ranks[aborted].groups.items():
+        for seq in sorted(state.calls):
+            called = dict(_called(ranks, group, seq))
+            if aborted in called and _differ(called):
+                return f"{HEADING}{seq} of group {wait_words.group_name(group[0], state)}: {_tell(called)}"
+    return ""
+
+
+def _called(
+    ranks: Mapping[int, Snapshot], group: GroupKey, seq: int
+) -> Iterator[tuple[int, IssuedCollective]]:
+    for rank in group[1]:
+        state = ranks[rank].groups.get(group) if rank in ranks else None
+        signature = state.calls.get(seq) if state else None
+        if signature is not None and signature.op and signature.tensors:
+            yield rank, signature
+
+
+def _differ(called: Mapping[int, IssuedCollective]) -> bool:
+    calls = {signature.op for signature in called.values()}
+    tensors = {signature.tensors for signature in called.values()}
+    return len(calls) > 1 or (len(tensors) > 1 and not calls & _UNEVEN)
+
+
+def _tell(called: Mapping[int, IssuedCollective]) -> str:
+    """``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called all_reduce of float32[8] at a.py:5``."""
+    by_call: dict[str, list[int]] = {}
+    for rank, signature in called.items():
+        place = f" at {signature.where}" if signature.where else ""
+        call = f"{wait_words.call_name(signature.op)} of {signature.tensors}{place}"
+        by_call.setdefault(call, []).append(rank)
+    return ", ".join(f"{rank_names(who)} called {call}" for call, who in by_call.items())

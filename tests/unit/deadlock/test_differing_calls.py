@@ -1,0 +1,72 @@
+"""Which ranks brought which tensors to the call that a backend has aborted one of them for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from board_actors import Stage, group_of
+
+from disttest.deadlock import layout
+from disttest.deadlock.differing_calls import describe_differing_calls
+
+ALL = group_of(0, 1, 2)
+
+
+def tensor(*shape, dtype="torch.float32"):
+    return SimpleNamespace(dtype=dtype, shape=shape)
+
+
+@pytest.fixture
+def stage():
+    return Stage(3)
+
+
+def told(stage, aborted=1):
+    return describe_differing_calls({rank: stage.snapshot(rank) for rank in range(3)}, aborted)
+
+
+def test_ranks_are_told_with_their_tensors_at_the_first_call_that_differs(stage):
+    for actor in stage.ranks:
+        actor.done(actor.do("allreduce", ALL, inputs=(tensor(2),)))
+        actor.call("allreduce", ALL, inputs=(tensor(8 if actor.rank == 1 else 4),))
+
+    assert told(stage) == (
+        "ranks disagree at collective #2 of group default: "
+        "ranks 0,2 called all_reduce of float32[4], rank 1 called all_reduce of float32[8]"
+    )
+
+
+def test_a_peer_that_went_on_is_told_with_what_it_had_called(stage):
+    for actor in stage.ranks:
+        actor.do("broadcast", ALL, root=0, inputs=(tensor(8 if actor.rank == 0 else 4),))
+    stage.ranks[0].do("allreduce", ALL, inputs=(tensor(1),))
+
+    assert "collective #1 of group default: rank 0 called broadcast of float32[8], ranks 1,2 called" in told(
+        stage
+    )
+
+
+def test_other_calls_at_one_number_are_told(stage):
+    stage.ranks[0].do("allreduce", ALL, inputs=(tensor(4),))
+    stage.ranks[1].do("broadcast", ALL, inputs=(tensor(8),), root=1)
+
+    assert "rank 0 called all_reduce of float32[4], rank 1 called broadcast of float32[8]" in told(stage)
+
+
+def test_nothing_is_told_of_tensors_that_may_be_uneven(stage):
+    for actor in stage.ranks:
+        actor.do("alltoall_base", ALL, inputs=(tensor(actor.rank + 1),))
+
+    assert told(stage) == ""
+
+
+def test_shapes_leave_space_for_what_proofs_are_made_of(stage):
+    actor = stage.ranks[1]
+    for size in range(layout.SLOT):
+        actor.done(actor.do("allreduce", ALL, inputs=(tensor(size),)))
+    actor.do("broadcast", ALL, root=0)
+
+    snapshot = stage.snapshot(1)
+    assert ("broadcast", False) == (snapshot.waits[0].op, snapshot.has_gap)
+    assert told(stage) == ""
