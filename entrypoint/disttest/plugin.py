@@ -224,6 +224,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         harm_each(items, config)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
+    run.name_worlds(items)
     repeat_each(items, run.options.repeat)
     if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
         tell_apart(items)

@@ -84,6 +84,11 @@ SECOND = """
 """
 
 
+def outcomes(ended):
+    """Name -> outcome, at the one size of the run."""
+    return {test.test.name.removesuffix("[2xgloo]"): test.final.outcome for test in ended.run.tests}
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
@@ -107,7 +112,7 @@ def test_one_verdict_a_test_over_ranks_that_collected_it(ended):
         "test_crashes": Outcome.ERROR,
         "test_hangs": Outcome.FAILED,
         "test_last": Outcome.PASSED,
-    } == {test.test.name: test.final.outcome for test in ended.run.tests}, ended.output
+    } == outcomes(ended), ended.output
 
 
 def test_findings_are_those_of_worlds(ended):
@@ -140,3 +145,96 @@ def test_a_projects_setting_changes_nothing_under_plain_pytest(lab):
     lab.write(test_plain="import os\n\ndef test_plain():\n    assert 'RANK' not in os.environ\n")
 
     assert 0 == lab.pytest("test_plain.py").exit_code
+
+
+def test_several_sizes_are_run_one_after_another(lab):
+    suite = """
+        import os
+        import pytest
+
+        SIZE = int(os.environ["WORLD_SIZE"])
+
+        @pytest.mark.parametrize("part", ["a"])
+        def test_at_each(part, request):
+            assert request.node.name == "test_at_each[a]"
+            assert os.environ["RANK"] != "1" or SIZE != 2, "two are one too many"
+
+        @pytest.mark.skipif(SIZE > 1, reason="for one")
+        def test_alone():
+            pass
+
+        if SIZE == 3:
+            def test_three():
+                pass
+    """
+    ended = lab.write(test_sizes=suite).run("--spmd", "1,2,3", "test_sizes.py")
+
+    assert {
+        "test_at_each[1xgloo-a]": Outcome.PASSED,
+        "test_alone[1xgloo]": Outcome.PASSED,
+        "test_at_each[2xgloo-a]": Outcome.FAILED,
+        "test_alone[2xgloo]": Outcome.SKIPPED,
+        "test_at_each[3xgloo-a]": Outcome.PASSED,
+        "test_alone[3xgloo]": Outcome.SKIPPED,
+        "test_three[3xgloo]": Outcome.PASSED,
+    } == {test.test.name: test.final.outcome for test in ended.run.tests}, ended.output
+    assert 1 == ended.exit_code
+    assert "disttest run 'test_sizes.py::test_at_each[a]' --spmd 2 --backend gloo" in ended.output
+    assert 7 == len(ended.junit().findall(".//testcase"))
+    assert {1, 2, 3} == {world.shape.size for world in ended.run.worlds}
+
+
+def test_a_run_that_ends_early_leaves_the_other_sizes_out(lab):
+    lab.write(test_fails="def test_fails():\n    assert False\n")
+    ended = lab.run("--spmd", "1,2", "-x", "test_fails.py")
+
+    assert 1 == ended.exit_code
+    assert ["test_fails[1xgloo]"] == [test.test.name for test in ended.run.tests]
+    assert "not run with --spmd 2" in ended.output
+
+
+def test_a_size_without_tests_is_fine_where_another_has_some(lab):
+    suite = """
+        import os
+
+        if os.environ["WORLD_SIZE"] == "2":
+            def test_two():
+                pass
+    """
+    ended = lab.write(test_some=suite).run("test_some.py", DISTTEST_SPMD="1,2")
+
+    assert 0 == ended.exit_code, ended.output
+    assert ["test_two[2xgloo]"] == [test.test.name for test in ended.run.tests]
+
+
+def test_a_list_is_of_one_size(lab):
+    lab.write(test_one="def test_one():\n    pass\n")
+
+    assert (
+        "lists and plans are of one: give --spmd 1" in lab.run("list", "--spmd", "1,2", "test_one.py").output
+    )
+    assert "test_one[2xgloo]" in lab.run("list", "--tests", "--spmd", "2", "test_one.py").output
+
+
+@pytest.mark.parametrize("launched", [("--spmd", "2"), ()], ids=["launcher mode", "world"])
+def test_a_port_that_a_fixture_chooses_is_hosted_by_rank_0(lab, launched):
+    suite = f"""
+        import os
+        import pytest
+        import torch.distributed as dist
+
+        @pytest.fixture(scope="module")
+        def group():
+            os.environ["MASTER_PORT"] = "{free_port()}"
+            dist.init_process_group("gloo")
+            yield
+            dist.destroy_process_group()
+
+        @pytest.mark.timeout(30)
+        @pytest.mark.world_size(2)
+        def test_meets(group):
+            dist.barrier()
+    """
+    ended = lab.write(test_port=suite).run(*launched, "test_port.py")
+
+    assert 0 == ended.exit_code, ended.output

@@ -47,7 +47,7 @@ from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
-from disttest.options.run import by_command, given_options, resolve_options
+from disttest.options.run import RunOptions, by_command, given_options, resolve_options
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets, suite_names
@@ -116,6 +116,8 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     flags = by_command(flags)
     if options.spmd and cluster.launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
+    if selection.plan is not None:
+        _refuse_sizes(options)
     if options.debugpy and cluster.launcher:
         raise UsageError("--debugpy is for one machine: leave --launcher out")
     _hide(options.mask)
@@ -233,7 +235,7 @@ def list_(
     from disttest.runtime.guard.listing import collect_tests, render_list
 
     flags = by_command(read_project_settings(targets).fill(flags))
-    resolve_options(flags)
+    _refuse_sizes(resolve_options(flags))
     with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
         given = _given(flags, Path(folder))
         collection = collect_tests(
@@ -247,6 +249,15 @@ def list_(
     _leave(collection.exit_code, shown=True)
 
 
+def _refuse_sizes(options: RunOptions) -> None:
+    if len(options.spmd) > 1:
+        sizes = ",".join(map(str, options.spmd))
+        raise UsageError(
+            f"--spmd {sizes}: what is collected depends on the size, so lists and plans are of one: "
+            f"give --spmd {options.spmd[0]}"
+        )
+
+
 def _collect(
     targets: tuple[str, ...], flags: dict[str, str | None], pytest_args: Sequence[str], gpus: int
 ) -> Sequence[TestCase]:
@@ -254,8 +265,10 @@ def _collect(
     from disttest.runtime.guard.listing import collect_tests, for_gpu_runners
 
     told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
-    if is_accelerator(device := resolve_options(flags).device) and not told:
-        pytest_args = [*pytest_args, *for_gpu_runners(gpus, device)]
+    options = resolve_options(flags)
+    _refuse_sizes(options)
+    if is_accelerator(options.device) and not told:
+        pytest_args = [*pytest_args, *for_gpu_runners(gpus, options.device)]
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:
         given = _given(flags, Path(folder))
         collection = collect_tests(resolve_targets(targets), given, pytest_args, Path(folder))

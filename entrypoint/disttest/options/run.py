@@ -35,8 +35,9 @@ class WorldSettings(Frozen):
     """Whose rules judge tests that start their ranks by themselves."""
     deadlock: DeadlockRule = default_of("deadlock")
     """What becomes of a test whose ranks wait for each other for ever."""
-    spmd: int = default_of("spmd")
-    """How many ranks run each test, and collect it by themselves as under a launcher; 0: tests say what they need."""
+    spmd: tuple[int, ...] = default_of("spmd")
+    """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
+    Several are run one after another, each by a pytest process of its own, which knows of one size only."""
     sanitize: tuple[Chosen, ...] = default_of("sanitize")
     """The sanitizers that are on."""
     record: RecordRule = default_of("record")

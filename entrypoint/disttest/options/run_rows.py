@@ -193,11 +193,10 @@ RUN_OPTIONS = (
     ),
     _of_each_run(
         "spmd",
-        COUNT,
-        "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does.",
-        default=0,
+        WORLD_SIZES,
+        "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
+        default=(),
         otherwise="as marked",
-        repeated=True,
     ),
     _of_each_run(
         "foreign-marks",

@@ -225,6 +225,8 @@ class Folding:
                 f"a part of this journal is of version {event.schema_version}, and this disttest ({SCHEMA_VERSION}) may "
                 f"misread it: read it with the disttest that wrote it, {event.disttest}"
             )
+        if self.called_at_s is not None:
+            return  # launcher mode, at another size
         if self.started is not None:
             self.called_at_s = self.started.at_s
             event = msgspec.structs.replace(event, argv=self.started.argv, invocation=self.started.invocation)

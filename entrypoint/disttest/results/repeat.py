@@ -76,7 +76,7 @@ class Run(Protocol):
 def repeat_command(test: TestCase, run: Run) -> str:
     """The command, quoted for a shell, to be run where the run was started."""
     asked = run.invocation
-    words = ["disttest", *_command(test, run), *_world(test)]
+    words = ["disttest", *_command(test, run), *_world(test, asked)]
     variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
@@ -132,11 +132,11 @@ def seen_from_start(nodeid: str, run: Run) -> str:
     return f"{path}{colons}{rest}"
 
 
-def _world(test: TestCase) -> Iterator[str]:
+def _world(test: TestCase, asked: Invocation) -> Iterator[str]:
     if test.world is None:
         return
     if test.kind is WorldKind.RANKS:
-        yield from ("--world-sizes", str(test.world.size))
+        yield from ("--spmd" if asked.options.get("spmd") else "--world-sizes", str(test.world.size))
     yield from ("--backend", test.world.backend)
     if len(backend_named(test.world.backend).devices) != 1:
         yield from ("--device", test.world.device)

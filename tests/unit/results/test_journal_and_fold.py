@@ -273,6 +273,17 @@ def test_what_the_command_was_asked_is_kept_when_the_controller_adds_its_word():
     assert ["a"] == [test.test.nodeid for test in run.flaky]
 
 
+def test_a_run_of_several_sizes_begins_with_the_first():
+    called, first, second = (
+        msgspec.structs.replace(START, at_s=at_s, run_id=str(at_s)) for at_s in (1, 3, 7)
+    )
+    run = fold(
+        [called, first, OWED[0], done("a"), RunFinished(at_s=6.0, exit_code=1), second, OWED[1], done("b")]
+    )
+    assert ("3", 1, 3) == (run.run_id, run.called_at_s, run.started_at_s)
+    assert ["a", "b"] == [test.test.nodeid for test in run.tests]
+
+
 def test_no_journal_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no journal at"):
         list(read_events(tmp_path / "none"))

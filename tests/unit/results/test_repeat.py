@@ -55,6 +55,11 @@ def test_the_world_is_the_tests_own():
     assert repeat_command(case(world=("nccl", "cuda", 8)), run()).endswith("--world-sizes 8 --backend nccl")
 
 
+def test_in_launcher_mode_the_size_is_that_of_the_test():
+    command = repeat_command(case(), run(options={"spmd": "1,2,4"}))
+    assert "disttest run 'tests/test_a.py::test_a[2xgloo]' --spmd 2 --backend gloo --device cpu" == command
+
+
 def test_a_class_that_starts_its_ranks_has_its_own_size():
     assert "--world-sizes" not in repeat_command(case(kind=WorldKind.MAIN), run())
 

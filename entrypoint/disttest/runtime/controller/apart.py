@@ -54,6 +54,8 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
             failed_first=session.config.getoption("disttest_failed_first"),
         )
         note("running the worlds")
-        control().run([pair for pair in apart if pair[1].world is not None])
+        # Launcher mode has a pytest process for each size, and one journal for all.
+        letter = f"w{run.options.spmd[0]}." if run.options.spmd else "w"
+        control(letter=letter).run([pair for pair in apart if pair[1].world is not None])
         note("running ordinary tests in processes of their own")
         control(letter="p").run([pair for pair in apart if pair[1].kind is WorldKind.PROCESS])

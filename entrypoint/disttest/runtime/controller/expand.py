@@ -104,7 +104,7 @@ def tell_apart(items: Iterable[pytest.Item]) -> None:
         nodeid, number = item.nodeid, 1
         while taken.setdefault(item.nodeid, item) is not item:
             number += 1
-            rename(item, f"{nodeid}#{number}", collected_as=nodeid)
+            rename(item, f"{nodeid}#{number}", collected_as=collected_as(item) or nodeid)
 
 
 def rename(item: pytest.Item, nodeid: str, *, collected_as: str) -> None:

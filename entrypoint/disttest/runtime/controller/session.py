@@ -52,7 +52,7 @@ from disttest.runtime.controller.session_options import (
     rank_order,
     with_terminal,
 )
-from disttest.runtime.controller.spmd import without_spmd
+from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.starters import InterpreterOrder
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
@@ -159,6 +159,11 @@ class RunSession:
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
         return worlds_of(item, self.options, self.host)
+
+    def name_worlds(self, items: list[pytest.Item]) -> None:
+        """In launcher mode, have the ids of tests say in which world they run."""
+        if (shape := spmd_shape(self.options, self.host)) is not None:
+            name_worlds(items, shape)
 
     def keep_planned(self, items: list[pytest.Item]) -> None:
         """Keep the tests of this shard, if the run has a plan."""

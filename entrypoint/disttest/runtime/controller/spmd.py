@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 
 import msgspec
+import pytest
 
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
+from disttest.runtime.controller.expand import rename
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.rank.rank_spec import place_variables
 
@@ -24,10 +27,10 @@ def collect_as_rank_0(known: argparse.Namespace) -> None:
     Args:
         known: what pytest was given.
     """
-    size = known.disttest_spmd
-    if not size or known.disttest_rank or not (known.disttest_guarded or known.collectonly):
+    asked: str = known.disttest_spmd or ""
+    if not asked or known.disttest_rank or not (known.disttest_guarded or known.collectonly):
         return
-    os.environ.update(place_variables(0, size))  # noqa: TID251
+    os.environ.update(place_variables(0, asked.partition(",")[0].strip()))  # noqa: TID251
 
 
 def spmd_shape(options: RunOptions, host: TargetHost) -> WorldShape | None:
@@ -35,9 +38,18 @@ def spmd_shape(options: RunOptions, host: TargetHost) -> WorldShape | None:
     if not options.spmd:
         return None
     backend = next(iter(options.backend), host.default_backend())
-    return WorldShape(size=options.spmd, backend=backend, device=host.device_for(backend))
+    return WorldShape(size=options.spmd[0], backend=backend, device=host.device_for(backend))
+
+
+def name_worlds(items: Iterable[pytest.Item], shape: WorldShape) -> None:
+    """Put the world into the ids of tests, as where it is marked; their names stay what the suite gave them."""
+    for item in items:
+        nodeid, parameters = item.nodeid, getattr(getattr(item, "callspec", None), "id", "")
+        base = nodeid.removesuffix(f"[{parameters}]") if parameters else nodeid
+        label = f"{shape}-{parameters}" if parameters else str(shape)
+        rename(item, f"{base}[{label}]", collected_as=nodeid)
 
 
 def without_spmd(options: RunOptions) -> RunOptions:
     """The options under plain pytest, where a project's setting changes nothing: the command sets ranks up."""
-    return msgspec.structs.replace(options, spmd=0)
+    return msgspec.structs.replace(options, spmd=())

@@ -54,13 +54,14 @@ class Watch:
         self._view = view
         self._now = now
         self._session_ended = False
-        self._outputs = [_Output(error=False), _Output(error=True)] if view is not None else []
+        self._outputs: list[_Output] = []
 
     def streams(self) -> Streams:
-        """Where the child is to print to; afterwards call :meth:`child_started`."""
-        if not self._outputs:
+        """Where the next child is to print to; afterwards call :meth:`child_started`."""
+        if self._view is None:
             return {}
-        output, errors = self._outputs
+        self._session_ended = False
+        self._outputs = output, errors = [_Output(error=False), _Output(error=True)]
         return {"stdout": output.writer, "stderr": errors.writer, "keep_stdin": True}
 
     def child_started(self, poller: select.poll) -> None:
@@ -91,15 +92,20 @@ class Watch:
         if not stalled_s:  # pictures that nobody sees are not kept
             self._tell(lambda view: view.tick(self._now()))
 
-    def close(self) -> None:
+    def child_ended(self) -> None:
         """The child is gone, and all that it started: see what is left."""
-        self._take(self._follower.close())
-        self.cut_short = self._follower.cut_short
+        self._take(self._follower.new_events())
         while texts := self._new_texts(None):
             self._show(texts)
-        self._tell(lambda view: view.close())
         for output in self._outputs:
             os.close(output.reader)
+        self._outputs = []
+
+    def close(self) -> None:
+        """There will be no other child."""
+        self._take(self._follower.close())
+        self.cut_short = self._follower.cut_short
+        self._tell(lambda view: view.close())
 
     def take(self, event: AnyEvent) -> None:
         """Add an event of our own, which nobody has to show."""

@@ -14,9 +14,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +38,7 @@ from disttest.planning.shard_plan import Plan
 from disttest.planning.targets import Targets, suites_dir
 from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
-from disttest.results.conclusion import Facts, Process, conclude, facts_of
+from disttest.results.conclusion import Conclusion, Facts, Process, conclude, facts_of, join_exit_codes
 from disttest.results.directory import ResultsDirectory
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
 from disttest.results.fold import RunResult, fold
@@ -62,6 +63,19 @@ class Ending(Frozen):
     """The exit code is pytest's own; else a test, a plugin or a signal ended the process."""
     doing: str = ""
     """What it did last: ``importing test_x.py``."""
+
+
+class _End(NamedTuple):
+    """How a pytest process ended."""
+
+    conclusion: Conclusion
+    no_test: str = ""
+    """Why it has had none, where nobody has said so yet."""
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the run ends with it, whatever else was to come."""
+        return bool(self.conclusion.reason) and self.conclusion.exit_code != ExitCode.NOTHING_COLLECTED
 
 
 def plugin_arguments() -> list[str]:
@@ -105,11 +119,11 @@ def run_guarded(
     shard: int = 0,
     view: RunView | None = None,
 ) -> RunResult:
-    """Run pytest to its end, or end it; nothing of it is left when this returns.
+    """Run pytest to its end, or end it; nothing of it is left when this returns. Launcher mode has one for each size.
 
     Args:
         argv: the child's command line.
-        options: only the deadline and the seed are read here.
+        options: only the deadline, the seed and the sizes of launcher mode are read here.
         directory: where the results go, claimed; it may lie elsewhere when this returns.
         invocation: what the user asked, for the record.
         hardware: the machine, for the record.
@@ -117,7 +131,7 @@ def run_guarded(
         shard: which one; without a plan it means nothing.
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
-    signals = hold_signals()
+    hold_signals()
     journal = Journal(directory.path / FILE_NAME)
     journal.append(
         RunStarted(
@@ -136,25 +150,63 @@ def run_guarded(
     adopt_orphans()
     sweep = Sweep(lambda: directory.home.now())
     watch = Watch(journal.path, view, journal.now)
-    board = LeaveBoard()
-    keeper = Keeper()
+    until_s = time.monotonic() + options.deadline if options.deadline else math.inf
+    ends: list[_End] = []
     try:
-        child = _start(argv, watch, board, keeper, directory, journal, options.seed)
-        keeper.start()
-        load_reporters()  # while the child imports torch
-        ending = _Guard(child, signals, watch).stand(options)
-        ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
-        kill_descendants(spare=keeper.pids)
+        for words in _each_size(options, until_s):
+            ends.append(_run_one([*argv, *words], watch, directory, journal, options.seed, until_s))
+            if ends[-1].is_early:
+                break
     finally:
         watch.close()
-        board.close()
-        keeper.dismiss()
-    _close_journal(journal, ending, watch, sweep, directory)
+    if left := options.spmd[len(ends) :]:
+        sizes = ",".join(map(str, left))
+        _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with --spmd {sizes}: see above"))
+    _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
     # What was learned to be hidden late stands in what was folded on the way.
     run = fold(journal.events()) if masker.active else watch.folding.result()
     journal.close()
     return run
+
+
+def _each_size(options: RunOptions, until_s: float) -> Iterator[tuple[str, ...]]:
+    """What each pytest process of the run is told beside: in launcher mode there is one for each size, one after another.
+
+    Args:
+        options: of the run.
+        until_s: its deadline, on the monotonic clock.
+    """
+    yield (f"--disttest-spmd={options.spmd[0]}",) if options.spmd else ()
+    for size in options.spmd[1:]:
+        left_s = max(1, math.ceil(until_s - time.monotonic())) if options.deadline else 0
+        yield f"--disttest-spmd={size}", *([f"--disttest-deadline={left_s}"] if left_s else [])
+
+
+def _run_one(
+    argv: Sequence[str],
+    watch: Watch,
+    directory: ResultsDirectory,
+    journal: Journal,
+    seed: int,
+    until_s: float,
+) -> _End:
+    """Run a pytest process to its end, or end it; nothing of it is left when this returns."""
+    board = LeaveBoard()
+    keeper = Keeper()
+    before = watch.folding.finished
+    try:
+        child = _start(argv, watch, board, keeper, directory, journal, seed)
+        keeper.start()
+        load_reporters()  # while the child imports torch
+        ending = _Guard(child, hold_signals(), watch).stand(until_s + DEADLINE_MARGIN_S)
+        ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
+        kill_descendants(spare=keeper.pids)
+    finally:
+        watch.child_ended()
+        board.close()
+        keeper.dismiss()
+    return _end_of(watch.folding.result(), ending, finished=watch.folding.finished is not before)
 
 
 def _start(
@@ -204,9 +256,8 @@ class _Guard:
         self._poller.register(signals, select.POLLIN)
         watch.child_started(self._poller)
 
-    def stand(self, options: RunOptions) -> Ending:
-        """Stay until the child has ended, or has been ended."""
-        limit_s = time.monotonic() + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
+    def stand(self, limit_s: float) -> Ending:
+        """Stay until the child has ended, or has been ended, which happens at ``limit_s`` of the monotonic clock."""
         while True:
             self._watch.look(self._poller)
             if (ended := self._child.poll()) is not None:
@@ -234,25 +285,46 @@ class _Guard:
 
 
 def _close_journal(
-    journal: Journal, ending: Ending, watch: Watch, sweep: Sweep, directory: ResultsDirectory
+    journal: Journal, ends: Sequence[_End], watch: Watch, sweep: Sweep, directory: ResultsDirectory
 ) -> None:
-    """Say how the run ended, in the last line of the journal; a child's own last word is checked, not trusted."""
+    """Say how the run ended, in the last line of the journal."""
     if watch.cut_short:
         journal.end_line()
     if restored := directory.restore(journal):
         _append(journal, watch, Noted(at_s=journal.now(), message=restored))
-    run, finished = watch.folding.result(), watch.folding.finished is not None
+    run = watch.folding.result()
     for message, nodeid in sweep.clean(lambda: run.attempts):
         _append(journal, watch, Noted(at_s=journal.now(), message=message, nodeid=nodeid))
-    code, reason = conclude(_facts(run, ending, finished=finished))
     if watch.trouble:
         message = f"the view of the run was given up: {watch.trouble}"
         _append(journal, watch, Noted(at_s=journal.now(), message=message))
-    by_itself = not finished and not ending.signal and not ending.overdue
-    if by_itself and code not in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
-        message = reason or f"pytest ended with {ending.exit} before it had a test"
+    for message in (end.no_test for end in ends if end.no_test):
         _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=message))
+    code, reason = _join(ends)
     _append(journal, watch, RunFinished(at_s=journal.now(), exit_code=code, reason=reason))
+
+
+def _end_of(run: RunResult, ending: Ending, *, finished: bool) -> _End:
+    """How a pytest process ended; its own last word is checked, not trusted.
+
+    Args:
+        run: what the run has come to by now.
+        ending: of the process.
+        finished: whether its last word is in the journal.
+    """
+    code, reason = conclusion = conclude(_facts(run, ending, finished=finished))
+    by_itself = not finished and not ending.signal and not ending.overdue
+    if not by_itself or code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
+        return _End(conclusion)
+    return _End(conclusion, reason or f"pytest ended with {ending.exit} before it had a test")
+
+
+def _join(ends: Sequence[_End]) -> Conclusion:
+    """What the run came to: the gravest of its processes decides."""
+    codes = [end.conclusion.exit_code for end in ends]
+    code = join_exit_codes(codes, something_ran=any(code != ExitCode.NOTHING_COLLECTED for code in codes))
+    reasons = [end.conclusion.reason for end in ends if end.conclusion.exit_code == code]
+    return Conclusion(code, "; ".join(dict.fromkeys(filter(None, reasons))))
 
 
 def _append(journal: Journal, watch: Watch, event: AnyEvent) -> None:

@@ -45,6 +45,7 @@ from disttest.runtime.rank.hypothesis_tests import HypothesisTests
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
+from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.rank_chaos import Chaos
 from disttest.runtime.rank.rank_recording import RankRecording
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -176,6 +177,7 @@ def serve(
     if spec.settings.awaits_debugger(spec.rank):
         await_debugger(spec.settings, session.config, phase.hold)
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
+    heed_own_port(spec.master_port)
     state = _Session(spec, channel, session, phase)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()

@@ -6,7 +6,6 @@ live as long as its world.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import begin_waits, watch_waits
@@ -42,13 +42,13 @@ def serve_spmd(
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.board, spec.place)
+    heed_own_port(spec.master_port)
 
     def run(order: RunTest) -> None:
         redirect_output(session.config, Path(order.log))
         register_stacks(spec.stacks)
         flight.note_start()
         begin_waits()
-        _heed_own_port(spec)
         run_protocol(items, order)
         flush_output()
         save_coverage()
@@ -57,9 +57,3 @@ def serve_spmd(
     serve_orders(spec, channel, session, run)
     save_coverage()
     leave(0)
-
-
-def _heed_own_port(spec: RankSpec) -> None:
-    """Where the suite has chosen a port of its own, nobody listens there: rank 0 has to, as without an agent."""
-    if os.environ.get("MASTER_PORT") != str(spec.master_port):  # noqa: TID251
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # noqa: TID251

@@ -73,6 +73,7 @@ def test_nothing_is_lost_when_the_child_has_gone(run):
     journal.append(SampleRun().events[0])
     os.close(out)
     os.close(err)
+    watch.child_ended()
     watch.close()
 
     assert "é" + "x" * 30_000 == "".join(text for text in view.said if text != "RunStarted")
@@ -87,6 +88,7 @@ def test_a_view_that_breaks_is_given_up_and_the_run_is_folded_all_the_same(run):
     journal.append(SampleRun().events[0])
     os.close(out)
     os.close(err)
+    watch.child_ended()
     watch.close()
 
     assert "BrokenPipeError: gone" == watch.trouble
@@ -101,6 +103,23 @@ def test_a_line_over_which_the_child_died_is_noticed_though_nobody_had_read_it_b
     watch.close()
 
     assert watch.cut_short
+
+
+def test_one_child_may_come_after_another(run):
+    journal, view, watch, (out, err) = run
+    journal.append(RunFinished(at_s=journal.now(), exit_code=0))
+    os.close(out)
+    os.close(err)
+    watch.child_ended()
+    second = watch.streams()
+    os.write(second["stdout"], b"header")
+    watch.child_started(select.poll())
+    journal.append(SampleRun().events[0])
+    watch.look()
+    watch.child_ended()
+    watch.close()
+
+    assert ["RunFinished", "header", "RunStarted"] == view.said
 
 
 @pytest.fixture
