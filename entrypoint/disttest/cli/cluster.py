@@ -120,6 +120,8 @@ def make_launcher(name: str, given: Mapping[str, Any]) -> Launcher:
         extra=extra,
         container=(given["container"] or "pyxis") if given["image"] else "",
         mounts=tuple(given["mount"]),
+        pod_template=str(given["pod_template"] or ""),
+        gpu_resource=given["gpu_resource"],
     )
     return scheduler_named(name).make_launcher(environment(), options)
 
@@ -222,11 +224,11 @@ def node_agent() -> None:
 
 @click.command(name="cluster-clean", cls=RegistryCommand)
 @flags("cluster-clean")
-def cluster_clean(*, launcher: str, **given: bool) -> None:
+def cluster_clean(*, launcher: str, partition: str, **given: bool) -> None:
     """End the jobs that a killed run of this machine has left with a scheduler."""
     from disttest.cluster.client.cluster_session import remove_leftovers
 
-    scheduler, every = scheduler_launcher(launcher, ""), given["all"]
+    scheduler, every = scheduler_launcher(launcher, partition), given["all"]
     try:
         names = scheduler.every_name() if every else ()
     except DisttestError as error:

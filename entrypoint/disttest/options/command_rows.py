@@ -33,7 +33,7 @@ PLAN_OPTIONS = (
     _plan(
         "pool",
         text("NAME:GPUS:RUNNERS[:COST]"),
-        "A kind of runner; or NAME:slurm[:PARTITION[:NODESxGPUS[:COST]]], the nodes of a scheduler.",
+        "A kind of runner; or NAME:SCHEDULER[:PARTITION[:NODESxGPUS[:COST]]], the nodes of slurm or kubernetes.",
         many=True,
     ),
     _plan("nodes", COUNT, "Spread each world over N nodes of a scheduler's pool.", default=1),
@@ -262,6 +262,12 @@ OTHER_OPTIONS = (
         "The scheduler.",
         default="slurm",
         has_variable=True,
+    ),
+    rows_of("cluster-clean")(
+        "partition",
+        text("NAME"),
+        "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm's jobs are found without.",
+        default="",
     ),
     rows_of("cluster-clean")(
         "all", SWITCH, "Those of living clients, and of other machines, too.", default=False

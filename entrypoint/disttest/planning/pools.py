@@ -13,11 +13,12 @@ from disttest.planning.backends import GPU
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
 SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
-    "for example big:slurm:gpu or big:slurm:gpu:16x8"
+    "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
 )
-SCHEDULERS = ("slurm",)
+SCHEDULERS = ("slurm", "kubernetes")
 """What may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")
 
 
 class Size(Frozen):
@@ -88,7 +89,7 @@ def _parse_scheduler_pool(
     text: str, name: str, scheduler: str, words: Sequence[str], ask: Ask | None
 ) -> Pool:
     partition, size_text, cost_text = (*words, "", "", "")[:3]
-    if len(words) > 3 or not _NAME.fullmatch(name) or (partition and not _NAME.fullmatch(partition)):
+    if len(words) > 3 or not _NAME.fullmatch(name) or (partition and not _PARTITION.fullmatch(partition)):
         raise UsageError(f"--pool {text!r} cannot be read; write {SCHEDULER_FORM}")
     size = _size(text, size_text) if size_text else _asked(text, scheduler, partition, ask)
     return Pool(

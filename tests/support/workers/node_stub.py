@@ -16,6 +16,8 @@ from disttest.cluster.protocol.wire import (
     NodeDone,
     NodeNote,
     NodeReady,
+    SetVariables,
+    StillHere,
     TakeJob,
     Versions,
     decode_order,
@@ -49,7 +51,7 @@ def main() -> int:
         elif isinstance(order, FinishJob | CancelJob):
             say(NodeDone(reason=getattr(order, "reason", "")))
             return 0
-        else:
+        elif not isinstance(order, SetVariables | StillHere):
             say(NodeNote(message=line.decode()))
     return 0
 

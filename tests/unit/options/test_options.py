@@ -286,6 +286,8 @@ def test_the_launcher_is_taken_from_its_variable(monkeypatch):
 
     assert "local" == parsed("run")["launcher"]
     assert "slurm" == parsed("run", "--launcher", "slurm")["launcher"]
-    monkeypatch.setenv("DISTTEST_LAUNCHER", "kubernetes")
-    with pytest.raises(UsageError, match=r"^DISTTEST_LAUNCHER: 'kubernetes' is not one of local, slurm$"):
+    monkeypatch.setenv("DISTTEST_LAUNCHER", "pbs")
+    with pytest.raises(
+        UsageError, match=r"^DISTTEST_LAUNCHER: 'pbs' is not one of local, slurm, kubernetes$"
+    ):
         parsed("run")

@@ -50,6 +50,7 @@ _OUTPUT_KEPT = 30
 _SCHEDULERS_WORD = (
     JobState.TIME_LIMIT,
     JobState.PREEMPTED,
+    JobState.EVICTED,
     JobState.OUT_OF_MEMORY,
     JobState.NODE_LOST,
 )
@@ -250,7 +251,8 @@ class Conductor(ABC):
                 self.fail(
                     JobState.NODE_LOST,
                     f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
-                    "It is down, or cut off from the client: sinfo -R and its system log say more",
+                    "It is down, or cut off from the client: the scheduler (sinfo -R, kubectl describe node) and its system log "
+                    "say more",
                 )
         if len(self._ready) < self.job.shape.nodes and now_s - self._running_s > limits.start_s:
             late = ", ".join(str(node) for node in range(self.job.shape.nodes) if node not in self._ready)

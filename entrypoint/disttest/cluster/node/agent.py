@@ -26,6 +26,7 @@ from disttest.cluster.node.lease_work import LeaseWork
 from disttest.cluster.node.partition_work import PartitionWork
 from disttest.cluster.protocol.job import JobKind, JobSpec
 from disttest.cluster.protocol.wire import (
+    CLIENT_GONE,
     SCHEDULER_ENDED,
     Alive,
     CancelJob,
@@ -33,10 +34,11 @@ from disttest.cluster.protocol.wire import (
     NodeDone,
     NodeNote,
     Refused,
+    SetVariables,
     TakeJob,
     decode_order,
 )
-from disttest.errors import DisttestError, ProtocolError
+from disttest.errors import DisttestError, ProtocolError, UsageError
 from disttest.host.descendants import kill_descendants
 from disttest.host.lines import Lines
 from disttest.host.process import Child, adopt_orphans, end_all, signal_name
@@ -49,6 +51,7 @@ from disttest.limits import (
     NODE_ALIVE_S,
     TICK_S,
 )
+from disttest.options.environment import add_to_environment
 from disttest.runtime.messages.protocol import Message
 
 _CHUNK = 1 << 16
@@ -107,20 +110,22 @@ class Agent:
             left = kill_descendants()
             if left:
                 self._say(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
+        self._leave_word()
         self._say(NodeDone(reason=self._reason))
         self._flush(AGENT_FLUSH_S)
 
     # --- beginning
 
     def _take_job(self, signals: NotedSignals) -> JobSpec | None:
-        deadline = time.monotonic() + JOB_ARRIVAL_S
-        while not self._reason and time.monotonic() < deadline:
+        while not self._reason and time.monotonic() - self._heard_s < JOB_ARRIVAL_S:
             self._wait([0, signals.fileno()])
             self._note_signal(signals)
             for line in self._receive():
                 order = decode_order(line)
                 if isinstance(order, TakeJob):
                     return order.job
+                if isinstance(order, SetVariables):
+                    add_to_environment(order.variables)
                 if isinstance(order, CancelJob):
                     self._reason = order.reason
                     return None
@@ -143,9 +148,18 @@ class Agent:
                 f"(CUDA_VISIBLE_DEVICES={','.join(assignment.gpus) or 'empty'}), and the job has {needs} ranks for it"
             )
         if job.directory:
-            os.chdir(job.directory)
+            self._enter(job.directory)
         kind = LeaseWork if job.kind is JobKind.LEASE else PartitionWork
         return kind(job, assignment, folder)
+
+    def _enter(self, directory: str) -> None:
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            raise UsageError(
+                f"the working directory {directory} cannot be entered there ({error.strerror}): name another one with "
+                "--node-dir"
+            ) from error
 
     # --- supervising
 
@@ -177,7 +191,7 @@ class Agent:
 
     def _check_client(self) -> None:
         if self._client_gone:
-            self._reason = self._reason or "the client is gone"
+            self._reason = self._reason or CLIENT_GONE
         elif time.monotonic() - self._heard_s > CLIENT_SILENCE_S:
             self._reason = self._reason or f"the client has been silent for {CLIENT_SILENCE_S:g} s"
 
@@ -191,6 +205,12 @@ class Agent:
             end_all([work.child])
 
     # --- the lines
+
+    def _leave_word(self) -> None:
+        """Tell the scheduler why, too: the way to the client may be what has failed."""
+        if self._reason and self._assignment.last_word:
+            with contextlib.suppress(OSError):
+                Path(self._assignment.last_word).write_text(self._reason, "utf-8", "replace")
 
     def _say(self, message: Message) -> None:
         self._said_s = time.monotonic()
@@ -224,7 +244,7 @@ class Agent:
                 chunk = b""
             if not chunk:
                 self._client_gone = True
-                self._reason = self._reason or "the client is gone"
+                self._reason = self._reason or CLIENT_GONE
                 return lines
             self._heard_s = time.monotonic()
             lines += filter(None, self._in.feed(chunk))

@@ -15,6 +15,7 @@ from disttest.model import Frozen
 from disttest.options.registry import LAUNCHERS
 
 _NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
+_UUIDS = ("GPU-", "MIG-")
 _SIOCGIFADDR = 0x8915
 
 
@@ -26,11 +27,13 @@ class NodeAssignment(Frozen):
     nodes: int
     host: str
     gpus: tuple[str, ...]
-    """What ``CUDA_VISIBLE_DEVICES`` grants."""
+    """What was granted, as ``CUDA_VISIBLE_DEVICES`` names it."""
     address: str
     """Of this node, on the network that connects the nodes."""
     interface: str
     """The network interface with that address."""
+    last_word: str = ""
+    """Path of the file from which the scheduler takes the reason to end; empty: it takes none."""
 
 
 def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
@@ -54,17 +57,31 @@ def _read(row: NodeVariables, environ: Mapping[str, str]) -> NodeAssignment:
     node, nodes = _number(environ, row.node), _number(environ, row.nodes)
     if not 0 <= node < nodes:
         raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     address = _first(environ, row.address) or facing(_first(environ, row.peer) or "")
     return NodeAssignment(
         scheduler=row.scheduler,
         node=node,
         nodes=nodes,
         host=_first(environ, row.host) or socket.gethostname(),
-        gpus=() if visible in _NO_GPUS else tuple(visible.split(",")),
+        gpus=_gpus(row, environ),
         address=address,
         interface=interface_of(address),
+        last_word=_first(environ, row.last_word) or "",
     )
+
+
+def _gpus(row: NodeVariables, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """As ``CUDA_VISIBLE_DEVICES`` names them here.
+
+    The number of a GPU on its node means nothing in a container that sees no others; its UUID does.
+    """
+    visible = _first(environ, row.gpus) or ""
+    named = () if visible in _NO_GPUS else tuple(visible.split(","))
+    if not row.gpu_count:
+        return named
+    count = _number(environ, row.gpu_count)
+    with_uuid = len(named) == count and all(name.startswith(_UUIDS) for name in named)
+    return named if with_uuid else tuple(map(str, range(count)))
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:

@@ -25,6 +25,8 @@ class JobState(StrEnum):
     TIME_LIMIT = "time limit"
     NODE_LOST = "node lost"
     PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    """Its node was wanted for something else: drained, short of memory or disk, or the pod was deleted by somebody."""
     OUT_OF_MEMORY = "out of memory"
     REJECTED = "rejected"
     """It will never run as it was asked for."""
@@ -138,6 +140,10 @@ class LauncherOptions(Frozen):
     """How an image is run: ``pyxis``, ``docker``, or empty for none."""
     mounts: tuple[str, ...] = ()
     """What a container sees of its node: ``/data`` or ``/data:/data:ro``."""
+    pod_template: str = ""
+    """A file with a pod that those of Kubernetes are made from."""
+    gpu_resource: str = ""
+    """What Kubernetes calls a GPU, such as ``nvidia.com/gpu``."""
 
 
 class NodeVariables(Frozen):
@@ -151,6 +157,12 @@ class NodeVariables(Frozen):
     """This node's own address, as the other nodes see it."""
     peer: tuple[str, ...] = ()
     """An address on the network that connects the nodes; this node's own is the one that faces it."""
+    gpus: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    """Which GPUs it was granted."""
+    gpu_count: tuple[str, ...] = ()
+    """How many, where it sees no others: without a UUID each is then numbered from 0."""
+    last_word: tuple[str, ...] = ()
+    """The file from which the scheduler takes an agent's reason to end."""
 
 
 class Launcher(Protocol):

@@ -131,6 +131,8 @@ class Alive(Message):
     """Nothing else to say."""
 
 
+CLIENT_GONE = "the client is gone"
+"""A node's reason where its input ended."""
 SCHEDULER_ENDED = "the scheduler ended the job"
 """Begins a node's reason where the scheduler told it to end; the scheduler may say why."""
 
@@ -165,6 +167,12 @@ class TakeJob(Message):
     """The first line."""
 
     job: JobSpec
+
+
+class SetVariables(Message):
+    """Before the job: variables of the environment, where the scheduler would show them to others."""
+
+    variables: dict[str, str]
 
 
 class OpenWorld(Message):
@@ -224,6 +232,7 @@ class StillHere(Message):
 
 ToNode = (
     TakeJob
+    | SetVariables
     | OpenWorld
     | JoinWorld
     | RunShare

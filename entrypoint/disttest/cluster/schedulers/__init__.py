@@ -1,4 +1,4 @@
-"""The schedulers, a module for each, found by its name: this machine's own processes (``local``), and Slurm."""
+"""The schedulers, a module for each, found by its name: this machine's own processes (``local``), Slurm, and Kubernetes."""
 
 from __future__ import annotations
 

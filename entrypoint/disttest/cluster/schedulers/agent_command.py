@@ -30,8 +30,14 @@ ALLOWED = (
 )
 """Variables that travel by default: what finds the program and tunes it. Tokens and secrets of a CI job stay here."""
 
-NOT_OURS = ("DISTTEST_INPUT_*", "DISTTEST_STEP_*", "DISTTEST_NODE*", "DISTTEST_RESULTS", "DISTTEST_LAUNCHER*")
+NOT_OURS = (
+    *("DISTTEST_INPUT_*", "DISTTEST_STEP_*", "DISTTEST_NODE*", "DISTTEST_POD*"),
+    *("DISTTEST_RESULTS", "DISTTEST_LAUNCHER*"),
+)
 """Of those, what means this process only."""
+
+NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
 
 
 def agent_command() -> tuple[str, ...]:

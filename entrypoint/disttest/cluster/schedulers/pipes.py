@@ -76,18 +76,20 @@ class _Pipe:
 class PipedProcesses:
     """A number of processes that get the same input."""
 
-    def __init__(self, commands: Sequence[Program]) -> None:
+    def __init__(self, commands: Sequence[Program] = ()) -> None:
         self._selector = selectors.DefaultSelector()
         self._processes: list[PipedChild] = []
         self._outboxes: list[bytearray] = []
+        self._closed = False
         try:
             for command in commands:
-                self._start(command)
+                self.start(command)
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, command: Program) -> None:
+    def start(self, command: Program) -> int:
+        """Start one more; returns its number."""
         # Its own session: Ctrl-C is for the client, which tells the agents in its own way.
         process = PipedChild(command.argv, environ=command.environment, directory=command.directory)
         number = len(self._processes)
@@ -97,6 +99,7 @@ class PipedProcesses:
         assert process.stderr is not None
         for file, error in ((process.stdout, False), (process.stderr, True)):
             self._selector.register(file, selectors.EVENT_READ, _Pipe(number, file, error=error))
+        return number
 
     @property
     def pids(self) -> list[int]:
@@ -106,26 +109,38 @@ class PipedProcesses:
     def send(self, data: bytes) -> None:
         """Queue input for all; it is written while :meth:`lines` waits."""
         for number in range(len(self._processes)):
-            self._outboxes[number] += data
-            self._flush(number)
+            self.send_to(number, data)
+
+    def send_to(self, number: int, data: bytes) -> None:
+        """Queue input for one."""
+        self._outboxes[number] += data
+        self._flush(number)
 
     def lines(self, tick_s: float) -> Iterator[OutputLine | None]:
         """Yield what they write, None every ``tick_s``; ends when all of them have, and their pipes are empty."""
         ended_s: float | None = None
         while self._open_outputs():
-            if all(process.poll() is not None for process in self._processes):
+            if self.all_ended():
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - ended_s > PIPE_DRAIN_S:
                     break
-            ready = self._selector.select(tick_s)
-            if not ready:
-                yield None
-            for key, _ in ready:
-                yield from self._on_ready(key)
+            yield from self.round(tick_s)
         for process in self._processes:
             while process.wait(tick_s) is None:
                 yield None
         self._close()
+
+    def round(self, tick_s: float) -> Iterator[OutputLine | None]:
+        """Yield what they write now; None if none does within ``tick_s``."""
+        ready = self._selector.select(tick_s)
+        if not ready:
+            yield None
+        for key, _ in ready:
+            yield from self._on_ready(key)
+
+    def all_ended(self) -> bool:
+        """Whether none of them lives; what they wrote last may still be in the pipes."""
+        return all(process.poll() is not None for process in self._processes)
 
     def codes(self) -> list[int | None]:
         """Exit codes in the convention of ``subprocess``; None for one that lives."""
@@ -138,7 +153,8 @@ class PipedProcesses:
 
     def kill(self) -> None:
         """End them at once."""
-        end_all(self._processes)
+        if not self._closed:
+            end_all(self._processes)
         self._close()
 
     def _open_outputs(self) -> bool:
@@ -175,6 +191,9 @@ class PipedProcesses:
             self._selector.unregister(stdin)
 
     def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._selector.close()
         for process in self._processes:
             process.close()

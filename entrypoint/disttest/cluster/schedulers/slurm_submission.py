@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import LauncherOptions
-from disttest.cluster.schedulers.agent_command import agent_command
+from disttest.cluster.schedulers.agent_command import NOT_INSIDE, agent_command
 
 
 def srun_arguments(
@@ -59,7 +59,7 @@ def _agent(
             *agent,
         ]
     volumes = [f"--volume={_mount(mount)}" for mount in (directory, *options.mounts)]
-    inside = [name for name in variables if name not in _NOT_INSIDE]
+    inside = [name for name in variables if name not in NOT_INSIDE]
     given = [*inside, "CUDA_VISIBLE_DEVICES", *_SLURM_VARIABLES]
     return [
         "docker",
@@ -87,11 +87,9 @@ def _agent(
 def _exported(variables: Sequence[str], options: LauncherOptions) -> list[str]:
     """Variables of a task that is a container; the command of ``docker run`` still has to be found on its node."""
     kept = ("PATH", "HOME") if options.container == "docker" else ()
-    return [name for name in variables if name not in _NOT_INSIDE or name in kept]
+    return [name for name in variables if name not in NOT_INSIDE or name in kept]
 
 
-_NOT_INSIDE = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Paths of the submitting machine, which mean nothing inside an image or hide what it has."""
 _SLURM_VARIABLES = (
     "SLURM_NODEID",
     "SLURM_STEP_NUM_NODES",

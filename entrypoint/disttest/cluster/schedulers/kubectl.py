@@ -1,0 +1,134 @@
+"""Kubernetes by its own command: short calls, and one question for all pods of a client. Every call is an argument list."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from disttest.cluster.protocol.launcher import LauncherOptions
+from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, ListOf, Node, Pod
+from disttest.cluster.schedulers.kubernetes_pods import CLIENT, JOB
+from disttest.errors import SchedulerError
+from disttest.limits import KUBERNETES_ANSWER_S
+from disttest.model import UNREADABLE
+
+_T = TypeVar("_T")
+
+
+class KubectlRefusal(SchedulerError):
+    """It did not do what it was asked; the complaint is in Kubernetes' own words."""
+
+    def __init__(self, complaint: str, argv: tuple[str, ...]) -> None:
+        super().__init__(f"Kubernetes says: {complaint} (kubectl {shlex.join(argv)})")
+        self.complaint = complaint
+
+
+class Kubectl:
+    """Knows the context, the namespace and the environment."""
+
+    def __init__(self, environ: Mapping[str, str], options: LauncherOptions) -> None:
+        context, _, namespace = options.partition.rpartition("/")
+        self.environ = environ
+        self._base = (
+            "kubectl",
+            *((f"--context={context}",) if context else ()),
+            *((f"--namespace={namespace}",) if namespace else ()),
+            *options.extra,
+        )
+
+    def command(self, *words: str) -> list[str]:
+        """The command line of a call without a limit."""
+        return [*self._base, *words]
+
+    def say(self, *words: str, text: str = "") -> str:
+        """Call it, with a text as its input; what it answers.
+
+        Raises:
+            KubectlRefusal: it did not do it, or did not answer in time.
+            SchedulerError: there is no kubectl.
+        """
+        try:
+            said = subprocess.run(
+                self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words),
+                env=dict(self.environ),
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * KUBERNETES_ANSWER_S,
+                check=False,
+            )
+        except OSError as error:
+            raise SchedulerError(
+                f"kubectl cannot be run here ({error.strerror}): --launcher kubernetes needs it on this machine, with a "
+                "configuration or a service account that reaches the cluster"
+            ) from error
+        except subprocess.TimeoutExpired:
+            complaint = f"the API server does not answer within {2 * KUBERNETES_ANSWER_S:g} s"
+            raise KubectlRefusal(complaint, words) from None
+        if said.returncode:
+            raise KubectlRefusal(clean(said.stderr) or f"exit code {said.returncode}", words)
+        return said.stdout
+
+    def read(self, kind: type[_T], *words: str) -> _T | None:
+        """An object, or a list of them; None if it is not there, or nobody answers."""
+        try:
+            return msgspec.json.decode(self.say("get", *words, "--output=json"), type=kind)
+        except (KubectlRefusal, *UNREADABLE):
+            return None
+
+    def node(self, name: str) -> Node | None:
+        """A node, if its name is known and we may look."""
+        return self.read(Node, f"node/{name}") if name else None
+
+    def events(self, pod: Pod) -> tuple[ClusterEvent, ...]:
+        """What was noted about a pod; nothing if we may not look."""
+        about = f"--field-selector=involvedObject.kind=Pod,involvedObject.name={pod.metadata.name}"
+        found = self.read(ListOf[ClusterEvent], "events", about)
+        return found.items if found is not None else ()
+
+    def delete(self, *which: str, kinds: str = "configmaps,pods") -> bool:
+        """Have owners and pods go, without waiting for it; whether the API server has heard."""
+        try:
+            self.say("delete", kinds, *which, "--wait=false", "--ignore-not-found")
+        except KubectlRefusal as refusal:
+            return "NotFound" in refusal.complaint
+        return True
+
+
+class PodBoard:
+    """The pods of a client, shared by the threads of all its jobs: however many look, one question is asked."""
+
+    def __init__(self, kubectl: Kubectl, client: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kubectl = kubectl
+        self._client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_s = float("-inf")
+        self._pods: tuple[Pod, ...] | None = None
+
+    def pods(self, job: str, *, since_s: float) -> dict[str, Pod] | None:
+        """A job's pods by name, as they were then or later; None if nobody answers."""
+        with self._lock:
+            if self._asked_s < since_s:
+                asked_s = self._clock()
+                found = self._kubectl.read(ListOf[Pod], "pods", f"--selector={CLIENT}={self._client}")
+                self._pods = None if found is None else found.items
+                self._asked_s = asked_s
+            if self._pods is None:
+                return None
+            return {pod.metadata.name: pod for pod in self._pods if pod.metadata.labels.get(JOB) == job}
+
+
+def clean(stderr: str) -> str:
+    """Complaints without kubectl's own log, each once."""
+    lines = [line.strip() for line in stderr.splitlines()]
+    kept = [line for line in lines if line and not re.match(r"[EWI]\d{4} ", line)]
+    return "; ".join(dict.fromkeys(kept))

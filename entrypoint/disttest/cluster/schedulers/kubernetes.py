@@ -1,0 +1,272 @@
+"""Kubernetes as a launcher: a pod for each node of a job, and ``kubectl attach`` to each, whose two pipes are srun's.
+
+The agent is the main process of its pod: it ends when its stream does, so that a client that is killed leaves no GPU held.
+Nothing is taken from ``kubectl logs``, which stops at a rotation, and a phase or an exit code decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import (
+    Capacity,
+    Changed,
+    Idle,
+    JobEnded,
+    JobOutcome,
+    JobState,
+    LauncherOptions,
+    NodeVariables,
+    Output,
+    RunDescription,
+    RunEvent,
+)
+from disttest.cluster.protocol.names import dead_names, new_run_id
+from disttest.cluster.protocol.wire import CancelJob, SetVariables, StillHere, encode_order, is_ours
+from disttest.cluster.schedulers import kubernetes_pods as manifests
+from disttest.cluster.schedulers.agent_command import NOT_INSIDE, travelling
+from disttest.cluster.schedulers.kubectl import Kubectl, PodBoard, clean
+from disttest.cluster.schedulers.kubernetes_gang import PodGang, Turn
+from disttest.cluster.schedulers.kubernetes_objects import ListOf, Node, Owned, WantedPod
+from disttest.cluster.schedulers.kubernetes_words import CONTAINER
+from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
+from disttest.errors import SchedulerError
+from disttest.limits import CLIENT_ALIVE_S, JOB_CANCEL_S, KUBERNETES_KILL_S, KUBERNETES_RETRY_S, TICK_S
+
+NODE_VARIABLES = NodeVariables(
+    scheduler="kubernetes",
+    node=("DISTTEST_POD",),
+    nodes=("DISTTEST_PODS",),
+    host=("DISTTEST_POD_HOST",),
+    address=("DISTTEST_POD_ADDRESS",),
+    gpus=("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    gpu_count=("DISTTEST_POD_GPUS",),
+    last_word=("DISTTEST_POD_LAST_WORD",),
+)
+_COMPLAINTS_KEPT = 20
+
+
+def make_launcher(environ: Mapping[str, str], options: LauncherOptions) -> KubernetesLauncher:
+    """The door to a namespace of a cluster."""
+    return KubernetesLauncher(environ, options)
+
+
+class KubernetesRun:
+    """A job whose pods were asked for."""
+
+    def __init__(self, job: JobSpec, gang: PodGang, kubectl: Kubectl, variables: Mapping[str, str]) -> None:
+        self._job = job
+        self._gang = gang
+        self._kubectl = kubectl
+        self._first = encode_order(SetVariables(variables=dict(variables)))
+        self._streams = PipedProcesses()
+        self._attached: dict[int, int] = {}
+        """Node -> the number of its stream."""
+        self._held = bytearray()
+        """Orders that wait until all nodes can hear them."""
+        self._said_s = time.monotonic()
+        self._complaints: list[str] = []
+        self._seen = RunDescription(scheduler="kubernetes", job_id="", name=job.name, state=JobState.QUEUED)
+        self._cancelled = ""
+        self._cancelled_s = 0.0
+        self._end: JobOutcome | None = None
+        """Why its pods ended, where they were told to by us."""
+
+    def events(self) -> Iterator[RunEvent]:
+        """Yield what happens."""
+        try:
+            yield from self._until_over()
+            end = self._ended()
+        finally:  # also where nobody waits for the end
+            self._remove()
+        yield JobEnded(end=end)
+
+    def _until_over(self) -> Iterator[RunEvent]:
+        yield Changed(description=self._seen)
+        while not self._is_over():
+            before = self._seen
+            for line in self._streams.round(TICK_S):
+                yield from self._take(line)
+            self._step()
+            if self._seen != before:
+                yield Changed(description=self._seen)
+        self._streams.signal(signal.SIGKILL)
+        for line in self._streams.lines(TICK_S):  # what is still in the pipes
+            yield from self._take(line)
+
+    def send(self, line: bytes) -> None:
+        """Send a line to all agents, as soon as all are there."""
+        if self._all_attached():
+            self._streams.send(line)
+        else:
+            self._held += line
+
+    def cancel(self, reason: str) -> None:
+        """Tell the agents that are there; pods that do not run yet are removed."""
+        if not self._cancelled:
+            self._cancelled, self._cancelled_s = reason, time.monotonic()
+            self._streams.send(encode_order(CancelJob(reason=reason)))
+
+    def describe(self) -> RunDescription:
+        """What is known of it."""
+        return self._seen
+
+    # --- what happens
+
+    def _take(self, line: OutputLine | None) -> Iterator[RunEvent]:
+        if line is None:
+            yield Idle()
+        elif line.error:
+            self._complaints = [*self._complaints, line.text.decode("utf-8", "replace")][-_COMPLAINTS_KEPT:]
+        else:
+            if is_ours(line.text):
+                self._seen = msgspec.structs.replace(self._seen, state=JobState.RUNNING, reason="")
+            yield Output(line=line.text)
+
+    def _step(self) -> None:
+        if self._cancelled:
+            self._keep_limits()
+            return
+        self._gang.step()
+        for node in self._gang.running():
+            if node not in self._attached:
+                self._attach(node)
+        if not self._all_attached() and time.monotonic() - self._said_s >= CLIENT_ALIVE_S:
+            self._said_s = time.monotonic()
+            self._streams.send(encode_order(StillHere()))
+        self._describe()
+
+    def _attach(self, node: int) -> None:
+        pod = self._gang.pods[node].metadata.name
+        argv = self._kubectl.command("attach", pod, f"--container={CONTAINER}", "--stdin", "--quiet")
+        self._attached[node] = self._streams.start(Program(argv, self._kubectl.environ))
+        self._streams.send_to(self._attached[node], self._first)
+        if self._all_attached():
+            self._streams.send(bytes(self._held))
+            self._held.clear()
+
+    def _all_attached(self) -> bool:
+        return len(self._attached) == self._job.shape.nodes
+
+    def _describe(self) -> None:
+        waits = self._gang.waits if self._seen.state is JobState.QUEUED else ""
+        names = (pod.spec.node_name for _, pod in sorted(self._gang.pods.items()))
+        self._seen = msgspec.structs.replace(
+            self._seen, job_id=self._gang.owner_uid, reason=waits, nodes=tuple(filter(None, names))
+        )
+
+    # --- the end
+
+    def _is_over(self) -> bool:
+        if self._gang.refused is not None:
+            return True
+        if self._all_attached() or self._cancelled:
+            return self._streams.all_ended()
+        # A pod that ended before it could be attached to: the others wait for it in vain.
+        return any(node not in self._attached for node in self._gang.over())
+
+    def _keep_limits(self) -> None:
+        waited_s = time.monotonic() - self._cancelled_s
+        if waited_s > JOB_CANCEL_S and self._end is None:
+            self._end = self._gang.end(wait=False)
+            self._gang.remove()
+        if waited_s > KUBERNETES_KILL_S:
+            self._streams.signal(signal.SIGKILL)
+
+    def _ended(self) -> JobOutcome:
+        end = self._gang.refused or self._end or self._gang.end(wait=not self._cancelled)
+        if self._cancelled and end.state in (JobState.COMPLETED, JobState.UNREACHABLE):
+            return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=end.exit_code)
+        if end.state is JobState.COMPLETED and not end.reason:
+            return msgspec.structs.replace(end, reason=clean("\n".join(self._complaints)))
+        return end
+
+    def _remove(self) -> None:
+        """Leave nothing: an API server that is away for a moment is asked again, unless the client is in a hurry."""
+        self._streams.kill()
+        deadline = time.monotonic() + (0.0 if self._cancelled else KUBERNETES_KILL_S)
+        while not self._gang.remove() and time.monotonic() < deadline:
+            time.sleep(KUBERNETES_RETRY_S)
+
+
+class KubernetesLauncher:
+    """A namespace of a cluster, by kubectl on this machine."""
+
+    name = "kubernetes"
+
+    def __init__(self, environ: Mapping[str, str], options: LauncherOptions | None = None) -> None:
+        self._environ = environ
+        self._options = options or LauncherOptions()
+        self._kubectl = Kubectl(environ, self._options)
+        self._client = new_run_id()
+        self._board = PodBoard(self._kubectl, self._client)
+        self._turn = Turn()
+
+    def capacity(self) -> Capacity:
+        """What the nodes have that its pods may go to.
+
+        Raises:
+            SchedulerError: kubectl is missing, the cluster out of reach, or nodes may not be looked at.
+        """
+        version = json.loads(self._kubectl.say("version", "--output=json"))
+        nodes = msgspec.json.decode(self._kubectl.say("get", "nodes", "--output=json"), type=ListOf[Node])
+        wanted = msgspec.convert(self._merged({}), type=WantedPod)
+        resource = self._options.gpu_resource or manifests.GPU_RESOURCE
+        scheduler = f"Kubernetes {version['serverVersion']['gitVersion']}"
+        return manifests.capacity_of(nodes.items, wanted, resource, scheduler)
+
+    def start(self, job: JobSpec) -> KubernetesRun:
+        """Ask for its pods, as soon as its events are heard.
+
+        Raises:
+            SchedulerError: kubectl is missing, or the template cannot be used.
+        """
+        if self._options.mounts:
+            raise SchedulerError("--mount is Slurm's: volumes of pods stand in --pod-template")
+        pod = manifests.complete_pod(self._merged(manifests.pod_patch(job, self._options, self._client)), job)
+        gang = PodGang(
+            job, pod, client=self._client, kubectl=self._kubectl, board=self._board, turn=self._turn
+        )
+        passed = travelling(job, self._environ)
+        return KubernetesRun(
+            job, gang, self._kubectl, {name: text for name, text in passed.items() if name not in NOT_INSIDE}
+        )
+
+    def _merged(self, patch: manifests.Manifest) -> manifests.Manifest:
+        """Ours over the user's, as Kubernetes merges them."""
+        if not self._options.pod_template:
+            return patch
+        words = (
+            f"--filename={self._options.pod_template}",
+            "--type=strategic",
+            f"--patch={json.dumps(patch)}",
+        )
+        merged: manifests.Manifest = json.loads(
+            self._kubectl.say("patch", "--local", *words, "--output=json")
+        )
+        if merged.get("kind") != "Pod":
+            raise SchedulerError(
+                f"--pod-template {self._options.pod_template} has a {merged.get('kind')}, not a Pod"
+            )
+        return merged
+
+    def every_name(self) -> Sequence[str]:
+        """Names of all jobs of disttest in the namespace."""
+        label = ",".join(f"{key}={value}" for key, value in manifests.MANAGED_BY.items())
+        found = self._kubectl.read(ListOf[Owned], "configmaps", f"--selector={label}")
+        return [each.metadata.name for each in found.items] if found is not None else []
+
+    def leftovers(self) -> Sequence[str]:
+        """Names of jobs whose client ran on this machine and is dead."""
+        return dead_names(self.every_name())
+
+    def remove(self, names: Sequence[str]) -> None:
+        """End jobs by name."""
+        for name in names:
+            self._kubectl.delete(f"--selector={manifests.JOB}={name}")

@@ -1,0 +1,228 @@
+"""The pods of one job: asked for together, looked at together, given back together.
+
+Kubernetes places each pod by itself. Two jobs of two pods could so hold one node each and wait for the other for ever:
+of one client only one job over several nodes is being placed at a time, and what holds some of its nodes for too long
+gives them back and asks again later.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.cluster.schedulers import kubernetes_words as words
+from disttest.cluster.schedulers.kubectl import Kubectl, KubectlRefusal, PodBoard
+from disttest.cluster.schedulers.kubernetes_objects import Node, Owned, Pod
+from disttest.cluster.schedulers.kubernetes_pods import JOB, Manifest, owner_manifest, pod_manifests
+from disttest.limits import (
+    GANG_HOLD_S,
+    KUBERNETES_FINAL_S,
+    KUBERNETES_FIRST_POLL_S,
+    KUBERNETES_LONGEST_POLL_S,
+    KUBERNETES_RETRY_S,
+    TICK_S,
+)
+
+_PATIENT_AFTER = 20
+"""Looks at pods that do not run yet; from then on they are looked at ever less often."""
+
+
+class Turn:
+    """Whose pods are being placed, of the jobs over several nodes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder = ""
+
+    def take(self, job: JobSpec) -> bool:
+        """Whether it is this job's turn now."""
+        with self._lock:
+            if job.shape.nodes > 1 and self._holder in ("", job.name):
+                self._holder = job.name
+            return job.shape.nodes == 1 or self._holder == job.name
+
+    def give(self, job: JobSpec) -> None:
+        """Its pods are placed, or gone."""
+        with self._lock:
+            if self._holder == job.name:
+                self._holder = ""
+
+
+class PodGang:
+    """The pods of one job."""
+
+    def __init__(
+        self,
+        job: JobSpec,
+        pod: Manifest,
+        *,
+        client: str,
+        kubectl: Kubectl,
+        board: PodBoard,
+        turn: Turn,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._job = job
+        self._pod = pod
+        self._client = client
+        self._kubectl = kubectl
+        self._board = board
+        self._turn = turn
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self.pods: dict[int, Pod] = {}
+        """As they were last seen, by the number of the node."""
+        self.gone: set[int] = set()
+        """Nodes whose pod is not there any more."""
+        self.refused: JobOutcome | None = None
+        """Why there will be no pods."""
+        self.waits = ""
+        """Why they do not run yet."""
+        self.owner_uid = ""
+        self._names: Sequence[str] = ()
+        self._tries = 0
+        self._created_s = 0.0
+        self._looks = 0
+        self._next_s = self._clock()
+        self._partly_s: float | None = None
+
+    def step(self) -> None:
+        """Do what is due."""
+        if self.refused is not None or self._clock() < self._next_s:
+            return
+        if self._names:
+            self.look()
+        elif self._turn.take(self._job):
+            self._create()
+
+    def running(self) -> list[int]:
+        """Nodes whose container runs."""
+        return [node for node, pod in self.pods.items() if pod.state_of(words.CONTAINER).running]
+
+    def over(self) -> list[int]:
+        """Nodes whose pod has ended, or is gone."""
+        ended = [node for node, pod in self.pods.items() if pod.status.phase in ("Failed", "Succeeded")]
+        return sorted({*ended, *self.gone})
+
+    # --- creating
+
+    def _create(self) -> None:
+        self._tries += 1
+        suffix = f"-try{self._tries}" if self._tries > 1 else ""
+        names = [f"{self._job.name}-n{node}{suffix}" for node in range(self._job.shape.nodes)]
+        try:
+            if not self.owner_uid:
+                owner = json.dumps(owner_manifest(self._job, self._client))
+                said = self._kubectl.say("create", "--filename=-", "--output=json", text=owner)
+                self.owner_uid = msgspec.json.decode(said, type=Owned).metadata.uid
+            pods = pod_manifests(self._pod, names, self._job.name, self.owner_uid)
+            self._kubectl.say("create", "--filename=-", "--output=name", text=json.dumps(pods))
+        except KubectlRefusal as refusal:
+            self._on_refusal(refusal.complaint)
+            return
+        self._names = names
+        self._created_s = self._clock()
+        self._looks = 0
+        self._next_s = self._created_s + KUBERNETES_FIRST_POLL_S
+
+    def _on_refusal(self, complaint: str) -> None:
+        self.waits = words.waits_for_quota(complaint)
+        if not self.waits:
+            self._turn.give(self._job)
+            self.refused = words.refusal(complaint)
+            return
+        self._release(KUBERNETES_RETRY_S)
+
+    def _release(self, pause_s: float) -> None:
+        """Give back what it holds; others may need it to be done."""
+        self._kubectl.delete(f"--selector={JOB}={self._job.name}", kinds="pods")
+        self._turn.give(self._job)
+        self._names, self.pods, self._partly_s = (), {}, None
+        # Clients that wait for each other must not ask again in the same moment.
+        self._next_s = self._clock() + pause_s * (0.5 + self._jitter())
+
+    # --- looking
+
+    def look(self, *, fresh: bool = False) -> bool:
+        """See what became of them; whether anybody has answered."""
+        now_s = self._clock()
+        interval_s = self._interval_s()
+        self._looks += 1
+        since_s = now_s if fresh else max(self._created_s, now_s - interval_s / 2)
+        found = self._board.pods(self._job.name, since_s=since_s)
+        self._next_s = self._clock() + interval_s
+        if found is None:
+            return False
+        for node, name in enumerate(self._names):
+            if name in found:
+                self.pods[node] = found[name]
+            else:
+                self.gone.add(node)
+        if not fresh:
+            self._note_waiting()
+        return True
+
+    def _interval_s(self) -> float:
+        if self._names and len(self.running()) == len(self._names):
+            return KUBERNETES_LONGEST_POLL_S
+        slower = 1.25 ** max(0, self._looks - _PATIENT_AFTER)
+        return min(KUBERNETES_LONGEST_POLL_S, KUBERNETES_FIRST_POLL_S * slower)
+
+    def _note_waiting(self) -> None:
+        pods = list(self.pods.values())
+        self.waits = next(filter(None, map(words.waits_for, pods)), "")
+        hopeless = next((pod for pod in pods if words.stuck(pod)), None)
+        if hopeless is not None:
+            self.refused = words.stuck(hopeless, self._kubectl.events(hopeless))
+        placed = [pod for pod in pods if pod.spec.node_name]
+        if len(placed) == len(self._names):
+            self._turn.give(self._job)
+        partly = bool(placed) and any(map(words.is_held, pods))
+        self._partly_s = (self._partly_s or self._clock()) if partly else None
+        if self._partly_s is not None and self._clock() - self._partly_s > GANG_HOLD_S:
+            self._release(GANG_HOLD_S)
+
+    # --- the end
+
+    def end(self, *, wait: bool) -> JobOutcome:
+        """How its pods ended; a pod that runs has lost its connection.
+
+        Args:
+            wait: give the kubelets the time to say so.
+        """
+        deadline = self._clock() + (KUBERNETES_FINAL_S if wait else 0.0)
+        while not (answered := self.look(fresh=True)) or len(self.over()) < len(self._names):
+            if self._clock() >= deadline:
+                break
+            self._sleep(TICK_S)
+        ends = [self._end_of(node) for node in self.pods]
+        if not answered and not self.over():
+            return JobOutcome(state=JobState.UNREACHABLE, reason="the API server does not answer")
+        return words.end_of_job(ends)
+
+    def _end_of(self, node: int) -> JobOutcome:
+        pod = self.pods[node]
+        gone = node in self.gone
+        if not gone and not pod.metadata.deletion_timestamp and node in self.over():
+            end = words.end_of_pod(pod)
+        else:
+            end = words.end_of_pod(pod, self._kubectl.events(pod), self._node_of(pod), gone=gone)
+        return end or words.connection_lost(pod)
+
+    def _node_of(self, pod: Pod) -> Node | None:
+        return self._kubectl.node(pod.spec.node_name)
+
+    def remove(self) -> bool:
+        """Have everything of the job go; whether the API server has heard."""
+        self._turn.give(self._job)
+        return not self.owner_uid or self._kubectl.delete(f"--selector={JOB}={self._job.name}")

@@ -1,0 +1,179 @@
+"""The pods of a job, as Kubernetes is asked for them, and the object that owns them. Pure.
+
+A user's template is merged below what is ours by ``kubectl patch --local``, in Kubernetes' own way: containers, volumes and
+variables by name, and nothing has to read YAML here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from disttest.cluster.protocol.job import JobSpec
+from disttest.cluster.protocol.launcher import Capacity, LauncherOptions
+from disttest.cluster.schedulers.kubernetes_objects import Node, Taint, WantedPod
+from disttest.cluster.schedulers.kubernetes_words import CONTAINER, amount_of
+from disttest.errors import SchedulerError
+from disttest.limits import KUBERNETES_GRACE_S
+
+GPU_RESOURCE = "nvidia.com/gpu"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "disttest"}
+JOB, CLIENT, NODE = "disttest-job", "disttest-client", "disttest-node"
+"""Labels: the job's name, the client's, and the number of the node in its job."""
+
+Manifest = dict[str, Any]
+
+_LAST_WORD = "/dev/termination-log"
+_AGENT = ("disttest", "node-agent")
+_SHM = "disttest-shm"
+
+
+def owner_manifest(job: JobSpec, client: str) -> Manifest:
+    """The object whose deletion ends the job, whoever deletes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": job.name, "labels": {**MANAGED_BY, JOB: job.name, CLIENT: client}},
+    }
+
+
+def pod_patch(job: JobSpec, options: LauncherOptions, client: str) -> Manifest:
+    """What is the same in all pods of a job, and stronger than a template."""
+    shape = job.shape
+    container: Manifest = {
+        "name": CONTAINER,
+        "command": list(options.command or _AGENT),
+        # The agent is the container's main process: when its stream breaks, its input ends, and so does the pod.
+        "stdin": True,
+        "stdinOnce": True,
+        "terminationMessagePath": _LAST_WORD,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "env": [
+            {"name": "DISTTEST_PODS", "value": str(shape.nodes)},
+            {"name": "DISTTEST_POD_GPUS", "value": str(shape.gpus_per_node)},
+            {"name": "DISTTEST_POD_LAST_WORD", "value": _LAST_WORD},
+            {"name": "DISTTEST_POD_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "DISTTEST_POD_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "volumeMounts": [{"name": _SHM, "mountPath": "/dev/shm"}],  # noqa: S108  # of the pod alone
+    }
+    if job.image:
+        container["image"] = job.image
+    if shape.gpus_per_node:
+        resource = options.gpu_resource or GPU_RESOURCE
+        container["resources"] = {"limits": {resource: str(shape.gpus_per_node)}}
+    else:
+        # NVIDIA's runtime else shows all GPUs of the node to an image that says so, granted or not.
+        container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    labels, annotations = _queue(job, options)
+    return {
+        "metadata": {
+            "labels": {**MANAGED_BY, JOB: job.name, CLIENT: client, **labels},
+            "annotations": annotations,
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": math.ceil(job.limit_s),
+            "terminationGracePeriodSeconds": KUBERNETES_GRACE_S,
+            "containers": [container],
+            "volumes": [{"name": _SHM, "emptyDir": {"medium": "Memory"}}],
+        },
+    }
+
+
+def _queue(job: JobSpec, options: LauncherOptions) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations by which Kueue admits the pods of a job together."""
+    if not options.account:
+        return {}, {}
+    labels = {"kueue.x-k8s.io/queue-name": options.account}
+    if job.shape.nodes == 1:
+        return labels, {}
+    group = {"kueue.x-k8s.io/pod-group-name": job.name}
+    return {**labels, **group}, {"kueue.x-k8s.io/pod-group-total-count": str(job.shape.nodes)}
+
+
+def complete_pod(merged: Manifest, job: JobSpec) -> Manifest:
+    """The merged pod, with what is ours unless the template says otherwise.
+
+    Raises:
+        SchedulerError: nobody names an image.
+    """
+    pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(merged)}
+    spec = pod["spec"]
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("enableServiceLinks", False)
+    container = next(each for each in spec["containers"] if each["name"] == CONTAINER)
+    if not container.get("image"):
+        raise SchedulerError(
+            "--launcher kubernetes needs an image with disttest and torch: give --image, or name one in the "
+            f"container {CONTAINER!r} of --pod-template"
+        )
+    resources = container.setdefault("resources", {})
+    if "cpu" not in {**resources.get("limits", {}), **resources.get("requests", {})}:
+        resources["requests"] = {**resources.get("requests", {}), "cpu": str(job.shape.ranks_per_node)}
+    if job.shape.nodes > 1:
+        anti = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
+        apart = {"labelSelector": {"matchLabels": {JOB: job.name}}, "topologyKey": "kubernetes.io/hostname"}
+        anti.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(apart)
+    return pod
+
+
+def pod_manifests(pod: Manifest, names: Sequence[str], owner: str, owner_uid: str) -> Manifest:
+    """A list of pods, one for each node, owned by one object."""
+    owned = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner, "uid": owner_uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [_pod_of_node(pod, node, name, owned) for node, name in enumerate(names)],
+    }
+
+
+def _pod_of_node(pod: Manifest, node: int, name: str, owner: Mapping[str, str]) -> Manifest:
+    made = copy.deepcopy(pod)
+    made["metadata"]["name"] = name
+    made["metadata"]["labels"][NODE] = str(node)
+    made["metadata"]["ownerReferences"] = [dict(owner)]
+    container = next(each for each in made["spec"]["containers"] if each["name"] == CONTAINER)
+    container["env"].append({"name": "DISTTEST_POD", "value": str(node)})
+    return made
+
+
+def capacity_of(nodes: Sequence[Node], wanted: WantedPod, resource: str, scheduler: str) -> Capacity:
+    """The nodes that such pods may go to and that have most GPUs.
+
+    Raises:
+        SchedulerError: there is none.
+    """
+    usable = [node for node in nodes if _takes(node, wanted)]
+    if not usable:
+        raise SchedulerError(
+            f"Kubernetes has no node there that is ready and takes such pods ({len(nodes)} in all): see kubectl get nodes, "
+            "and the nodeSelector and tolerations of --pod-template"
+        )
+    gpus = [int(amount_of(node.status.allocatable.get(resource, "0"))) for node in usable]
+    most = max(gpus)
+    same = [node for node, count in zip(usable, gpus, strict=True) if count == most]
+    cpus = min(int(amount_of(node.status.allocatable.get("cpu", "1"))) for node in same)
+    return Capacity(nodes=len(same), gpus_per_node=most, cpus_per_node=max(1, cpus), scheduler=scheduler)
+
+
+def _takes(node: Node, wanted: WantedPod) -> bool:
+    if node.ready.status != "True" or node.spec.unschedulable:
+        return False
+    if any(node.metadata.labels.get(key) != value for key, value in wanted.spec.node_selector.items()):
+        return False
+    keeping = [taint for taint in node.spec.taints if taint.effect != "PreferNoSchedule"]
+    return all(_tolerated(taint, wanted) for taint in keeping)
+
+
+def _tolerated(taint: Taint, wanted: WantedPod) -> bool:
+    return any(
+        toleration.key in ("", taint.key)
+        and toleration.effect in ("", taint.effect)
+        and (
+            toleration.operator == "Exists" or (toleration.key, toleration.value) == (taint.key, taint.value)
+        )
+        for toleration in wanted.spec.tolerations
+    )

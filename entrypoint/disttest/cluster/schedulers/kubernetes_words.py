@@ -1,0 +1,304 @@
+"""What Kubernetes says, and what that means: how a pod ended, why it waits, what was refused. Pure.
+
+What a pod says of itself comes first, then who ended it (a condition, an event, its node). Neither its phase nor an exit
+code says how the tests went: 1.20 has pods whose deadline is over and whose container is still "running".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.cluster.protocol.wire import CLIENT_GONE, is_ours
+from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, Node, Pod, TerminatedContainer
+
+CONTAINER = "disttest"
+"""The container of ours in each pod."""
+
+_LINES_KEPT = 20
+
+_AGAIN = "Nothing is wrong with the tests: run it again"
+_LOST = "The node is down, cut off, or was taken away (kubectl describe node): run it again"
+_NO_IMAGE = "See --image, and the image pull secrets of the pod template or of its service account"
+
+_POD_REASONS = {
+    "DeadlineExceeded": (
+        JobState.TIME_LIMIT,
+        "Give it longer with --job-limit, or its tests shorter time limits",
+    ),
+    "Evicted": (
+        JobState.EVICTED,
+        f"Its node was short of something. {_AGAIN}, or have the template ask for more",
+    ),
+    "Preempting": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
+    "NodeLost": (JobState.NODE_LOST, _LOST),
+    "NodeShutdown": (JobState.NODE_LOST, _LOST),
+    "Shutdown": (JobState.NODE_LOST, _LOST),
+    "Terminated": (JobState.NODE_LOST, _LOST),
+    "UnexpectedAdmissionError": (
+        JobState.NODE_LOST,
+        f"The node could not give what it was asked for. {_AGAIN}",
+    ),
+}
+"""A pod's own reason: the kubelet's word."""
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
+    "PreemptionByKubeScheduler": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
+    "DeletionByTaintManager": (JobState.NODE_LOST, _LOST),
+    "DeletionByPodGC": (JobState.NODE_LOST, _LOST),
+    "EvictionByEvictionAPI": (JobState.EVICTED, f"Its node is drained, or a person did it. {_AGAIN}"),
+    "TerminationByKubelet": (JobState.EVICTED, f"Its node was short of something, or shuts down. {_AGAIN}"),
+}
+"""The condition ``DisruptionTarget``, which clusters have since 1.25."""
+
+_EVENTS = {
+    "Preempted": (JobState.PREEMPTED, f"A pod of higher priority needed its place. {_AGAIN}"),
+    "TaintManagerEviction": (JobState.NODE_LOST, _LOST),
+    "NodeControllerEviction": (JobState.NODE_LOST, _LOST),
+    "Evicted": (JobState.EVICTED, f"Its node was short of something. {_AGAIN}"),
+}
+"""An event of a pod that was deleted; newer ones stand beside a condition that says the same."""
+
+_GRAVEST = (
+    JobState.NODE_LOST,
+    JobState.PREEMPTED,
+    JobState.EVICTED,
+    JobState.TIME_LIMIT,
+    JobState.OUT_OF_MEMORY,
+    JobState.REJECTED,
+    JobState.COMPLETED,
+)
+
+_NO_START = ("ContainerCannotRun", "StartError", "CreateContainerError", "RunContainerError")
+_HOPELESS = {
+    "ImagePullBackOff": _NO_IMAGE,
+    "InvalidImageName": _NO_IMAGE,
+    "ErrImageNeverPull": _NO_IMAGE,
+    "CreateContainerConfigError": "A ConfigMap or Secret that the pod template names is not there",
+    **dict.fromkeys(_NO_START, "The agent cannot be started in the image: see --image and --node-command"),
+}
+"""Why a container waits, where it will not help."""
+
+
+def end_of_pod(
+    pod: Pod, events: Sequence[ClusterEvent] = (), node: Node | None = None, *, gone: bool = False
+) -> JobOutcome | None:
+    """How a pod ended; None while it has not.
+
+    Args:
+        pod: as it was last seen.
+        events: what was noted about it.
+        node: the one that it was on.
+        gone: it is not there any more, and the client did not delete it.
+    """
+    return (
+        _by_itself(pod)
+        or _by_others(pod, events, node, gone=gone)
+        or _by_container(pod)
+        or _by_node(pod, node)
+    )
+
+
+def _by_itself(pod: Pod) -> JobOutcome | None:
+    status = pod.status
+    if status.reason in _POD_REASONS:
+        return _outcome(_POD_REASONS[status.reason], pod, f"{status.reason}: {status.message}")
+    if status.phase == "Failed" and status.reason.startswith("OutOf"):
+        return _outcome(
+            (JobState.NODE_LOST, _AGAIN), pod, f"its node refused it ({status.reason}): {status.message}"
+        )
+    disrupted = pod.is_true("DisruptionTarget")
+    if disrupted is None:
+        return None
+    known = _DISRUPTIONS.get(disrupted.reason, (JobState.EVICTED, _AGAIN))
+    return _outcome(known, pod, f"{disrupted.reason}: {disrupted.message}")
+
+
+def _by_others(
+    pod: Pod, events: Sequence[ClusterEvent], node: Node | None, *, gone: bool
+) -> JobOutcome | None:
+    for event in events:
+        if event.reason in _EVENTS:
+            return _outcome(_EVENTS[event.reason], pod, f"{event.reason}: {event.message}")
+    if not gone and not pod.metadata.deletion_timestamp:
+        return None
+    lost = _by_node(pod, node)
+    if lost is not None:
+        return lost
+    if node is not None and node.spec.unschedulable:
+        return _outcome(
+            (JobState.EVICTED, _AGAIN),
+            pod,
+            f"node {node.metadata.name} is drained (cordoned), and its pod was deleted",
+        )
+    return _outcome(
+        (JobState.EVICTED, _AGAIN), pod, "it was deleted, and not by this run: an eviction, or kubectl delete"
+    )
+
+
+def _by_container(pod: Pod) -> JobOutcome | None:
+    ended = pod.state_of(CONTAINER).terminated
+    if ended is None:
+        if pod.status.phase not in ("Succeeded", "Failed"):
+            return None
+        return _outcome((JobState.COMPLETED, ""), pod, pod.status.reason, TerminatedContainer())
+    if ended.reason == "OOMKilled":
+        advice = "The tests need more memory than the pod may have: raise the limit in the pod template"
+        return _outcome((JobState.OUT_OF_MEMORY, advice), pod, "OOMKilled", ended)
+    if ended.reason in _NO_START:
+        return _outcome(
+            (JobState.REJECTED, _HOPELESS[ended.reason]), pod, f"{ended.reason}: {ended.message}", ended
+        )
+    if ended.message.startswith(CLIENT_GONE):
+        return connection_lost(pod)
+    return _outcome((JobState.COMPLETED, ""), pod, _last_words(ended) if ended.exit_code else "", ended)
+
+
+def connection_lost(pod: Pod) -> JobOutcome:
+    """Its agent was well, and nobody heard it any more."""
+    words = "the connection to it was lost (the API server was restarted, or the kubelet of its node)"
+    return _outcome((JobState.NODE_LOST, _AGAIN), pod, words)
+
+
+def _last_words(ended: TerminatedContainer) -> str:
+    """What the agent printed last, without what it said to the client."""
+    lines = [line for line in ended.message.splitlines() if line.strip() and not is_ours(line.encode())]
+    return "\n".join(lines[-_LINES_KEPT:])
+
+
+def _by_node(pod: Pod, node: Node | None) -> JobOutcome | None:
+    if node is None or node.ready.status == "True":
+        return None
+    ready = node.ready
+    words = f"node {node.metadata.name} is not ready ({ready.reason}): {ready.message}"
+    return _outcome((JobState.NODE_LOST, _LOST), pod, words)
+
+
+def _outcome(
+    known: tuple[JobState, str], pod: Pod, words: str, ended: TerminatedContainer | None = None
+) -> JobOutcome:
+    state, advice = known
+    where = f" on node {pod.spec.node_name}" if pod.spec.node_name else ""
+    words = words.strip().removesuffix(":").removesuffix(".")
+    ended = ended or pod.state_of(CONTAINER).terminated
+    return JobOutcome(
+        state=state,
+        reason=f"pod {pod.metadata.name}{where}: {words}" if words else "",
+        advice=advice,
+        exit_code=ended.exit_code if ended else None,
+    )
+
+
+def end_of_job(ends: Iterable[JobOutcome]) -> JobOutcome:
+    """The gravest of what became of its pods; the exit code is of the first that has a bad one."""
+    known = list(ends)
+    gravest = min(
+        known, key=lambda end: _GRAVEST.index(end.state), default=JobOutcome(state=JobState.COMPLETED)
+    )
+    code = next((end.exit_code for end in known if end.exit_code), gravest.exit_code)
+    return JobOutcome(state=gravest.state, reason=gravest.reason, advice=gravest.advice, exit_code=code)
+
+
+def waits_for(pod: Pod) -> str:
+    """Why a pod does not run yet; empty if it does, or says nothing."""
+    unscheduled = next(
+        (c for c in pod.status.conditions if c.type == "PodScheduled" and c.status == "False"), None
+    )
+    if unscheduled is not None:
+        return unscheduled.message.strip().removesuffix(".") or unscheduled.reason
+    waiting = pod.state_of(CONTAINER).waiting
+    if waiting is None or waiting.reason in ("", "ContainerCreating", "PodInitializing"):
+        return ""
+    return f"{waiting.reason}: {waiting.message}"
+
+
+def is_held(pod: Pod) -> bool:
+    """Whether it was looked at by the scheduler and found no node."""
+    return any(
+        c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
+        for c in pod.status.conditions
+    )
+
+
+def stuck(pod: Pod, events: Sequence[ClusterEvent] = ()) -> JobOutcome | None:
+    """Why a pod will not run, if it is one of the reasons that do not pass; None: wait."""
+    waiting = pod.state_of(CONTAINER).waiting
+    if waiting is None or waiting.reason not in _HOPELESS:
+        return None
+    said = next((e.message for e in events if e.message.startswith("Failed to pull image")), waiting.message)
+    return _outcome((JobState.REJECTED, _HOPELESS[waiting.reason]), pod, f"{waiting.reason}: {said}")
+
+
+def waits_for_quota(complaint: str) -> str:
+    """The quota that leaves no room for a pod now; empty if that is not why it was refused, or it never will.
+
+    ``exceeded quota: q, requested: requests.nvidia.com/gpu=2, used: …=4, limited: …=4``
+    """
+    match = re.search(r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)", complaint)
+    if match is None:
+        return ""
+    wanted, limits = _amounts(match[2]), _amounts(match[4])
+    never = any(amount > limits.get(name, amount) for name, amount in wanted.items())
+    return "" if never else match[0]
+
+
+def _amounts(text: str) -> dict[str, Decimal]:
+    return {name: amount_of(amount) for name, _, amount in (part.partition("=") for part in text.split(","))}
+
+
+def refusal(complaint: str) -> JobOutcome:
+    """What it means that the API server did not do what it was asked."""
+    for pattern, state, advice in _REFUSALS:
+        if re.search(pattern, complaint):
+            return JobOutcome(state=state, reason=complaint, advice=advice)
+    return JobOutcome(
+        state=JobState.REJECTED, reason=complaint, advice="Kubernetes refuses the job as it stands"
+    )
+
+
+_REFUSALS = (
+    (
+        r"exceeded quota",
+        JobState.REJECTED,
+        "The namespace may never have so much at once: ask for less, or for a larger quota",
+    ),
+    (
+        r"\(Forbidden\)|is forbidden",
+        JobState.REJECTED,
+        "The role that disttest needs is in docs/clusters.md (kubectl auth can-i --list says what you have)",
+    ),
+    (
+        r"\(Unauthorized\)|must be logged in|provide credentials",
+        JobState.UNREACHABLE,
+        "Log in again: kubectl auth whoami, or kubectl get pods, has to work",
+    ),
+    (
+        r"refused|no such host|timed? ?out|Timeout|EOF|unreachable|TLS|x509|Unable to connect|does not answer",
+        JobState.UNREACHABLE,
+        "The API server does not answer: kubectl cluster-info says more",
+    ),
+    (
+        r"namespaces? \S+ not found",
+        JobState.REJECTED,
+        "Name one that exists with --partition CONTEXT/NAMESPACE",
+    ),
+)
+
+_SUFFIXES = {
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{
+        suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)
+    },
+    "m": Decimal("0.001"),
+}
+
+
+def amount_of(text: str) -> Decimal:
+    """A quantity in Kubernetes' notation: ``2``, ``1930m``, ``8Gi``; what is none counts as nothing."""
+    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text)
+    if match is None or match[2] not in _SUFFIXES:
+        return Decimal(0)
+    return Decimal(match[1]) * _SUFFIXES[match[2]]

@@ -1,0 +1,404 @@
+"""The pods of a job, against a kubectl that answers from a script: what is asked for, waited for, given back and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from disttest.cluster.node.assignment import find_assignment
+from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import JobState, LauncherOptions
+from disttest.cluster.schedulers import kubernetes_pods as manifests
+from disttest.cluster.schedulers.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
+from disttest.cluster.schedulers.kubernetes_gang import PodGang, Turn
+from disttest.cluster.schedulers.kubernetes_objects import Node, WantedPod, WantedSpec
+from disttest.errors import SchedulerError
+from disttest.limits import GANG_HOLD_S, KUBERNETES_LONGEST_POLL_S, KUBERNETES_RETRY_S
+
+OPTIONS = LauncherOptions()
+QUOTA = (
+    'pods "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, '
+    "used: requests.nvidia.com/gpu=4, limited: requests.nvidia.com/gpu=4"
+)
+
+
+def a_job(number: int = 1, *, nodes: int = 2, gpus: int = 0, image: str = "org/tests:1") -> JobSpec:
+    return JobSpec(
+        job_id=f"j{number}",
+        run_id="0123456789-7-t8",
+        kind=JobKind.WORLD,
+        shape=JobShape(nodes=nodes, ranks_per_node=2, gpus_per_node=gpus),
+        tests=(),
+        targets=(),
+        limit_s=90.5,
+        image=image,
+    )
+
+
+class Cluster(Kubectl):
+    """A cluster of one table: pods by name, each with the status that a test gives it."""
+
+    def __init__(self) -> None:
+        super().__init__({}, OPTIONS)
+        self.now_s = 1000.0
+        self.asked: list[tuple[str, ...]] = []
+        self.made: list[dict[str, Any]] = []
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.refusals: list[str] = []
+        self.answers = True
+        self.node_ready = "True"
+        self.board = PodBoard(self, "me", lambda: self.now_s)
+        self.turn = Turn()
+
+    def say(self, *words: str, text: str = "") -> str:
+        self.asked.append(words)
+        if not self.answers:
+            raise KubectlRefusal("the connection was refused", words)
+        match words[0]:
+            case "create":
+                return self._create(json.loads(text))
+            case "delete":
+                self.pods.clear()
+                return ""
+            case "get" if words[1] == "pods":
+                return json.dumps({"items": list(self.pods.values())})
+            case "get" if words[1] == "events":
+                return json.dumps({"items": []})
+        ready = {
+            "type": "Ready",
+            "status": self.node_ready,
+            "reason": "NodeStatusUnknown",
+            "message": "silent",
+        }
+        return json.dumps({"metadata": {"name": "n1"}, "status": {"conditions": [ready]}})
+
+    def _create(self, made: dict[str, Any]) -> str:
+        if made["kind"] == "ConfigMap":
+            return json.dumps({**made, "metadata": {**made["metadata"], "uid": "u1"}})
+        if self.refusals:
+            raise KubectlRefusal(self.refusals.pop(0), ("create",))
+        self.made += made["items"]
+        self.pods |= {
+            pod["metadata"]["name"]: {**pod, "status": {"phase": "Pending"}} for pod in made["items"]
+        }
+        return ""
+
+    def gang(self, job: JobSpec) -> PodGang:
+        pod = manifests.complete_pod(manifests.pod_patch(job, OPTIONS, "me"), job)
+        return PodGang(
+            job,
+            pod,
+            client="me",
+            kubectl=self,
+            board=self.board,
+            turn=self.turn,
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+            jitter=lambda: 0.5,
+        )
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def place(self, name: str) -> None:
+        self.pods[name]["spec"]["nodeName"] = "n1"
+
+    def run(self, name: str) -> None:
+        self.place(name)
+        running = [{"name": "disttest", "state": {"running": {}}}]
+        self.pods[name]["status"] = {"phase": "Running", "containerStatuses": running}
+
+    def hold(self, name: str) -> None:
+        reason = {"reason": "Unschedulable", "message": "0/2 nodes are available: 2 Insufficient cpu."}
+        self.pods[name]["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", **reason}]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def until(cluster: Cluster, gang: PodGang, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
+    deadline = cluster.now_s + limit_s
+    while not holds():
+        assert cluster.now_s < deadline
+        cluster.now_s += 0.2
+        gang.step()
+
+
+class TestAskingForPods:
+    def test_one_for_each_node_owned_by_one_object_and_apart(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert [pod["metadata"]["name"] for pod in cluster.made] == [
+            "disttest-0123456789-7-t8-j1-n0",
+            "disttest-0123456789-7-t8-j1-n1",
+        ]
+        for number, pod in enumerate(cluster.made):
+            (owner,) = pod["metadata"]["ownerReferences"]
+            assert (owner["kind"], owner["name"], owner["uid"]) == (
+                "ConfigMap",
+                "disttest-0123456789-7-t8-j1",
+                "u1",
+            )
+            spec = pod["spec"]
+            assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 91)
+            assert spec["automountServiceAccountToken"] is False
+            assert {"name": "disttest-shm", "emptyDir": {"medium": "Memory"}} in spec["volumes"]
+            apart = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert apart[0]["topologyKey"] == "kubernetes.io/hostname"
+            (container,) = spec["containers"]
+            assert container["command"] == ["disttest", "node-agent"]
+            assert {"name": "DISTTEST_POD", "value": str(number)} in container["env"]
+            assert container["resources"] == {"requests": {"cpu": "2"}}
+
+    def test_gpus_are_asked_for_by_name_and_hidden_where_none_were(self, cluster: Cluster) -> None:
+        options = LauncherOptions(gpu_resource="amd.com/gpu")
+        granted = manifests.pod_patch(a_job(gpus=2), options, "me")["spec"]["containers"][0]
+        without = manifests.pod_patch(a_job(), options, "me")["spec"]["containers"][0]
+        assert granted["resources"] == {"limits": {"amd.com/gpu": "2"}}
+        hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+        assert hidden in without["env"]
+        assert hidden not in granted["env"]
+
+    def test_a_template_decides_what_is_not_ours(self) -> None:
+        template = {
+            "metadata": {},
+            "spec": {
+                "automountServiceAccountToken": True,
+                "containers": [
+                    {"name": "side", "image": "b"},
+                    {"name": "disttest", "image": "a", "resources": {"limits": {"cpu": "8"}}},
+                ],
+            },
+        }
+        pod = manifests.complete_pod(template, a_job(nodes=1))
+        assert pod["spec"]["automountServiceAccountToken"] is True
+        assert pod["spec"]["containers"][1]["resources"] == {"limits": {"cpu": "8"}}
+        assert "affinity" not in pod["spec"]
+
+    def test_nobody_names_an_image(self) -> None:
+        job = a_job(image="")
+        with pytest.raises(SchedulerError, match="needs an image with disttest and torch: give --image"):
+            manifests.complete_pod(manifests.pod_patch(job, OPTIONS, "me"), job)
+
+    def test_a_queue_of_kueue_admits_the_pods_together(self) -> None:
+        metadata = manifests.pod_patch(a_job(), LauncherOptions(account="ci"), "me")["metadata"]
+        assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "ci"
+        assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == a_job().name
+        assert metadata["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "2"}
+
+    def test_no_variable_of_the_client_stands_in_a_pod(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job())
+        gang.step()
+        names = {variable["name"] for variable in cluster.made[0]["spec"]["containers"][0]["env"]}
+        assert {name for name in names if not name.startswith("DISTTEST_POD")} == {"NVIDIA_VISIBLE_DEVICES"}
+
+
+class TestWaiting:
+    def test_a_used_up_quota_is_waited_for(self, cluster: Cluster) -> None:
+        cluster.refusals = [QUOTA]
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert gang.waits.startswith("exceeded quota: gpus")
+        assert gang.refused is None
+        cluster.now_s += KUBERNETES_RETRY_S
+        gang.step()
+        assert [pod["metadata"]["name"][-8:] for pod in cluster.made] == ["-n0-try2", "-n1-try2"]
+
+    def test_what_is_forbidden_is_refused(self, cluster: Cluster) -> None:
+        cluster.refusals = ['Error from server (Forbidden): pods is forbidden: User "x" cannot create']
+        gang = cluster.gang(a_job())
+        gang.step()
+        assert gang.refused is not None
+        assert gang.refused.state is JobState.REJECTED
+        assert cluster.turn.take(a_job(2)), "others may go on"
+
+    def test_an_image_that_is_not_there_is_refused(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job(nodes=1))
+        gang.step()
+        (name,) = cluster.pods
+        waiting = {"reason": "ImagePullBackOff", "message": "Back-off"}
+        cluster.pods[name]["status"]["containerStatuses"] = [
+            {"name": "disttest", "state": {"waiting": waiting}}
+        ]
+        until(cluster, gang, lambda: gang.refused is not None)
+        assert "ImagePullBackOff" in str(gang.refused)
+
+    def test_a_second_job_over_nodes_waits_until_the_first_is_placed(self, cluster: Cluster) -> None:
+        first, second, lease = (
+            cluster.gang(a_job(number, nodes=n)) for number, n in ((1, 2), (2, 2), (3, 1))
+        )
+        for gang in (first, second, lease):
+            gang.step()
+        assert [pod["metadata"]["name"][-5:] for pod in cluster.made] == ["j1-n0", "j1-n1", "j3-n0"]
+        for name in list(cluster.pods)[:2]:
+            cluster.place(name)
+        until(cluster, first, lambda: cluster.turn.take(a_job(2)))
+        second.step()
+        assert len(cluster.made) == 5
+
+    def test_nodes_that_are_held_in_vain_are_given_back_and_asked_for_again(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job())
+        gang.step()
+        one, other = cluster.pods
+        cluster.place(one)
+        cluster.hold(other)
+        start_s = cluster.now_s
+        until(cluster, gang, lambda: not cluster.pods)
+        assert GANG_HOLD_S <= cluster.now_s - start_s < GANG_HOLD_S + 2 * KUBERNETES_LONGEST_POLL_S
+        assert cluster.turn.take(a_job(2))
+        cluster.turn.give(a_job(2))
+        until(cluster, gang, lambda: len(cluster.made) == 4)
+
+    def test_what_holds_nothing_keeps_its_place_in_the_queue(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job())
+        gang.step()
+        for name in cluster.pods:
+            cluster.hold(name)
+        for _ in range(1000):
+            cluster.now_s += 0.2
+            gang.step()
+        assert gang.waits == "0/2 nodes are available: 2 Insufficient cpu"
+        assert len(cluster.made) == 2
+
+    def test_all_jobs_of_a_client_share_one_question(self, cluster: Cluster) -> None:
+        gangs = [cluster.gang(a_job(number, nodes=1)) for number in range(8)]
+        for gang in gangs:
+            gang.step()
+        cluster.now_s += 1.0
+        for gang in gangs:
+            gang.step()
+        assert sum(words[:2] == ("get", "pods") for words in cluster.asked) == 1
+
+
+class TestTheEnd:
+    def running(self, cluster: Cluster, nodes: int = 2) -> PodGang:
+        gang = cluster.gang(a_job(nodes=nodes))
+        gang.step()
+        for name in cluster.pods:
+            cluster.run(name)
+        until(cluster, gang, lambda: len(gang.running()) == nodes)
+        return gang
+
+    def test_a_pod_that_vanishes_was_deleted_by_others(self, cluster: Cluster) -> None:
+        gang = self.running(cluster)
+        cluster.pods.clear()
+        end = gang.end(wait=True)
+        assert end.state is JobState.EVICTED
+        assert "it was deleted, and not by this run" in end.reason
+
+    def test_a_node_that_went_with_it_is_told(self, cluster: Cluster) -> None:
+        gang = self.running(cluster)
+        cluster.pods.clear()
+        cluster.node_ready = "Unknown"
+        assert gang.end(wait=True).state is JobState.NODE_LOST
+
+    def test_a_pod_that_runs_on_has_lost_its_connection(self, cluster: Cluster) -> None:
+        gang = self.running(cluster, nodes=1)
+        end = gang.end(wait=True)
+        assert end.state is JobState.NODE_LOST
+        assert "the connection to it was lost" in end.reason
+
+    def test_an_api_server_that_does_not_answer(self, cluster: Cluster) -> None:
+        gang = self.running(cluster)
+        cluster.answers = False
+        assert gang.end(wait=True).state is JobState.UNREACHABLE
+        assert not gang.remove()
+
+    def test_everything_is_found_by_its_label(self, cluster: Cluster) -> None:
+        gang = self.running(cluster)
+        assert gang.remove()
+        assert cluster.asked[-1][:3] == (
+            "delete",
+            "configmaps,pods",
+            f"--selector=disttest-job={a_job().name}",
+        )
+
+
+class TestNodes:
+    PLACE = {
+        "DISTTEST_POD": "1",
+        "DISTTEST_PODS": "2",
+        "DISTTEST_POD_GPUS": "2",
+        "DISTTEST_POD_HOST": "gpu-7",
+        "DISTTEST_POD_ADDRESS": "127.0.0.1",
+        "DISTTEST_POD_LAST_WORD": "/dev/termination-log",
+    }
+
+    @pytest.mark.parametrize(
+        ("environ", "gpus"),
+        [
+            ({"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, ("GPU-1", "GPU-2")),
+            ({"NVIDIA_VISIBLE_DEVICES": "5,6"}, ("0", "1")),  # as the node numbers them
+            ({"NVIDIA_VISIBLE_DEVICES": "void"}, ("0", "1")),  # by a CDI device
+            ({"NVIDIA_VISIBLE_DEVICES": "all"}, ("0", "1")),
+            ({"DISTTEST_POD_GPUS": "0", "NVIDIA_VISIBLE_DEVICES": "all"}, ()),
+        ],
+    )
+    def test_the_gpus_of_a_pod(self, environ: dict[str, str], gpus: tuple[str, ...]) -> None:
+        assert find_assignment({**self.PLACE, **environ}).gpus == gpus
+
+    def test_a_pods_place(self) -> None:
+        place = find_assignment(self.PLACE)
+        assert (place.scheduler, place.node, place.nodes, place.host) == ("kubernetes", 1, 2, "gpu-7")
+        assert (place.address, place.interface, place.last_word) == (
+            "127.0.0.1",
+            "lo",
+            "/dev/termination-log",
+        )
+
+    def test_capacity_is_what_the_pods_may_use(self) -> None:
+        nodes = tuple(
+            msgspec.convert(
+                {
+                    "metadata": {"name": name, "labels": labels},
+                    "spec": {"taints": taints, "unschedulable": name == "cordoned"},
+                    "status": {
+                        "allocatable": {"cpu": "31850m", "nvidia.com/gpu": gpus},
+                        "conditions": [{"type": "Ready", "status": "False" if name == "down" else "True"}],
+                    },
+                },
+                type=Node,
+            )
+            for name, gpus, labels, taints in (
+                ("a", "8", {"pool": "x"}, []),
+                ("b", "8", {"pool": "x"}, [{"key": "gpu", "effect": "NoSchedule"}]),
+                ("tainted", "8", {"pool": "x"}, [{"key": "other", "effect": "NoSchedule"}]),
+                ("elsewhere", "8", {}, []),
+                ("small", "4", {"pool": "x"}, []),
+                ("cordoned", "8", {"pool": "x"}, []),
+                ("down", "8", {"pool": "x"}, []),
+            )
+        )
+        raw = {"nodeSelector": {"pool": "x"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+        wanted = WantedPod(spec=msgspec.convert(raw, type=WantedSpec))
+        capacity = manifests.capacity_of(nodes, wanted, "nvidia.com/gpu", "Kubernetes v1")
+        assert (capacity.nodes, capacity.gpus_per_node, capacity.cpus_per_node) == (2, 8, 31)
+        with pytest.raises(SchedulerError, match=r"no node there that is ready .* \(1 in all\)"):
+            manifests.capacity_of(nodes[-1:], wanted, "nvidia.com/gpu", "Kubernetes v1")
+
+
+class TestCommandLines:
+    @pytest.mark.parametrize(
+        ("partition", "words"),
+        [
+            ("", []),
+            ("ci", ["--namespace=ci"]),
+            ("prod/ci", ["--context=prod", "--namespace=ci"]),
+            (
+                "arn:aws:eks:eu-1:7:cluster/prod/ci",
+                ["--context=arn:aws:eks:eu-1:7:cluster/prod", "--namespace=ci"],
+            ),
+        ],
+    )
+    def test_context_and_namespace(self, partition: str, words: list[str]) -> None:
+        assert Kubectl({}, LauncherOptions(partition=partition)).command("get") == ["kubectl", *words, "get"]
+
+    def test_complaints_without_kubectls_own_log(self) -> None:
+        stderr = 'E1123 02:00:00.1 7 memcache.go:265] "Unhandled"\nThe connection was refused\nThe connection was refused\n'
+        assert clean(stderr) == "The connection was refused"
