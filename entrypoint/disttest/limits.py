@@ -80,6 +80,8 @@ CHAOS_DELAY_S = 0.5
 
 # --- a world
 
+EXAMPLE_AGREED_S = 2.0
+"""How long a rank in which an example of hypothesis has failed waits for the others, which may wait for it in a collective."""
 COLLECT_S = 300.0
 """How long a clean process may take to collect the files of a run once more."""
 THREAD_REST_S = 0.25

@@ -249,6 +249,18 @@ DRAWN = """
     def test_finds(world, number):
         dist.all_reduce(torch.ones(1))
         assert world.rank == 0 or number < 3, "too large"
+
+    @pytest.mark.world_size(2)
+    @given(number=st.integers(0, 1000))
+    def test_assumes(world, number):
+        assume(world.rank == 0 or number % 2)
+        dist.all_reduce(torch.ones(1))
+
+    @pytest.mark.world_size(2)
+    @given(number=st.integers(0, 1000))
+    def test_leaves_others_waiting(world, number):
+        assert world.rank == 0 or number < 3, "too large"
+        dist.all_reduce(torch.ones(1))
 """
 
 
@@ -259,7 +271,12 @@ def test_hypothesis(lab: Lab) -> None:
     assert Outcome.PASSED is ended.result("test_same").outcome, ended.output
     found = ended.result("test_finds")
     assert "rank 1 of 2 failed: AssertionError: too large" in found.message, ended.output
-    assert 1 == found.details.count("Falsifying example: test_finds(")
+    assert 1 == ended.output.count("Failing test case: test_finds("), ended.output
+    assert "number=3," in found.details
+    assert [Outcome.PASSED, Outcome.FAILED] == [rank.outcome for rank in found.ranks]
+    waiting = ended.result("test_leaves_others_waiting")
+    assert "rank 1 of 2 failed: AssertionError: too large" in waiting.message
+    assert 1 == waiting.details.count("Falsifying example: test_leaves_others_waiting(")
 
 
 @pytest.mark.plugins("pytest-xdist", "execnet")

@@ -41,7 +41,7 @@ from disttest.runtime.rank.child import (
 )
 from disttest.runtime.rank.debug_adapter import await_debugger
 from disttest.runtime.rank.debugging import debug_in_rank
-from disttest.runtime.rank.hypothesis_tests import HypothesisTests
+from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
@@ -169,6 +169,7 @@ def serve(
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
+    draw_alike(session.config, spec, together=True)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
@@ -207,8 +208,6 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     watchdog.count_starts()
     renew_libraries(spec.threads)
     stand_aside(config)
-    if config.pluginmanager.hasplugin("hypothesispytest"):
-        config.pluginmanager.register(HypothesisTests(spec.settings.seed), "disttest-hypothesis")
     if spec.settled.coverage is not None:
         begin_coverage(spec.settled.coverage, config, spec.scratch.parent)
     return channel

@@ -15,6 +15,7 @@ from disttest.host.process import flush_output, leave
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
+from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
@@ -39,6 +40,7 @@ def serve_spmd(
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
+    draw_alike(session.config, spec)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.board, spec.place)
