@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.board_tool import BoardTool
 from disttest.deadlock.proof import Situation, find_deadlock
@@ -23,6 +25,7 @@ class Actor:
         self.rank = rank
         self.tool = BoardTool(board.path, rank)
         self._numbers = {}
+        self._calls = itertools.count(1)
 
     def call(
         self,
@@ -41,7 +44,7 @@ class Actor:
         key = (group.name, op, peer, tag) if peer is not None else group.name
         seq = self._numbers[key] = self._numbers.get(key, 0) + 1
         call = Call(
-            n=0,
+            n=next(self._calls),
             op=op,
             group=group,
             seq=seq,
@@ -61,7 +64,7 @@ class Actor:
         self.tool.on_issue(call)
         return call
 
-    def wait(self, call=None, *, kind=WaitKind.WORK, keys=(), ranks=(), timeout_s=1800.0, thread=1):
+    def wait(self, call=None, *, kind=WaitKind.WORK, keys=(), ranks=(), calls=(), timeout_s=1800.0, thread=1):
         wait = Wait(
             n=0,
             kind=kind,
@@ -71,6 +74,7 @@ class Actor:
             site=NOWHERE,
             thread=thread,
             ranks=ranks,
+            calls=calls,
         )
         self.tool.on_wait(wait)
         return wait
@@ -78,6 +82,10 @@ class Actor:
     def do(self, op, group, *, thread=1, **more):
         """Issue it and wait for it."""
         return self.wait(self.call(op, group, thread=thread, **more), thread=thread)
+
+    def queue(self, *calls, thread=1):
+        """Wait for a GPU that waits for these."""
+        return self.wait(kind=WaitKind.DEVICE, calls=calls, thread=thread)
 
     def done(self, wait):
         """It has come back."""

@@ -14,12 +14,14 @@ from disttest.boards import BoardWriter
 from disttest.deadlock import layout
 from disttest.deadlock.layout import Direction, WaitState
 from disttest.deadlock.snapshot import KINDS
-from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind, spec_of
+from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind, gaps, spec_of
 
 _KIND = {kind: place for place, kind in enumerate(KINDS)}
 _IN_ENGINE = _KIND[WaitKind.BACKWARD]
 _FOR_EVER = float("inf")
 _form = operator.attrgetter("dtype", "shape")
+_MOST_QUEUED = 4
+"""Groups of which the last call in the queue of a GPU gets a row."""
 _NO_CALL = (0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
 
 _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
@@ -29,10 +31,12 @@ _pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_i
 class _WaitingThread:
     """A thread that has a row: what it waits in, the outermost first."""
 
-    __slots__ = ("row", "stack")
+    __slots__ = ("more", "row", "stack")
 
     def __init__(self, row: int) -> None:
         self.row = row
+        self.more: list[int] = []
+        """Further rows, where it waits for a GPU with calls of several groups."""
         self.stack: list[Wait] = []
 
 
@@ -75,6 +79,7 @@ class BoardTool(BoardWriter, Tool):
         self._groups: dict[str, int] = {}
         self._channels: dict[tuple[str, str, int, int], _Channel] = {}
         self._threads: dict[int, _WaitingThread] = {}
+        self._first_call = 0
         self._free = list(layout.WAITS.places())
         self._free_groups = list(layout.GROUPS.places())
         self._free_channels = list(layout.CHANNELS.places())
@@ -98,6 +103,7 @@ class BoardTool(BoardWriter, Tool):
 
     def on_issue(self, call: Call) -> None:
         """Count it; of a thread that C++ calls from, only its stack will tell when it is back in Python."""
+        self._first_call = self._first_call or call.n
         if call.peer is not None:
             self._count(call)
         else:
@@ -110,6 +116,8 @@ class BoardTool(BoardWriter, Tool):
 
     def on_wait(self, wait: Wait) -> None:
         """A thread begins to wait."""
+        if gaps():
+            self._note_gap()
         thread = self._threads.get(wait.thread) or self._take_row(wait.thread)
         if thread is not None:
             thread.stack.append(wait)
@@ -122,6 +130,7 @@ class BoardTool(BoardWriter, Tool):
         thread = self._threads.get(wait.thread)
         if thread is None or not thread.stack or thread.stack.pop() is not wait:
             return  # it began before the test
+        self._release_more(thread)
         if thread.stack:
             self._write(thread, thread.stack[-1])
         else:
@@ -217,6 +226,12 @@ class BoardTool(BoardWriter, Tool):
         thread = self._threads[ident] = _WaitingThread(self._free.pop(0))
         return thread
 
+    def _release_more(self, thread: _WaitingThread) -> None:
+        for row in thread.more:
+            self._memory[self._base + row] = WaitState.FREE
+        self._free += thread.more
+        thread.more = []
+
     def _release(self, ident: int, thread: _WaitingThread) -> None:
         self._memory[self._base + thread.row] = WaitState.FREE
         del self._threads[ident]
@@ -232,10 +247,13 @@ class BoardTool(BoardWriter, Tool):
             where = self._place(call.site)
             facts = self._facts(call)
             self._write_row(
-                thread, WaitState.IN_CPP, _IN_ENGINE, where, 0, facts, call.thread, now_s, until_s
+                thread.row, WaitState.IN_CPP, _IN_ENGINE, where, 0, facts, call.thread, now_s, until_s
             )
 
     def _write(self, thread: _WaitingThread, wait: Wait) -> None:
+        if wait.kind is WaitKind.DEVICE:
+            self._write_device(thread, wait)
+            return
         call, now_s = wait.call, time.monotonic()
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
         # The clock of a handle runs since its call, of which the moment is not known any more.
@@ -244,8 +262,24 @@ class BoardTool(BoardWriter, Tool):
         facts = _NO_CALL if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
         self._write_row(
-            thread, WaitState.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
+            thread.row, WaitState.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
         )
+
+    def _write_device(self, thread: _WaitingThread, wait: Wait) -> None:
+        """A row for each call; those of an earlier test are over."""
+        calls = [call for call in wait.calls if call.n >= self._first_call > 0][-_MOST_QUEUED:]
+        rows = [thread.row, *thread.more]
+        while self._free and len(rows) < len(calls):
+            rows.append(self._free.pop(0))
+        thread.more = rows[1:]
+        limits = [call.timeout_s for call in wait.calls if call.timeout_s is not None]
+        until_s = self._began_s + min(limits, default=_FOR_EVER)
+        where, kind, now_s = self._place(wait.site), _KIND[wait.kind], time.monotonic()
+        # The newest call may be all that has a row.
+        for row, call in zip(rows, calls[::-1] or (None,), strict=False):
+            facts = _NO_CALL if call is None else self._facts(call)
+            called = 0 if call is None else self._place(call.site)
+            self._write_row(row, WaitState.WAITING, kind, where, called, facts, wait.thread, now_s, until_s)
 
     def _keys(self, wait: Wait) -> int:
         if wait.ranks:
@@ -265,7 +299,7 @@ class BoardTool(BoardWriter, Tool):
 
     def _write_row(
         self,
-        thread: _WaitingThread,
+        row: int,
         state: int,
         kind: int,
         where: int,
@@ -275,7 +309,7 @@ class BoardTool(BoardWriter, Tool):
         since_s: float,
         until_s: float,
     ) -> None:
-        at = self._base + thread.row
+        at = self._base + row
         _pack_wait(self._memory, at, state, kind, where, keys, *facts, ident, since_s, until_s)
 
     # --- texts

@@ -17,6 +17,8 @@ from disttest.observe.records import ANY_SOURCE, WaitKind
 
 _WITH_ROOT_ALONE = frozenset({"scatter", "gather"})
 """What ranks other than the root do with the root and nobody else."""
+_FROM_ROOT, _TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
+"""Whose senders a GPU lets go as soon as there is room for what they send."""
 
 
 class Open(Frozen):
@@ -70,10 +72,11 @@ def _are_themselves(everybody: Mapping[int, Snapshot]) -> bool:
 
 def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situation) -> Iterator[Open | None]:
     """The open waits of a rank; None for one that may end."""
-    for wait in everybody[rank].waits:
-        found = _open(rank, wait, everybody)
-        if found is None and wait.in_cpp:
-            continue  # it is not known to wait for that
+    waits = [(wait, _open(rank, wait, everybody)) for wait in everybody[rank].waits]
+    held = {wait.thread for wait, found in waits if found is not None and wait.kind is WaitKind.DEVICE}
+    for wait, found in waits:
+        if found is None and (wait.in_cpp or wait.thread in held):
+            continue  # it is not known to wait for that, or its GPU waits for another call, too
         if found is None or wait.until_s < situation.deadline_s:
             yield None
         else:
@@ -136,6 +139,8 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
 
 def _counts(wait: Waiting, rank: int, member: int) -> bool:
     """Whether a rank's part of a collective needs that of another member."""
+    if wait.kind is WaitKind.DEVICE and wait.op in _FROM_ROOT | _TO_ROOT:
+        return (member if wait.op in _FROM_ROOT else rank) == wait.root
     return wait.op not in _WITH_ROOT_ALONE or rank == wait.root or member == wait.root
 
 
@@ -155,6 +160,8 @@ def _called(snapshot: Snapshot, group: GroupKey, seq: int) -> tuple[str, int | N
 
 def _open_p2p(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
     assert wait.group is not None
+    if wait.kind is WaitKind.DEVICE and wait.direction is Direction.SEND:
+        return None  # there may be room for what it sends
     peers = [m for m in wait.group[1] if m != rank] if wait.peer == ANY_SOURCE else [wait.peer]
     if any(peer not in everybody for peer in peers):
         return None

@@ -30,7 +30,7 @@ class Waiting(Frozen):
     group: GroupKey | None
     where: str
     keys: str
-    """Of a store; of a group that is being made its ranks."""
+    """Of a store; of a group that is being made its ranks; of a call in the queue of a GPU where it was issued."""
     peer: int | None
     root: int | None
     tag: int

@@ -33,13 +33,20 @@ def group_name(name: str, state: GroupState | None) -> str:
 
 def wait_name(wait: Waiting, group: str) -> str:
     """``all_reduce #3 of group default``, ``recv #1 from rank 0``, ``key 'ready' of a store``."""
-    if wait.peer is not None:
-        return _p2p_name(wait, group)
+    if wait.kind is WaitKind.DEVICE:
+        issued = f" since {wait.keys}" if wait.keys not in ("", wait.where) else ""
+        return f"{_call(wait, group)} (in the queue of its GPU{issued})"
     if wait.op:
-        return f"{call_name(wait.op)} #{wait.seq} of group {group}"
+        return _call(wait, group)
     if wait.kind is WaitKind.STORE:
         return f"key{'s' if ', ' in wait.keys else ''} {wait.keys!r} of a store"
     return f"new_group({wait.keys})"
+
+
+def _call(wait: Waiting, group: str) -> str:
+    if wait.peer is not None:
+        return _p2p_name(wait, group)
+    return f"{call_name(wait.op)} #{wait.seq} of group {group}"
 
 
 def _p2p_name(wait: Waiting, group: str) -> str:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
+_HOST_WAITS = frozenset({"fake", "gloo", "mpi"})
+"""Backends whose handles make the host wait, whatever device the tensors are of."""
+
+
 class KnownGroup:
     """A group that is used in this process, with the numbers of its calls."""
 
@@ -67,6 +71,7 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
         ranks=ranks,
         backend=_c10d().get_backend(pg) if pg in _c10d()._world.pg_map else pg.name(),  # noqa: SLF001
         timeout_s=_timeout_s(pg),
+        queues=_queues(pg),
     )
 
 
@@ -84,6 +89,15 @@ def _timeout_s(pg: dist.ProcessGroup) -> float | None:
         return float(options._timeout.total_seconds())  # noqa: SLF001
     except (RuntimeError, AttributeError, IndexError):
         return None
+
+
+def _queues(pg: dist.ProcessGroup) -> bool:
+    """Whether a backend of a GPU is there, other than those that make the host wait."""
+    try:
+        devices = [each for each in pg._device_types if each.type != "cpu"]  # noqa: SLF001
+        return any(pg._get_backend(each).name() not in _HOST_WAITS for each in devices)  # noqa: SLF001
+    except (RuntimeError, AttributeError):
+        return False
 
 
 def _c10d() -> Any:

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from disttest.observe.records import Call, Site, Wait, WaitKind
 from disttest.observe.sites import call_site
 from disttest.observe.tool import CALLBACKS, Tool
+
+if TYPE_CHECKING:
+    from disttest.observe.queues import Queues
 
 
 class _CallingThread(threading.local):
@@ -40,6 +43,8 @@ class _CallingThread(threading.local):
 thread = _CallingThread()
 handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
 """Handles and futures that somebody in Python holds, with their calls."""
+queues: Queues | None = None
+"""Of the GPUs; None where the layer is not in torch."""
 results: dict[int, Call] = {}
 """Storages that functional collectives will write, with their calls."""
 _MOST_RESULTS = 10_000
@@ -130,6 +135,7 @@ def begin_wait(
     timeout_s: float | None = None,
     site: Site | None = None,
     ranks: tuple[int, ...] = (),
+    calls: tuple[Call, ...] = (),
 ) -> Wait | None:
     """The thread begins to wait; None where nobody is to be told."""
     __tracebackhide__ = True
@@ -144,6 +150,7 @@ def begin_wait(
         site=site or call_site(),
         thread=threading.get_ident(),
         ranks=ranks,
+        calls=calls,
     )
     tell("on_wait", wait)
     return wait
@@ -151,8 +158,11 @@ def begin_wait(
 
 def end_wait(wait: Wait | None, error: BaseException | None = None) -> None:
     """It has stopped waiting."""
-    if wait is not None:
-        tell("on_done", wait, error)
+    if wait is None:
+        return
+    tell("on_done", wait, error)
+    if error is None and queues is not None and queues.are_used:
+        queues.note_done(wait)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ BLIND_SPOTS = (
     "symmetric memory and torchcomms",
     "RPC, whose calls are no collectives (waits for its futures are seen)",
     "waits in C++: the end of DDP's backward pass, constructors, coalesced works",
+    "waits for a GPU other than item(), cpu(), to(), tolist() and synchronize()",
     "which reduction a call of C++ asks for, unless it is a functional collective",
     "processes that are started as new programs",
     "operations inside a kernel that Inductor has compiled, in threads that ran before their observer, and on storages",
@@ -44,8 +45,10 @@ def install(*tools: Tool) -> None:
     if not _hooks:
         from disttest.observe.kernels import Kernels
         from disttest.observe.patches import Patches
+        from disttest.observe.queues import Queues
 
-        _hooks.extend((Kernels(), Patches()))
+        hub.queues = Queues()
+        _hooks.extend((Kernels(), Patches(), hub.queues))
         os.register_at_fork(after_in_child=lambda: hub.set_tools(()))
     _set_tools((*hub.tools(), *tools))
 
@@ -79,6 +82,7 @@ def uninstall() -> None:
     _set_tools(())
     while _hooks:
         _hooks.pop().remove()
+    hub.queues = None
 
 
 def watching_operations() -> ModuleType:

@@ -67,13 +67,16 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
             return redispatch(below, *args, **kwargs)
         hub.tell("on_issue", call)
         hub.thread.last = light = call.without_tensors()
-        wait = _begin_to_block(light) if operation.blocks else None
+        device = _queue_of(call)
+        wait = _begin_to_block(operation, light, device)
         try:
             result = _hand_on(call, redispatch, below, args, kwargs)
         except BaseException as error:
             hub.end_wait(wait, error)
             hub.tell("on_error", call, error)
             raise
+        if device is not None and hub.queues is not None:
+            hub.queues.note_issued(light, device)
         hub.end_wait(wait)
         hub.tell("on_return", call, _note_handle(light, result))
         return result
@@ -81,8 +84,23 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
     return kernel
 
 
-def _begin_to_block(call: Call) -> Wait | None:
-    return hub.begin_wait(WaitKind.OPERATION, call, timeout_s=call.timeout_s, site=call.site)
+def _begin_to_block(operation: Operation, call: Call, device: torch.device | None) -> Wait | None:
+    """The wait of a call that returns when it is done, as a barrier of GPUs does that is not asynchronous."""
+    if operation.blocks:
+        return hub.begin_wait(WaitKind.OPERATION, call, timeout_s=call.timeout_s, site=call.site)
+    if device is not None and operation.inputs is None and not call.is_async:
+        return hub.begin_wait(WaitKind.DEVICE, calls=(call,), timeout_s=call.timeout_s, site=call.site)
+    return None
+
+
+def _queue_of(call: Call) -> torch.device | None:
+    """The GPU in whose queue a call is going to be; None: the host waits for it."""
+    if not call.group.queues:
+        return None
+    tensors = call.inputs or call.outputs
+    if not tensors:
+        return torch.accelerator.current_accelerator()
+    return None if tensors[0].device.type == "cpu" else tensors[0].device
 
 
 def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:

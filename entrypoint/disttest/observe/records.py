@@ -74,6 +74,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     timeout_s: float | None
     """How long its calls wait unless they say otherwise; None if torch does not tell."""
+    queues: bool = False
+    """Whether its calls with tensors of a GPU return when they are in a queue of it, as over NCCL."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -154,6 +156,8 @@ class WaitKind(StrEnum):
     """A process group that is being made or destroyed."""
     BACKWARD = "backward"
     """The autograd engine, which may wait for calls of C++."""
+    DEVICE = "device"
+    """A GPU, which has calls in the queue that it has to come through."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -172,3 +176,5 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     thread: int
     ranks: tuple[int, ...] = ()
     """Of the default group: the members of a group that is being made."""
+    calls: tuple[Call, ...] = ()
+    """In the queue of the GPU that is waited for: the last one of each group, without tensors, the newest last."""

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
 from disttest.observe.records import Site
 
-_PACKAGE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_path("stdlib")
-_LIBRARIES = sysconfig.get_path("purelib")
-_PASSED_OVER = (
-    f"{_PACKAGE}/",
-    f"{_LIBRARIES}/torch/",
-    f"{_LIBRARIES}/_pytest/",
-    f"{_LIBRARIES}/pluggy/",
-    f"{_LIBRARIES}/typing_extensions.py",  # what torch marks as deprecated is wrapped there
-    "<",
-)
-_TORCHS_TESTS = f"{_LIBRARIES}/torch/testing/_internal/distributed/"
+_PASSED_OVER = ("torch", "_pytest", "pluggy", "typing_extensions")
+"""Modules; what torch marks as deprecated is wrapped in the last one."""
+_TORCHS_TESTS = "/torch/testing/_internal/distributed/"
 """What stands there are tests, which people run as their own."""
 
 _known: dict[int, tuple[CodeType, bool]] = {}
@@ -28,13 +21,21 @@ _known: dict[int, tuple[CodeType, bool]] = {}
 NOWHERE = Site(None, 0)
 
 
+@cache
+def _passed_over() -> tuple[str, ...]:
+    """How the names of files begin that are nobody's line; each module is where it was imported from."""
+    modules = (sys.modules.get(name) for name in _PASSED_OVER)
+    files = [str(Path(each.__file__)) for each in modules if each is not None and each.__file__]
+    return (f"{Path(__file__).parents[1]}/", *(file.removesuffix("__init__.py") for file in files), "<")
+
+
 def _counts(code: CodeType) -> bool:
     """Whether a line of this code is one to name."""
     file = code.co_filename
-    if file.startswith(_TORCHS_TESTS):
+    if _TORCHS_TESTS in file:
         return True
-    in_library = file.startswith(_LIBRARIES)
-    return not file.startswith(_PASSED_OVER) and (in_library or not file.startswith(_STDLIB))
+    in_library = "/site-packages/" in file or "/dist-packages/" in file
+    return not file.startswith(_passed_over()) and (in_library or not file.startswith(_STDLIB))
 
 
 def call_site() -> Site:

@@ -245,3 +245,44 @@ def test_a_slot_full_of_anything(seed):
     noise = random.Random(seed).randbytes(layout.SLOT) if seed % 2 else bytes([seed % 256]) * layout.SLOT
 
     judged([noise, written()[1]])
+
+
+def test_a_gpu_waits_for_calls_of_two_groups(stage, actor):
+    calls = [actor.call("allreduce", ALL), actor.call("allgather", group_of(0, 1, name="1"))]
+    wait = actor.queue(*calls)
+
+    shown = [(each.kind, each.op, each.group) for each in stage.snapshot(1).waits]
+    assert shown == [
+        (WaitKind.DEVICE, "allgather", ("1", (0, 1))),
+        (WaitKind.DEVICE, "allreduce", KEY),
+    ]
+    actor.done(wait)
+    assert stage.snapshot(1).waits == ()
+
+
+def test_rows_of_a_gpu_come_and_go(stage, actor):
+    for _ in range(100):
+        calls = [actor.call("allreduce", group_of(0, 1, name=str(number))) for number in range(6)]
+        actor.done(actor.queue(*calls))
+
+    assert not stage.snapshot(1).has_gap
+
+
+def test_a_gpu_waits_for_nothing_that_an_earlier_test_has_issued(stage, actor):
+    old = actor.call("allreduce", ALL)
+    actor.tool.begin(has_gap=False)
+    actor.queue(old)
+    assert [wait.op for wait in stage.snapshot(1).waits] == [""]
+
+    actor.queue(old, actor.call("allreduce", ALL), thread=2)
+    assert [(wait.thread, wait.op, wait.seq) for wait in stage.snapshot(1).waits] == [
+        (1, "", 0),
+        (2, "allreduce", 2),
+    ]
+
+
+def test_what_is_not_seen_from_now_on_is_a_gap(stage, actor, monkeypatch):
+    monkeypatch.setattr("disttest.deadlock.board_tool.gaps", lambda: ("something",))
+    actor.do("allreduce", ALL)
+
+    assert stage.snapshot(1).has_gap

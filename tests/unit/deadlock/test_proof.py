@@ -399,3 +399,77 @@ def test_a_proof_is_given_exactly_when_nobody_can_go_on(data, programs):
     stuck = len(simulated.over()) < 3
     assert bool(simulated.stage.judge(simulated.over())) == stuck
     simulated.stage.board.close()
+
+
+# --- GPUs, which wait for calls in their queues
+
+
+def queues(op, group=ALL, **more):
+    """A rank that waits for its GPU, after a call."""
+    return lambda actor: actor.queue(actor.call(op, group, **more))
+
+
+def test_a_gpu_waits_for_a_call_that_another_rank_does_not_make():
+    deadlock = stage_of(queues("allreduce"), idle).judge(over=[1])
+
+    assert deadlock.kind is DeadlockKind.FINISHED
+    assert edges(deadlock) == [
+        (0, "all_reduce #1 of group default (in the queue of its GPU)", (1,), "which has finished the test")
+    ]
+
+
+def test_gpus_whose_calls_everybody_has_made_may_only_be_busy():
+    assert stage_of(queues("allreduce"), queues("allreduce")).judge() is None
+    assert stage_of(queues("allreduce"), lambda a: a.queue()).judge() is None
+
+
+def test_a_gpu_waits_for_its_last_calls_of_two_groups_and_one_of_them_is_missing():
+    other = group_of(0, 1, name="1", description="other")
+
+    def both(actor):
+        actor.queue(actor.call("allreduce", ALL), actor.call("allreduce", other))
+
+    deadlock = stage_of(both, queues("allreduce", other)).judge(over=[1])
+
+    assert [edge.what for edge in deadlock.edges] == [
+        "all_reduce #1 of group default (in the queue of its GPU)"
+    ]
+
+
+def test_another_thread_of_a_rank_whose_gpu_may_come_to_an_end():
+    def two_threads(actor):
+        actor.queue(actor.call("allreduce", ALL))
+        waits_for_key(actor, thread=2)
+
+    assert stage_of(two_threads, queues("allreduce")).judge() is None
+    assert stage_of(two_threads, waits_for_key).judge() is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "root", "is_open"),
+    [("broadcast", 1, True), ("broadcast", 0, False), ("reduce", 0, True), ("reduce", 1, False)],
+)
+def test_who_sends_to_a_root_or_from_one_may_be_let_go(op, root, is_open):
+    deadlock = stage_of(queues(op, root=root), idle).judge(over=[1])
+
+    assert (deadlock is not None) == is_open
+
+
+@pytest.mark.parametrize(("op", "is_open"), [("recv", True), ("send", False)])
+def test_there_may_be_room_for_what_a_gpu_sends(op, is_open):
+    deadlock = stage_of(queues(op, peer=1), idle).judge(over=[1])
+
+    assert (deadlock is not None) == is_open
+
+
+def test_a_call_in_a_queue_that_gives_up_before_the_test():
+    def queues_two(actor):
+        calls = [actor.call("allreduce", group_of(0, 1, name=name)) for name in "ab"]
+        actor.queue(msgspec.structs.replace(calls[0], timeout_s=5.0), calls[1])
+
+    stage = stage_of(queues_two, idle)
+    situation = stage.situation(over=[1])
+    gives_up_s = {wait.until_s for wait in stage.snapshot(0).waits}
+
+    assert len(gives_up_s) == 1
+    assert find_deadlock(msgspec.structs.replace(situation, deadline_s=gives_up_s.pop() + 1)) is None

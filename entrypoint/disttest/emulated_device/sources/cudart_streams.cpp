@@ -49,6 +49,12 @@ void Stream::work_off() {
 void Stream::drain() {
   std::unique_lock<std::mutex> lock(mutex_);
   uint64_t all = pushed_;
+  static const bool spins = number_from("EMULATED_CUDA_SPIN", 0);
+  while (spins && finished_ < all) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
   done_.wait(lock, [&] { return finished_ >= all; });
 }
 

@@ -3,6 +3,7 @@
 //   EMULATED_CUDA_DEVICES    how many (default 1, at most 16)
 //   EMULATED_CUDA_MEMORY_MB  memory of each (default 4096)
 //   EMULATED_CUDA_STATE      a folder in which processes show NVML what they hold (registry.h); none: nobody is shown
+//   EMULATED_CUDA_SPIN       1: a thread that waits for a device keeps its processor busy, as CUDA's do (default 0)
 //   EMULATED_CUDA_FAULTS     what is to go wrong (faults.h)
 #pragma once
 #include <algorithm>

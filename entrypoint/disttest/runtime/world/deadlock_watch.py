@@ -21,6 +21,7 @@ from disttest.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
 from disttest.limits import DEADLOCK_FIRST_PAUSE_S, DEADLOCK_STACKS_S, TICK_S
 from disttest.model import Deadlock, DeadlockRule
+from disttest.observe.records import WaitKind
 from disttest.results.deadlock_finding import describe_deadlock
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
@@ -53,6 +54,8 @@ class DeadlockWatch:
         """A test begins, or its ranks are waited for; they have begun to write by themselves."""
         self._next_s = time.monotonic() + TICK_S
         self._slots: Sequence[bytes] = ()
+        self._on_gpu: frozenset[int] = frozenset()
+        """Ranks that may ask their GPU again and again whether it has come to an end."""
         self._ticks: Sequence[int] = ()
         self._same_looks = 0
         self._ask_after_s = 0.0
@@ -78,11 +81,17 @@ class DeadlockWatch:
         """Whether nothing has moved for some looks."""
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
         if slots != self._slots:
+            self._on_gpu = frozenset(
+                p.rank for p, slot in zip(attempt.ranks, slots, strict=True) if waits_for_gpu(read_slot(slot))
+            )
             self._slots, self._pause_s, self._ask_after_s = slots, DEADLOCK_FIRST_PAUSE_S, 0.0
             self._same_looks = 0
             return False
         try:
-            ticks = [cpu_ticks(progress.pid) for progress in attempt.living()]
+            ticks = [
+                0 if progress.rank in self._on_gpu else cpu_ticks(progress.pid)
+                for progress in attempt.living()
+            ]
         except ProcessLookupError:  # its end is about to be noticed
             return False
         self._same_looks = self._same_looks + 1 if ticks == self._ticks else 0
@@ -122,8 +131,10 @@ class DeadlockWatch:
 
     def _are_alone(self, attempt: Attempt, situation: Situation) -> bool:
         """Whether no alarm, no thread with work to do, and no other process could wake a rank."""
-        pids = [progress.pid for progress in _present(attempt, situation)]
-        if any(catches(pid, number) for pid in pids for number in _ALARMS) or not all(map(is_at_rest, pids)):
+        present = _present(attempt, situation)
+        if any(catches(each.pid, number) for each in present for number in _ALARMS):
+            return False
+        if not all(is_at_rest(each.pid) for each in present if each.rank not in self._on_gpu):
             return False
         ours = {progress.pid for progress in attempt.ranks}
         return not any(is_alive(pid) for pid in descendants() - ours)
@@ -142,6 +153,11 @@ class DeadlockWatch:
             else confirm_waits(text, _threads(situation.ranks[rank]))
             for rank, text in stacks.items()
         )
+
+
+def waits_for_gpu(snapshot: Snapshot) -> bool:
+    """Whether a thread waits for a GPU: no time of the processor tells whether it goes on, and its stack does."""
+    return any(wait.kind is WaitKind.DEVICE and wait.op for wait in snapshot.waits)
 
 
 def _present(attempt: Attempt, situation: Situation) -> list[RankProgress]:

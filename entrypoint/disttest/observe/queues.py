@@ -1,0 +1,189 @@
+"""Waits for a GPU, and which calls it waits for in turn: over NCCL the host waits for none of them itself.
+
+Such a call returns when it is in a queue. The stream that was current waits for it, at once or from ``wait()`` of its handle
+on; a thread waits where it asks for what that stream computes. Those places are replaced when the first such call is seen:
+where all calls are of the CPU, nothing is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from disttest.observe import hub
+from disttest.observe.frames import keep_from_dynamo
+from disttest.observe.records import Call, Wait, WaitKind
+from disttest.observe.replacing import Original, Replacements
+
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
+_MOST_CALLS = 10_000
+"""Calls that no stream has been told to wait for; the oldest are forgotten."""
+
+Stream = tuple[torch.device, int]
+"""Of a device, by torch's number."""
+
+
+class Queues(Replacements):
+    """What the streams of this process wait for, and where its threads wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loose: dict[int, tuple[Call, torch.device]] = {}
+        """Calls that no stream is known to wait for, by their numbers."""
+        self._last: defaultdict[torch.device, dict[str, Call]] = defaultdict(dict)
+        """The last call of each group: the whole device waits for it."""
+        self._behind: defaultdict[Stream, dict[str, Call]] = defaultdict(dict)
+        """The last call of each group that a stream waits for."""
+        self._library: Any = None
+
+    def remove(self) -> None:
+        """Put back what was replaced."""
+        super().remove()
+        self._library = None
+
+    @property
+    def are_used(self) -> bool:
+        """Whether a call was seen that is in one."""
+        return bool(self._last)
+
+    def note_issued(self, call: Call, device: torch.device) -> None:
+        """A call is in a queue.
+
+        Args:
+            call: without its tensors.
+            device: of its tensors.
+        """
+        if not self._last:
+            self._try_to_replace(device)
+        device = torch.device(device.type, _index(device))
+        self._last[device][call.group.name] = call
+        self._loose[call.n] = call, device
+        if not call.is_async:
+            self._note_joined(call)
+        elif len(self._loose) > _MOST_CALLS:
+            del self._loose[next(iter(self._loose))]
+
+    def note_done(self, wait: Wait) -> None:
+        """A thread has waited: the current stream does from here on, if it was for calls of a GPU."""
+        if wait.call is not None:
+            self._note_joined(wait.call)
+        elif wait.kind is WaitKind.BACKWARD:
+            # DDP ends its backward pass by waiting for the calls that C++ has issued meanwhile.
+            for call, _ in list(self._loose.values()):
+                if call.by_cpp and not call.is_functional:
+                    self._note_joined(call)
+
+    def _note_joined(self, call: Call) -> None:
+        queued = self._loose.pop(call.n, None)
+        if queued is not None:
+            self._behind[_current(queued[1])][call.group.name] = call
+
+    # --- where threads wait
+
+    def _try_to_replace(self, device: torch.device) -> None:
+        try:
+            self._replace(torch.get_device_module(device))
+        except (AttributeError, RuntimeError) as error:  # the user's call goes on
+            hub.note_gap(f"waits for {device.type}: {type(error).__name__}: {error}")
+
+    def _replace(self, module: Any) -> None:
+        self._library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)  # noqa: SLF001
+        item = self._item(torch.ops.aten._local_scalar_dense.default.redispatch)  # noqa: SLF001
+        keep_from_dynamo(item)
+        self._library.impl("_local_scalar_dense", "BackendSelect", item, True)
+        for name in ("cpu", "to", "tolist"):
+            self.replace(torch.Tensor, name, self._copying)
+        self.replace(module, "synchronize", self._synchronizing)
+        self.replace(torch.accelerator, "synchronize", self._synchronizing)
+        self.replace(module.Stream, "synchronize", self._stream_synchronizing)
+
+    def _item(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel by which all that reads one number comes: ``item()``, ``bool()``, ``assert_close``."""
+
+        def item(keys: Any, tensor: Any) -> Any:
+            __tracebackhide__ = True
+            if not isinstance(tensor, torch.Tensor):
+                return tensor  # torch hands a kernel the number itself where it has made the tensor of it
+            run = partial(redispatch, keys & _BELOW, tensor)
+            if hub.is_idle() or tensor.device.type in ("cpu", "meta"):
+                return run()
+            return self._wait(self._behind, _current(tensor.device), run)
+
+        return item
+
+    def _copying(self, original: Original) -> Original:
+        """A method of tensors that may copy one to the host; others need no more than their stream."""
+
+        def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if hub.is_idle() or tensor.device.type in ("cpu", "meta") or not _to_host(original, args, kwargs):
+                return original(tensor, *args, **kwargs)
+            run = partial(original, tensor, *args, **kwargs)
+            return self._wait(self._behind, _current(tensor.device), run)
+
+        return copy
+
+    def _synchronizing(self, original: Original) -> Original:
+        def synchronize(device: Any = None) -> None:
+            __tracebackhide__ = True
+            whole = torch.device(next(iter(self._last)).type, _index(device))
+            run = partial(original, device)
+            if hub.is_idle():
+                run()
+            else:
+                self._wait(self._last, whole, run)
+                for stream in [each for each in self._behind if each[0] == whole]:
+                    del self._behind[stream]
+
+        return synchronize
+
+    def _stream_synchronizing(self, original: Original) -> Original:
+        def synchronize(stream: torch.Stream) -> None:
+            __tracebackhide__ = True
+            run = partial(original, stream)
+            if hub.is_idle():
+                run()
+            else:
+                self._wait(self._behind, (stream.device, stream.stream_id), run)
+
+        return synchronize
+
+    def _wait(self, queues: defaultdict[Any, dict[str, Call]], queue: Any, run: Callable[[], Any]) -> Any:
+        """Wait for all that is in a queue, which is then empty."""
+        __tracebackhide__ = True
+        calls = tuple(sorted(queues[queue].values(), key=lambda call: call.n)) if queue in queues else ()
+        if not calls:
+            return run()
+        with hub.waiting(WaitKind.DEVICE, calls=calls):
+            result = run()
+        for call in calls:
+            if queues[queue].get(call.group.name) is call:
+                del queues[queue][call.group.name]
+        return result
+
+
+def _current(device: torch.device) -> Stream:
+    stream = torch.accelerator.current_stream(device)
+    return stream.device, stream.stream_id
+
+
+def _index(device: Any) -> int:
+    """Of a device as torch's functions take it: by number, by name, or the current one."""
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index if device is not None else None
+    return torch.accelerator.current_device_index() if index is None else index
+
+
+def _to_host(original: Original, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a copy is one to the host, that its caller waits for."""
+    if original.__name__ != "to":
+        return True
+    values = (*args, *kwargs.values())
+    target = next((each for each in values if isinstance(each, (str, torch.device, torch.Tensor))), None)
+    device = getattr(target, "device", target)
+    return str(device).startswith("cpu") and not (kwargs.get("non_blocking") or True in args)

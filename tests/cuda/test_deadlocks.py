@@ -1,0 +1,33 @@
+"""Deadlocks over NCCL, where ranks wait for GPUs and GPUs for calls: proven in a second, on emulated GPUs."""
+
+from __future__ import annotations
+
+import shutil
+
+import planted
+import pytest
+from lab import Ended
+from planted import HANGS_ON_DEVICES, TRAPS_ON_DEVICES, Program, copy_programs, programs_of, results_of
+
+
+@pytest.fixture(scope="module", params=["", "1"], ids=["sleeping", "spinning"])
+def watched(request, cuda_labs) -> Ended:
+    """All of them, where a thread that waits for a device sleeps, and where it spins, as CUDA's do."""
+    lab = cuda_labs(gpus=4, EMULATED_CUDA_SPIN=request.param, PLANTED_STRAGGLE_S="2")
+    shutil.copy(planted.__file__, lab.folder)  # what the programs import
+    targets = copy_programs(lab.folder, (*HANGS_ON_DEVICES, *TRAPS_ON_DEVICES))
+    return lab.run("run", *targets, "--timeout", "20", "--sanitize", "off", limit_s=600)
+
+
+def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
+    """The programs that did not come out as they should, and why."""
+    programs, results = programs_of(modules), results_of(ended.run)
+    return {name: why for name, program in programs.items() if (why := check(program, results[name]))}
+
+
+def test_hangs_are_proven(watched):
+    assert wrong(watched, HANGS_ON_DEVICES, Program.check_hang) == {}
+
+
+def test_nothing_is_said_of_what_only_looks_like_one(watched):
+    assert wrong(watched, TRAPS_ON_DEVICES, Program.check_quiet) == {}
