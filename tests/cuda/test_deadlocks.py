@@ -16,7 +16,7 @@ def watched(request, cuda_labs) -> Ended:
     lab = cuda_labs(gpus=4, EMULATED_CUDA_SPIN=request.param, PLANTED_STRAGGLE_S="2")
     shutil.copy(planted.__file__, lab.folder)  # what the programs import
     targets = copy_programs(lab.folder, (*HANGS_ON_DEVICES, *TRAPS_ON_DEVICES))
-    return lab.run("run", *targets, "--timeout", "20", "--sanitize", "off", limit_s=600)
+    return lab.run("run", *targets, "--timeout", "60", "--sanitize", "off", limit_s=600)
 
 
 def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
