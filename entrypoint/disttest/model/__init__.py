@@ -25,7 +25,7 @@ from disttest.model.outcomes import Cause, Outcome, RankEnd
 from disttest.model.rank_record import MAIN_RANK, Collective, RankRecord, rank_name, rank_names
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
-from disttest.model.seen_calls import CHAOS, RankCalls, SanitizerFinding, SeenCall, WindowEdge
+from disttest.model.seen_calls import CHAOS, RankCalls, SanitizerFinding, SeenCall, WindowEdge, short_place
 
 __all__ = [
     "ALONE",
@@ -73,4 +73,5 @@ __all__ = [
     "WorldShape",
     "rank_name",
     "rank_names",
+    "short_place",
 ]

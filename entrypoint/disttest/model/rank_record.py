@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -18,9 +18,9 @@ def rank_name(rank: int) -> str:
     return "main process" if rank == MAIN_RANK else f"rank {rank}"
 
 
-def rank_names(ranks: Sequence[int]) -> str:
+def rank_names(ranks: Collection[int]) -> str:
     """``rank 1``, ``ranks 1,2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, sorted(ranks)))}"
 
 
 class Collective(Frozen):

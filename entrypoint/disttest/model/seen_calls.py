@@ -20,6 +20,11 @@ class WindowEdge(StrEnum):
     """Somebody has waited for it."""
 
 
+def short_place(file: str, line: int) -> str:
+    """``test_step.py:39``; empty where there is no file."""
+    return f"{file.rpartition('/')[2]}:{line}" if file else ""
+
+
 class SeenCall(Frozen):
     """A call to `torch.distributed` as a sanitizer has seen it, or what was done beside one."""
 
@@ -38,7 +43,7 @@ class SeenCall(Frozen):
     @property
     def where(self) -> str:
         """``test_step.py:39``, or nothing."""
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+        return short_place(self.file, self.line)
 
 
 class RankCalls(Frozen):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from disttest.model import short_place
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,7 +36,7 @@ class Site(NamedTuple):
         return self.code.co_name if self.code else ""
 
     def __str__(self) -> str:
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.code else ""
+        return short_place(self.file, self.line)
 
 
 class Spec(NamedTuple):

@@ -89,9 +89,6 @@ class Cleared(Frozen):
     """The devices are in order: the failures were the tests' own."""
 
 
-Decision = Prove | QuarantineDecision | GiveUp | Cleared
-
-
 def find_device_sign(result: TestResult) -> str:
     """What about a failure looks like the device's fault; empty where nothing does.
 

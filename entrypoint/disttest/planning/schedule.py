@@ -29,13 +29,11 @@ import msgspec
 
 from disttest.model import Frozen, Gang, Slot
 from disttest.planning.placement import SlotPool
+from disttest.planning.timings import UNKNOWN_S
 from disttest.planning.waiting import PendingGangs
 
 OVERTAKE_LIMIT = 2
 """How often, for each slot of its device type, a gang may be overtaken after the time it was promised."""
-
-UNKNOWN_S = 1.0
-"""What a gang counts that says nothing usable of how long it takes."""
 
 CRITICAL_SHARE = 0.8
 """A gang is critical from this share of the remaining time on. Early enough for estimates that are 20 % off (at 1.0

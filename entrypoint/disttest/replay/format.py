@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, WorldShape
+from disttest.model import Frozen, WorldShape, short_place
 from disttest.observe import Spec
 
 SUFFIX = ".recording"
@@ -68,7 +68,7 @@ class CallSite(_Record, tag=1, frozen=True):
     line: int
 
     def __str__(self) -> str:
-        place = f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else "no line of Python"
+        place = short_place(self.file, self.line) or "no line of Python"
         return f"{describe(self.signature)} at {place}"
 
 

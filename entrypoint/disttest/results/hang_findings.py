@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.deadlock.differing_calls import HEADING as RANKS_DISAGREE
-from disttest.model import Collective, RankEnd, RankRecord, rank_names
+from disttest.model import Collective, RankEnd, RankRecord, rank_names, short_place
 from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file.rpartition('/')[2]}:{self.line}"
+        return short_place(self.file, self.line)
 
 
 def explain(ranks: Sequence[RankRecord]) -> Finding | None:
@@ -164,7 +164,7 @@ def _incomplete(_ranks: Sequence[RankRecord], waiting: dict[int, Collective]) ->
         return None
     pending = next(iter(waiting.values()))
     return Finding(
-        f"{pending.name} does not complete, although {rank_names(sorted(waiting))} called it{_place(pending)}"
+        f"{pending.name} does not complete, although {rank_names(waiting)} called it{_place(pending)}"
     )
 
 

@@ -1,8 +1,6 @@
-"""Words that all sanitizers use: for operations and for ranks."""
+"""Words that all sanitizers use for operations."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 _TITLES = {
     "allgather": "all_gather",
@@ -21,8 +19,3 @@ _TITLES = {
 def title_of(op: str) -> str:
     """``all_reduce``: the function that users call for an operation of the layer."""
     return _TITLES.get(op, op)
-
-
-def names(ranks: Collection[int]) -> str:
-    """``rank 2``, ``ranks 0,1``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, sorted(ranks)))}"

@@ -15,6 +15,7 @@ from disttest.cluster.node.streams import log_texts
 from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.wire import JournalLine, NodeReady
+from disttest.descriptors import append_to
 from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
 from disttest.model import Outcome, TestCase, TestResult
@@ -69,7 +70,7 @@ class LeaseWork:
         self._ready = False
         only = folder / "tests.json"
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
-        log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = append_to(self._output)
         self.child = spawn_child(self._argv(only, folder), stdout=log, new_session=True)
         os.close(log)
 

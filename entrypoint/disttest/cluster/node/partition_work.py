@@ -14,6 +14,7 @@ from disttest.cluster.node.assignment import NodeAssignment
 from disttest.cluster.node.partition import PartitionOrder
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.wire import CancelJob
+from disttest.descriptors import append_to
 from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
 from disttest.options.environment import hash_seed
@@ -53,7 +54,7 @@ class PartitionWork:
                 "no:cacheprovider",
             ],
         )
-        log = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = append_to(self._output)
         seed = hash_seed(int(job.flags.get("seed", "") or 0))  # the same on all nodes
         self.child = spawn_child(
             argv, extra_env=seed, pass_fds=[theirs.fileno()], stdout=log, new_session=True

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import disttest
+from disttest.descriptors import append_to
 from disttest.errors import ExitCode
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
@@ -126,7 +127,7 @@ class InterpreterStarter:
             *self._arguments,
             *write_order(order, order.path, masker.ledger),
         ]
-        log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log = append_to(spec.log)
         try:
             return spawn_child(
                 argv,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from disttest.descriptors import point_output_at
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
-from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.messages.protocol import Channel, TestDone
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
@@ -64,7 +65,7 @@ def serve_tests(
     """Run one test after another until told to leave; a failed preparation answers for every test."""
     unprepared = _attempt_to(lambda: prepare(rank))
     while (order := next_order(channel)) is not None:
-        _redirect(order)
+        point_output_at(order.log)
         flight.note_start()
         begin_waits()
         mine = account_for(channel)
@@ -80,10 +81,3 @@ def _attempt_to(action: Callable[[], None]) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001  # it is reported as the outcome of the test
         return error
     return None
-
-
-def _redirect(order: RunTest) -> None:
-    fd = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    for target in (1, 2):
-        os.dup2(fd, target)
-    os.close(fd)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 
-from disttest.descriptors import high_copy
+from disttest.descriptors import append_to, high_copy, point_output_at
 from disttest.host.cuda_answers import answer_for_cuda, leave_answers_to_cuda
 from disttest.host.cuda_touch import check_by_nvml, forget_check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.process import STACKS_SIGNAL, flush_output
@@ -71,12 +71,11 @@ def _is_closed(stream: object) -> bool:
 
 
 def _open_log(log: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
-        return os.open(log, flags, 0o644)
+        return append_to(log)
     except FileNotFoundError:
         log.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(log, flags, 0o644)
+        return append_to(log)
 
 
 def _copies_of_output() -> list[int]:
@@ -157,10 +156,7 @@ def renew_libraries(threads: int) -> None:
 
 def speak_into(path: Path) -> None:
     """Send this process's output, tracebacks included, to a file of its own."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+    point_output_at(path)
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from disttest.model import SanitizerFinding
+from disttest.model import SanitizerFinding, rank_names
 from disttest.sanitizers.order.exchanges import Exchange, Exchanges, StreamPosition
 from disttest.sanitizers.order.order_findings import make_finding
 from disttest.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.sanitizers.order.order_words import at, describe
 from disttest.sanitizers.sanitizer import Consequence
-from disttest.sanitizers.words import names
 
 _COLLECTIVE = Consequence(
     "It goes unnoticed while nobody waits for it; the next collective of the group is paired with it, so that data are mixed "
@@ -45,8 +44,8 @@ def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -
     rank = min(exchange.calls)
     call = exchanges.of(exchange, rank)
     what = f"{describe(call)}{at(call)}"
-    who = f"{names(exchange.calls)} called {what}"
-    absent = names(exchange.absent)
+    who = f"{rank_names(exchange.calls)} called {what}"
+    absent = rank_names(exchange.absent)
     if exchange.is_p2p:
         missing = f"{absent} never {'receives' if call.is_send else 'sends'} it"
         message = (
@@ -79,7 +78,7 @@ def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Itera
         verb = "waits" if len(places) == 1 else "wait"
         yield make_finding(
             OrderFindingKind.NEVER_WAITED,
-            f"{names(places)} never {verb} for {describe(call)}{at(call)}: its handle is thrown away",
+            f"{rank_names(places)} never {verb} for {describe(call)}{at(call)}: its handle is thrown away",
             _NEVER_WAITED,
             exchanges,
             {rank: [places[rank]]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from disttest.model import SanitizerFinding
+from disttest.model import SanitizerFinding, rank_names
 from disttest.observe import Spec
 from disttest.sanitizers.order.exchanges import Exchange, Exchanges
 from disttest.sanitizers.order.order_findings import make_finding
@@ -13,7 +13,6 @@ from disttest.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.sanitizers.order.order_words import at, describe
 from disttest.sanitizers.order.stream import CallSignature
 from disttest.sanitizers.sanitizer import Consequence
-from disttest.sanitizers.words import names
 
 _OPERATION = Consequence(
     "As long as nobody waits for them both go unnoticed over gloo; whoever waits hangs, and NCCL hangs or mixes up their "
@@ -90,7 +89,7 @@ def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) 
     like_first = [rank for rank in exchange.members if exchanges.of(exchange, rank) == first]
     like_second = [rank for rank in exchange.members if exchanges.of(exchange, rank) == second]
     parts = (
-        f"{names(who)} called {describe(call)}{at(call)}"
+        f"{rank_names(who)} called {describe(call)}{at(call)}"
         for who, call in ((like_first, first), (like_second, second))
     )
     what = "message" if exchange.is_p2p else "collective"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.model import Frozen
+from disttest.model import Frozen, short_place
 from disttest.observe import Spec
 
 MOST_CALLS = 20_000
@@ -62,7 +62,7 @@ class CallSignature(Frozen):
     @property
     def where(self) -> str:
         """``test_step.py:39``; empty where nobody in Python has called."""
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+        return short_place(self.file, self.line)
 
 
 class Stream(Frozen):

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge
+from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge, rank_names
 from disttest.sanitizers.order.order_words import at, describe
 from disttest.sanitizers.race.race_kinds import RaceKind
 from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.sanitizers.sanitizer import Judgement
-from disttest.sanitizers.words import names
 
 NAME = "race"
 _decoder = msgspec.json.Decoder(Races)
@@ -97,7 +96,7 @@ def _finding(races: Mapping[int, Race]) -> SanitizerFinding:
     return SanitizerFinding(
         sanitizer=NAME,
         kind=str(first.kind),
-        message=f"{names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
+        message=f"{rank_names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
         f"{_touch(first)}{_place(first.at)}{thread}; {waits}",
         effect=telling.effect,
         advice=telling.advice,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.model import Frozen
+from disttest.model import Frozen, short_place
 from disttest.sanitizers.order.stream import CallSignature
 from disttest.sanitizers.race.race_kinds import RaceKind
 
@@ -19,7 +19,7 @@ class SourceLine(Frozen):
     @property
     def where(self) -> str:
         """``test_step.py:39``; empty where nobody in Python was."""
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+        return short_place(self.file, self.line)
 
 
 class Race(Frozen):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from disttest.model import rank_names
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
 from disttest.sanitizers.values.trace import Role, TensorPlace
 from disttest.sanitizers.values.trace_notes import Notes, site_fields
-from disttest.sanitizers.words import names
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ def _place(role: Role, call: Call, index: int, tensor: Any) -> TensorPlace:
         role=role,
         name=call.op,
         kind=call.reduce_op,
-        group=as_text(group.description) or names(group.ranks),
+        group=as_text(group.description) or rank_names(group.ranks),
         group_id=as_text(group.name),
         ranks=group.ranks,
         peer=call.peer,

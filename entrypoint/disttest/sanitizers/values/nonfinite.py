@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from disttest.model import SanitizerFinding
+from disttest.model import SanitizerFinding, rank_names
 from disttest.sanitizers.sanitizer import Consequence
 from disttest.sanitizers.values.contents import index_of
 from disttest.sanitizers.values.sights import Sight, SightIndex, at, describe, subject
 from disttest.sanitizers.values.trace import Role
 from disttest.sanitizers.values.value_findings import make_finding
 from disttest.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.sanitizers.words import names
 
 _REDUCING = frozenset(
     {
@@ -90,5 +89,5 @@ def _spread(sight_index: SightIndex, source: Sight, others: list[int]) -> str:
     )
     carrier = next(outputs, None)
     if carrier is None or carrier is source:
-        return f", then on {names(others)}"
-    return f"; {subject(carrier)}{at(carrier.place)} took it to {names(others)}"
+        return f", then on {rank_names(others)}"
+    return f"; {subject(carrier)}{at(carrier.place)} took it to {rank_names(others)}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from disttest.model import SanitizerFinding
+from disttest.model import SanitizerFinding, rank_names
 from disttest.sanitizers.sanitizer import Consequence
 from disttest.sanitizers.values.contents import is_constant
 from disttest.sanitizers.values.sights import Sight, SightIndex, are_equal, odd_ranks, subject
 from disttest.sanitizers.values.trace import Role, Trust
 from disttest.sanitizers.values.value_findings import both_values, make_finding, places_of
 from disttest.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.sanitizers.words import names
 
 _GIVING_ALL_THE_SAME = frozenset(
     {
@@ -61,7 +60,7 @@ def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     ]
     if parted:
         first = min(parted, key=_moment)
-        message = f"{subject(first[0])} gave {names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
+        message = f"{subject(first[0])} gave {rank_names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
         yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, sight_index, first)
 
 
@@ -79,7 +78,7 @@ def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
         reason, consequence = _reason(sight_index, first)
         more = f"; so do {others} more" if others else ""
         message = (
-            f"parameter {subject(first[0])} differs on {names(odd_ranks(first))}{places_of(first)}: "
+            f"parameter {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: "
             f"{both_values(first)}{reason}{more}"
         )
         yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
@@ -94,7 +93,7 @@ def find_buffers(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     ]
     if parted:
         first = min(parted, key=_moment)
-        message = f"buffer {subject(first[0])} differs on {names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
+        message = f"buffer {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
         yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, sight_index, first)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from disttest.model import Frozen
+from disttest.model import Frozen, short_place
 
 MOST_ENTRIES = 50_000
 """Tensors of one test that are kept."""
@@ -76,7 +76,7 @@ class TensorPlace(Frozen):
     @property
     def where(self) -> str:
         """``test_step.py:39``; empty where nobody in Python has called."""
-        return f"{self.file.rpartition('/')[2]}:{self.line}" if self.file else ""
+        return short_place(self.file, self.line)
 
 
 class Content(Frozen):
