@@ -3,7 +3,7 @@
     python bench/faults.py [--rounds 3] [--slots 2] [--faults sigkill,hang,…] [--markdown] [--hostile]
 
 Runs the whole fault matrix (tests/fixtures/faulty_suites/matrix.py) through the command. Each rank writes down the moment of its
-deed; the journal has the moment of the verdict. A verdict includes the grace that the other ranks get (0.3 s by
+fault; the journal has the moment of the verdict. A verdict includes the grace that the other ranks get (0.3 s by
 default) and the evidence that is taken from them. With two slots one world runs at a time; more show a machine
 under load. Prints one row for each fault, then the promises; fails if a verdict or a culprit is wrong, and asserts
 no time. With ``--hostile`` the hostile trials (tests/support/hostile) run too, each in a folder of its own.
@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
     cell: Cell
     seconds: float
-    """From the deed to the verdict; for a hang: from its deadline."""
+    """From the fault to the verdict; for a hang: from its deadline."""
     wrong: str
     """Why the verdict is not the right one; empty if it is."""
 

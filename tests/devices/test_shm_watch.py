@@ -79,10 +79,10 @@ MAKE = "f = open('/dev/shm/{}', 'x+b'); f.write(b'x' * 4096); f.flush()"
 MAP = "import mmap; f = open('/dev/shm/{}', 'x+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); f.close()"
 
 
-@pytest.mark.parametrize("deed", [MAKE, MAP])
-def test_who_made_it_has_it_in_hand(watch, name, start, deed):
+@pytest.mark.parametrize("act", [MAKE, MAP])
+def test_who_made_it_has_it_in_hand(watch, name, start, act):
     ours, other = start(), start()
-    ours.do(deed.format(name))
+    ours.do(act.format(name))
 
     assert made_by(watch, ours, other) == [name]
 

@@ -11,11 +11,11 @@ import junitparser
 import pytest
 from lab import FAULTY_SUITES, Ended, Lab
 from lxml import etree
+from rendered import render_final
 
 from disttest.reports import aggregates, rebuild
 from disttest.reports.annotations import render_annotations
 from disttest.reports.results_json import load_results_json, results_schema
-from disttest.reports.terminal import render_final
 
 SCHEMA = etree.XMLSchema(etree.parse(Path(__file__).parents[1] / "support" / "junit-xunit2.xsd"))
 

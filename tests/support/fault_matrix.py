@@ -60,7 +60,7 @@ RAISED = Verdict(Outcome.FAILED, r"rank {K} of 2 failed{IN}: RuntimeError: a pla
 class Fault:
     """A fault and its consequences."""
 
-    deed: str
+    act: str
     """Expression over the names of faults.py."""
     verdict: Verdict
     kinds: tuple[str, ...] = KINDS
@@ -71,18 +71,18 @@ class Fault:
     """Where torch's class is judged otherwise."""
 
 
-def crash(deed: str, how: str) -> Fault:
-    return Fault(deed, died(how), phases=PHASES)
+def crash(act: str, how: str) -> Fault:
+    return Fault(act, died(how), phases=PHASES)
 
 
 def hang(
-    deed: str, where: str, *, phases: tuple[str, ...] = ("call",), kinds: tuple[str, ...] = KINDS
+    act: str, where: str, *, phases: tuple[str, ...] = ("call",), kinds: tuple[str, ...] = KINDS
 ) -> Fault:
-    return Fault(deed, hangs(where), kinds=kinds, phases=phases, slow=True)
+    return Fault(act, hangs(where), kinds=kinds, phases=phases, slow=True)
 
 
-def harmless(deed: str, note: str = "", *, kinds: tuple[str, ...] = WORLDS) -> Fault:
-    return Fault(deed, passes(note), kinds=kinds)
+def harmless(act: str, note: str = "", *, kinds: tuple[str, ...] = WORLDS) -> Fault:
+    return Fault(act, passes(note), kinds=kinds)
 
 
 _MALFORMED = r"rank {K} of 2 was given up in {PHASE}, before it reported: it sent a malformed message: "

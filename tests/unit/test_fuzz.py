@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from rendered import render_final
 from sample_runs import SampleRun
 
 from disttest.cluster.protocol import wire
@@ -28,7 +29,6 @@ from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import resolve_options
 from disttest.reports import REPORTERS, write_reports
-from disttest.reports.terminal import render_final
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results import journal as journals
 from disttest.results.cost import cost_of

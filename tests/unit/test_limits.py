@@ -44,7 +44,6 @@ CHAINS = {
 
 NO_LIMITS = {
     "planning/timings.py": "estimates",
-    "planning/schedule.py": "estimates",
     "planning/shard_plan.py": "the least work that is worth a shard",
     "planning/allocations.py": "the least work that is worth a lease",
     "results/durations.py": "how far clocks of two machines may differ",

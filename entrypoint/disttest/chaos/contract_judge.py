@@ -102,8 +102,8 @@ class Harmed(NamedTuple):
     """When its test failed; monotonic clock."""
 
 
-class _Deed(NamedTuple):
-    breach: Breach
+class _RankBreach(NamedTuple):
+    kind: Breach
     did: str
 
 
@@ -119,14 +119,16 @@ def judge_case(
         left: processes and shared memory that were left behind, in words.
     """
     broke_at_s = [struck_at_s, *(error.ended_s for each in ranks if (error := _of_peers(each, struck_at_s)))]
-    deeds = {each.record.rank: deed for each in ranks for deed in _judge_rank(case, each, sorted(broke_at_s))}
+    breaches = {
+        each.record.rank: breach for each in ranks for breach in _judge_rank(case, each, sorted(broke_at_s))
+    }
     fault = case.fault
     assert fault is not None
     if fault.kind is FaultKind.RAISE and _has_tried_again(case, ranks):
-        deeds = {rank: deed for rank, deed in deeds.items() if deed.breach is not Breach.SILENT}
+        breaches = {rank: breach for rank, breach in breaches.items() if breach.kind is not Breach.SILENT}
     if left:
-        deeds.setdefault(fault.rank, _Deed(Breach.LEFT_BEHIND, f"left behind: {'; '.join(left)}"))
-    return _finding(case, deeds) if deeds else None
+        breaches.setdefault(fault.rank, _RankBreach(Breach.LEFT_BEHIND, f"left behind: {'; '.join(left)}"))
+    return _finding(case, breaches) if breaches else None
 
 
 def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
@@ -137,7 +139,7 @@ def _has_tried_again(case: ChaosCase, ranks: Sequence[Harmed]) -> bool:
     return passed and victim.seen is not None and victim.seen.handed >= case.calls
 
 
-def _judge_rank(case: ChaosCase, rank: Harmed, broke_at_s: Sequence[float]) -> Iterator[_Deed]:
+def _judge_rank(case: ChaosCase, rank: Harmed, broke_at_s: Sequence[float]) -> Iterator[_RankBreach]:
     assert case.fault is not None
     fault, record = case.fault, rank.record
     wanted = case.contract.of(fault.kind)
@@ -145,18 +147,18 @@ def _judge_rank(case: ChaosCase, rank: Harmed, broke_at_s: Sequence[float]) -> I
     if harmed and fault.kind in (FaultKind.KILL, FaultKind.STOP):
         return
     if record.end is RankEnd.KILLED:
-        yield _Deed(Breach.HUNG, _how_it_hung(record))
+        yield _RankBreach(Breach.HUNG, _how_it_hung(record))
     elif record.has_died:
-        yield _Deed(Breach.DIED, record.message)
+        yield _RankBreach(Breach.DIED, record.message)
     elif harmed and fault.kind is FaultKind.RAISE:
         if record.outcome is Outcome.PASSED and not wanted.goes_on:
-            yield _Deed(Breach.SILENT, "passed although its own call raised")
+            yield _RankBreach(Breach.SILENT, "passed although its own call raised")
     elif wanted.goes_on:
         yield from _judge_who_goes_on(case, rank)
     elif record.outcome is not None and record.outcome.is_bad:
         yield from _judge_error(case, rank, wanted, broke_at_s)
     elif record.rank in case.needing:
-        yield _Deed(Breach.SILENT, _how_it_passed(rank))
+        yield _RankBreach(Breach.SILENT, _how_it_passed(rank))
 
 
 def _how_it_hung(record: RankRecord) -> str:
@@ -172,25 +174,25 @@ def _how_it_passed(rank: Harmed) -> str:
     return f"{rank.record.outcome or 'passed'} as if nothing had happened"
 
 
-def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_Deed]:
+def _judge_who_goes_on(case: ChaosCase, rank: Harmed) -> Iterator[_RankBreach]:
     record = rank.record
     if record.outcome is not Outcome.PASSED:
-        yield _Deed(Breach.FAILED, f"{record.outcome or 'did not finish'}: {_short(record.message)}")
+        yield _RankBreach(Breach.FAILED, f"{record.outcome or 'did not finish'}: {_short(record.message)}")
         return
     wanted = case.numbers.get(str(record.rank), {})
     got = rank.seen.numbers if rank.seen else {}
     for name, value in wanted.items():
         if name not in got:
-            yield _Deed(Breach.WRONG_NUMBERS, f"recorded no {name}, unharmed {value}")
+            yield _RankBreach(Breach.WRONG_NUMBERS, f"recorded no {name}, unharmed {value}")
             return
         if got[name] != value:
-            yield _Deed(Breach.WRONG_NUMBERS, f"came to {name} = {got[name]}, unharmed {value}")
+            yield _RankBreach(Breach.WRONG_NUMBERS, f"came to {name} = {got[name]}, unharmed {value}")
             return
 
 
 def _judge_error(
     case: ChaosCase, rank: Harmed, wanted: Survival, broke_at_s: Sequence[float]
-) -> Iterator[_Deed]:
+) -> Iterator[_RankBreach]:
     """What is wrong with how a rank has failed.
 
     Args:
@@ -204,14 +206,16 @@ def _judge_error(
     raised = [record.message, *(line for line in record.details.splitlines() if line.startswith("E "))]
     if not any(map(_OF_PEERS.search, raised)):
         after = f", after {error.what} had raised {_short(error.text)}" if error else ""
-        yield _Deed(
+        yield _RankBreach(
             Breach.OTHER_ERROR, f"raised {_short(record.message)}, which tells of no lost peer{after}"
         )
         return
     if error is None:
         return
     if record.message.partition(":")[0].rpartition(".")[2] in _OWN_MISTAKES:
-        yield _Deed(Breach.HANDLER, f"raised {_short(record.message)} while it handled {_short(error.text)}")
+        yield _RankBreach(
+            Breach.HANDLER, f"raised {_short(record.message)} while it handled {_short(error.text)}"
+        )
         return
     contract = case.contract
     limit_s = contract.within_s + (0 if wanted is Survival.CONNECTION_ERROR else case.limit_s)
@@ -219,9 +223,9 @@ def _judge_error(
     took_s = error.ended_s - max(last_s, error.began_s)
     # That a connection broke is told at once, however long a busy machine takes for it; only a time-out was waited for.
     if took_s > limit_s and not SYMPTOM.search(error.text):
-        yield _Deed(Breach.LATE, f"raised {_short(error.text)} only after {took_s:.1f} s")
+        yield _RankBreach(Breach.LATE, f"raised {_short(error.text)} only after {took_s:.1f} s")
     elif rank.failed_at_s is not None and (went_on_s := rank.failed_at_s - error.ended_s) > limit_s:
-        yield _Deed(Breach.LATE, f"went on for {went_on_s:.1f} s after {_short(error.text)}")
+        yield _RankBreach(Breach.LATE, f"went on for {went_on_s:.1f} s after {_short(error.text)}")
 
 
 def _of_peers(rank: Harmed, struck_at_s: float) -> SeenError | None:
@@ -272,17 +276,17 @@ def describe_wanted(case: ChaosCase) -> str:
     }[contract.of(case.fault.kind)]
 
 
-def _finding(case: ChaosCase, deeds: Mapping[int, _Deed]) -> SanitizerFinding:
+def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> SanitizerFinding:
     assert case.fault is not None
-    by_deed: dict[_Deed, list[int]] = defaultdict(list)
-    for rank in sorted(deeds):
-        by_deed[deeds[rank]].append(rank)
+    by_breach: dict[_RankBreach, list[int]] = defaultdict(list)
+    for rank in sorted(breaches):
+        by_breach[breaches[rank]].append(rank)
     order = list(Breach)
-    ranked = sorted(by_deed, key=lambda deed: order.index(deed.breach))
-    gravest = ranked[0].breach
+    ranked = sorted(by_breach, key=lambda breach: order.index(breach.kind))
+    gravest = ranked[0].kind
     effect, advice = _TELLS[gravest]
-    but = "; ".join(f"{rank_names(by_deed[deed])} {deed.did}" for deed in ranked)
-    others = [(rank, deed.did) for rank, deed in sorted(deeds.items()) if rank != case.fault.rank]
+    but = "; ".join(f"{rank_names(by_breach[breach])} {breach.did}" for breach in ranked)
+    others = [(rank, breach.did) for rank, breach in sorted(breaches.items()) if rank != case.fault.rank]
     return SanitizerFinding(
         sanitizer=CHAOS,
         kind=gravest,

@@ -110,7 +110,7 @@ def is_accelerator(device: str) -> bool:
     return any(each.device == device for each in ACCELERATORS)
 
 
-def showing(shown: str) -> dict[str, str]:
+def visible_devices(shown: str) -> dict[str, str]:
     """The variables by which a process sees these devices and no others, of whatever kind the machine's are."""
     return {each.visible: shown for each in ACCELERATORS}
 

@@ -181,10 +181,10 @@ def evidence(result: TestResult) -> list[str]:
     speakers: dict[tuple[str, str], list[str]] = {}
     for rank in culprit_first:
         if not _was_cleared_away(rank) and (text := _rank_text(rank, known)):
-            deed = f"{how_ended(rank)} in {rank.phase}"
-            speakers.setdefault((deed, text), []).append(rank_name(rank.rank))
+            ended = f"{how_ended(rank)} in {rank.phase}"
+            speakers.setdefault((ended, text), []).append(rank_name(rank.rank))
     sections = (
-        clean(f"----- {', '.join(who)}: {deed} -----\n{text}") for (deed, text), who in speakers.items()
+        clean(f"----- {', '.join(who)}: {ended} -----\n{text}") for (ended, text), who in speakers.items()
     )
     return [part.strip("\n") for part in (clean(result.details), *sections) if part.strip()]
 

@@ -21,13 +21,11 @@ FILE_NAME = "results.json"
 SCHEMA_ID = f"disttest-results-v{SCHEMA_VERSION}.schema.json"
 
 
-def render_results_json(run: RunResult) -> str:
-    """Return the run as indented JSON that the schema of :func:`results_schema` accepts."""
-    return b"".join(results_json_pieces(run)).decode()
-
-
 def results_json_pieces(run: RunResult) -> Iterator[bytes]:
-    """Yield the same in pieces, one for each test and world: a large run is never in memory a second time."""
+    """Yield the run as indented JSON that the schema of :func:`results_schema` accepts.
+
+    In pieces, one for each test and world: a large run is never in memory a second time.
+    """
     # Defaults are left out of the file, but never the version, which says how to read the rest.
     rest = msgspec.structs.replace(run, tests=(), worlds=())
     fields = {"schema_version": run.schema_version, **msgspec.to_builtins(rest)}
@@ -64,7 +62,7 @@ def _indented(encoded: bytes, depth: int) -> bytes:
 
 
 def load_results_json(text: str | bytes) -> RunResult:
-    """Read back what :func:`render_results_json` wrote.
+    """Read back what :func:`results_json_pieces` gave.
 
     Raises:
         msgspec.ValidationError: it is JSON, but not of this schema.

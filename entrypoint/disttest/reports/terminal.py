@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -62,15 +60,6 @@ def print_final(
         console.print(block, crop=False)
         console.print()
     console.print(_last_line(run))
-
-
-def render_final(run: RunResult, *, width: int = 100, color: bool = False) -> str:
-    """Return what :func:`print_final` prints, as text."""
-    system: Literal["standard"] | None = "standard" if color else None
-    console = Console(file=io.StringIO(), width=width, force_terminal=color, color_system=system)
-    print_final(console, run)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def _print_failures(console: Console, run: RunResult, printer: FailurePrinter) -> None:

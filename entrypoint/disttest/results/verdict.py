@@ -240,9 +240,9 @@ def _shared_accusation(ranks: Sequence[RankRecord]) -> str:
     return f"all {len(ranks)} ranks failed{where}{':' if same else ', rank 0:'} {first.message}"
 
 
-def _plural(deed: str) -> str:
+def _plural(what: str) -> str:
     """What all ranks did, from what one did: ``was killed … before it reported``."""
-    return re.sub(r"^was\b", "were", deed).replace("before it reported", "before they reported")
+    return re.sub(r"^was\b", "were", what).replace("before it reported", "before they reported")
 
 
 def _deadlock_notes(deadlock: Deadlock | None, ruling: Ruling) -> tuple[str, ...]:

@@ -119,4 +119,4 @@ def test_another_kind_of_accelerator_is_a_row_and_the_gpus_that_were_found(
     assert ["gpu:0", "gpu:2"] == [slot.name for slot in devices.slots]
     assert ("0,2", "7") == (os.environ["ZE_AFFINITY_MASK"], os.environ["CUDA_VISIBLE_DEVICES"])
     assert "xccl" == default_backend(devices.device)
-    assert "0,2" == backends.showing("0,2")["ZE_AFFINITY_MASK"]
+    assert "0,2" == backends.visible_devices("0,2")["ZE_AFFINITY_MASK"]

@@ -1,11 +1,11 @@
 """The faults of a run as tables, in the terminal and on the page."""
 
+from rendered import render_final
 from sample_runs import SampleRun
 
 from disttest.model import CHAOS, ChaosCase, Contract, Fault, FaultKind, Outcome, SanitizerFinding
 from disttest.reports.chaos_tables import fault_tables, table_lines
 from disttest.reports.html.render import render_html
-from disttest.reports.terminal import render_final
 
 SILENT = SanitizerFinding(
     sanitizer=CHAOS, kind="silent", message="rank 0 passed", effect="", advice="", fails=True

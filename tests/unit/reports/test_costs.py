@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from rendered import render_final
 from sample_runs import EPOCH_S, SampleRun
 
 from disttest.model import WorldShape
@@ -11,7 +12,6 @@ from disttest.reports import aggregates
 from disttest.reports.costs import cost_lines
 from disttest.reports.html import render_html
 from disttest.reports.summary import render_summary
-from disttest.reports.terminal import render_final
 from disttest.results.fold import RunResult, WorldSpan
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rendered import render_final
 from sample_runs import SampleRun, rank
 
 from disttest.cli.explain import render_explanation, select
@@ -13,7 +14,6 @@ from disttest.model import Cause, Outcome, RankCalls, SanitizerFinding, SeenCall
 from disttest.reports.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.summary import render_summary
-from disttest.reports.terminal import render_final
 from disttest.results.sanitized import MOST_FINDINGS, with_findings
 
 MESSAGE = "ranks disagree at collective #1 of group default: rank 0 called all_reduce SUM, rank 1 called all_reduce MAX"

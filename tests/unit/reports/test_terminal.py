@@ -7,13 +7,14 @@ import re
 
 import msgspec
 import pytest
+from rendered import render_final
 from rich.console import Console
 from sample_runs import EPOCH_S, SampleRun, mixed_run, rank
 
 from disttest.model import Outcome
 from disttest.reports.live import LiveView, render_live
 from disttest.reports.progress import Progress, status_line
-from disttest.reports.terminal import print_final, render_final
+from disttest.reports.terminal import print_final
 from disttest.reports.views import PlainView, make_view
 from disttest.results.events import CollectionFailed, Noted, TestCollected, TestFinished
 

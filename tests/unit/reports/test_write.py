@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
+from rendered import render_results_json
 from results_files import check_results_below
 from sample_runs import SampleRun, mixed_run
 
@@ -16,7 +17,7 @@ from disttest.errors import ReportError, UsageError
 from disttest.model import Outcome
 from disttest.reports import rebuild, results_json, write, write_reports
 from disttest.reports.files import write_whole
-from disttest.reports.results_json import load_results_json, render_results_json, results_schema
+from disttest.reports.results_json import load_results_json, results_schema
 from disttest.results.journal import Journal
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / results_json.SCHEMA_ID

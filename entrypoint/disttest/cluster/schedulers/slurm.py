@@ -32,7 +32,7 @@ from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
 from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
-from disttest.cluster.schedulers.slurm_queue import SlurmQueue
+from disttest.cluster.schedulers.slurm_queue import SlurmQueue, call_slurm
 from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.errors import SchedulerError
 from disttest.limits import (
@@ -240,16 +240,7 @@ class SlurmLauncher:
     def _say(self, argv: Sequence[str]) -> str:
         """Ask, and raise what comes back instead of an answer."""
         try:
-            said = subprocess.run(
-                list(argv),
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=2 * SLURM_ANSWER_S,
-                check=False,
-            )
+            said = call_slurm(argv, self._environ, limit_s=2 * SLURM_ANSWER_S)
         except OSError as error:
             raise _not_installed(argv[0], error) from error
         except subprocess.TimeoutExpired:

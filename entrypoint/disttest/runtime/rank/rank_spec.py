@@ -7,7 +7,7 @@ from pathlib import Path
 
 from disttest.model import Frozen, WorldKind, WorldShape
 from disttest.options.run import WorldSettings
-from disttest.planning.backends import showing
+from disttest.planning.backends import visible_devices
 from disttest.results.directory import Home
 from disttest.runtime.messages.protocol import NodePartition
 from disttest.runtime.messages.settled import Settled
@@ -101,7 +101,7 @@ class RankSpec(Frozen):
 
     def machine_environment(self) -> dict[str, str]:
         """What every process of a world gets, main processes too."""
-        variables = {**showing(",".join(self.shown)), "OMP_NUM_THREADS": str(self.threads)}
+        variables = {**visible_devices(",".join(self.shown)), "OMP_NUM_THREADS": str(self.threads)}
         # Ranks that are all on this machine need no real network; those that are not need the one that connects
         # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
         interface = self.partition.interface if self.partition else "lo"
