@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster_run import ClusterRun
 
 from disttest.model import Cause, Outcome, RankEnd
 
-from .conftest import ClusterLab, ClusterRun
+from .conftest import ClusterLab
 
 SKEW = Path(__file__).parents[1] / "support" / "clock_skew.c"
 SPAN = ("--nodes", "2", "--world-sizes", "4")
