@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # A suite is a package below suites/, as `disttest list` has it.
 SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
 # Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration plugins devices cluster cuda docker browser compat-sample
+KINDS    := unit contract integration plugins devices cluster kubernetes cuda docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
