@@ -175,8 +175,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
             f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
             f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
         ),
-        *(f"disttest: {message}" for message in (*tell_debugger(run.options), *run.said)),
+        *(f"disttest: {message}" for message in run.said),
     ]
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Where a debugger is waited for: with ``-q``, too, which has no header."""
+    return [f"disttest: {line}" for line in tell_debugger(config.stash[_RUN].options)]
 
 
 # --- collection

@@ -78,6 +78,7 @@ def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repos
         GIT_CONFIG_VALUE_0=PUBLISHED,
     )
     first_screen = blocks("README.md", "Your own tests")
+    assert blocks("docs/tutorial.md", "Install")[0] in first_screen
     write_files(first_screen, somebody.folder)
 
     installed, ran = (somebody.types(typed) for typed, _ in commands(first_screen))

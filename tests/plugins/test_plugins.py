@@ -625,7 +625,7 @@ def free_port() -> int:
 
 
 def ended_run(process: subprocess.Popen[str], lab: Lab) -> Ended:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=480)
     return Ended(process.returncode, output, lab.folder / "results")
 
 
@@ -648,7 +648,7 @@ def test_debugpy(lab: Lab, debugged: Callable[..., subprocess.Popen[str]]) -> No
     port = free_port()
     suite = lab.write(test_suite=DEBUGGED).folder / "test_suite.py"
     line = 1 + suite.read_text().splitlines().index("    dist.barrier()")
-    process = debugged("test_suite.py", "--debug-rank", "1", "--debugpy", str(port))
+    process = debugged("test_suite.py", "--debug-rank", "1", "--debugpy", str(port), "--", "-q")
     # One world stops in a line that has a breakpoint, at breakpoint(), and where a test fails.
     client = DebugClient(port)
     client.attach({str(suite): [line]}, ["uncaught"])

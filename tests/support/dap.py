@@ -13,7 +13,7 @@ from typing import Any
 class DebugClient:
     """Connected to a process that waits for it; messages are dictionaries, as the protocol has them."""
 
-    def __init__(self, port: int, limit_s: float = 60) -> None:
+    def __init__(self, port: int, limit_s: float = 480) -> None:
         """Connect as soon as somebody listens at that port of this machine and answers: not one that is just ending."""
         self._limit_s = limit_s
         deadline = time.monotonic() + limit_s

@@ -40,12 +40,14 @@ class Terminal:
         )
         os.close(theirs)
 
-    def read_until(self, found: Callable[[str], bool], limit_s: float = 120) -> str:
-        """Read until that is on the screen, or the command has ended."""
+    def read_until(self, found: Callable[[str], bool], limit_s: float = 480) -> str:
+        """Read until that is on the screen, or the command has ended; what takes longer than this never comes."""
         deadline = time.monotonic() + limit_s
         while not found(self.screen):
             ready, _, _ = select.select([self._reader], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"not seen in time:\n{self.screen}"
+            if not ready:
+                self.process.terminate()
+                raise AssertionError(f"not seen in time:\n{self.screen}")
             try:
                 block = os.read(self._reader, 65536)
             except OSError:  # the other side is closed

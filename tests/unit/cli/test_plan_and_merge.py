@@ -151,7 +151,7 @@ def shards(path: Path, tests: Sequence[TestCase], outcome: Outcome = Outcome.PAS
 def test_shards_are_merged_and_reported(merge, tmp_path: Path) -> None:
     shards(tmp_path / "in", cases("a", "b"))
 
-    code, out, _ = merge("in", "--shards", "2")
+    code, out, _ = merge("in", "--shards", "2", "--results", "merged")
 
     assert (0, "disttest: 2 shards, 2 passed; reports in merged\n") == (code, out)
     assert {"events.jsonl", "junit.xml", "results.json", "summary.md"} <= {
