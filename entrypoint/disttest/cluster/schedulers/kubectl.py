@@ -15,6 +15,7 @@ import msgspec
 from disttest.cluster.protocol.launcher import LauncherOptions
 from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, ListOf, Node, Pod
 from disttest.cluster.schedulers.kubernetes_pods import CLIENT, JOB
+from disttest.cluster.schedulers.scheduler_command import call
 from disttest.errors import SchedulerError
 from disttest.limits import KUBERNETES_ANSWER_S
 from disttest.model import UNREADABLE
@@ -55,16 +56,8 @@ class Kubectl:
             SchedulerError: there is no kubectl.
         """
         try:
-            said = subprocess.run(
-                self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words),
-                env=dict(self.environ),
-                input=text,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=2 * KUBERNETES_ANSWER_S,
-                check=False,
-            )
+            argv = self.command(f"--request-timeout={KUBERNETES_ANSWER_S:g}s", *words)
+            said = call(argv, self.environ, limit_s=2 * KUBERNETES_ANSWER_S, text=text)
         except OSError as error:
             raise SchedulerError(
                 f"kubectl cannot be run here ({error.strerror}): --launcher kubernetes needs it on this machine, with a "

@@ -32,7 +32,8 @@ from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
 from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
-from disttest.cluster.schedulers.slurm_queue import SlurmQueue, call_slurm
+from disttest.cluster.schedulers.scheduler_command import call
+from disttest.cluster.schedulers.slurm_queue import SlurmQueue
 from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.errors import SchedulerError
 from disttest.limits import (
@@ -240,7 +241,7 @@ class SlurmLauncher:
     def _say(self, argv: Sequence[str]) -> str:
         """Ask, and raise what comes back instead of an answer."""
         try:
-            said = call_slurm(argv, self._environ, limit_s=2 * SLURM_ANSWER_S)
+            said = call(argv, self._environ, limit_s=2 * SLURM_ANSWER_S)
         except OSError as error:
             raise _not_installed(argv[0], error) from error
         except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from disttest.cluster.schedulers import slurm_words as words
+from disttest.cluster.schedulers.scheduler_command import call
 from disttest.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 
 
@@ -56,27 +57,6 @@ class SlurmQueue:
     def ask(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         """Call a command; None if it cannot be called, or does not end in time."""
         try:
-            return call_slurm(argv, self._environ, limit_s=SLURM_ANSWER_S)
+            return call(argv, self._environ, limit_s=SLURM_ANSWER_S)
         except (subprocess.TimeoutExpired, OSError):
             return None
-
-
-def call_slurm(
-    argv: Sequence[str], environ: Mapping[str, str], *, limit_s: float
-) -> subprocess.CompletedProcess[str]:
-    """Call one of Slurm's commands and wait for it.
-
-    Raises:
-        OSError: it cannot be called.
-        subprocess.TimeoutExpired: it did not end in time.
-    """
-    return subprocess.run(
-        list(argv),
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=limit_s,
-        check=False,
-    )
