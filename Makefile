@@ -11,7 +11,7 @@ KINDS    := unit contract integration plugins devices cluster kubernetes cuda do
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
+.PHONY: gpu test check setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -20,6 +20,11 @@ WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
 
 # What the machine lacks is named at once, not when the kind that needs it has its turn.
 test: setup lint catalogue $(WANTED)
+
+# While one works: lint, the unit tests, and of the rest what the change touches (tools/touched.py says by which rule).
+check: setup-contract $(READY) tests/contract/node_modules/.ready
+	$(MAKE) --jobs=2 --output-sync=target lint unit
+	files="$$($(BIN)/python tools/touched.py $(BASE))" && { [ -z "$$files" ] || $(BIN)/python -m pytest $$files; }
 
 # What kinds of tests need of the machine: installed by root, else named with the one command that does it.
 setup:
