@@ -3,6 +3,6 @@
 options → find the engine → reap what died → choose GPUs → LaunchSpec → container → supervise → hand files
 back
 
-It imports nothing of ``running/`` and needs no torch, so that a runner's host can have it in a small
+It imports nothing of ``runtime/`` and needs no torch, so that a runner's host can have it in a small
 environment.
 """
