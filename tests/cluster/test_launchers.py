@@ -1,39 +1,28 @@
-"""One suite for every launcher: what a caller may rely on, whatever the scheduler is."""
+"""The launchers that need no more than this machine and a Slurm cluster, held to what all have to do."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from fake_scheduler import FakeScheduler
+from launcher_conformance import STUB, ExitCodes, Heard, LauncherConformance, Make, job
 from slurm_cluster import SlurmCluster
 
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import (
-    Changed,
-    JobEnded,
-    JobRun,
-    JobState,
-    Launcher,
-    LauncherOptions,
-    Output,
-)
+from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
 from disttest.cluster.protocol.wire import (
     CancelJob,
-    CloseWorld,
     FinishJob,
-    FromNode,
-    LineReader,
     NodeDone,
     NodeNote,
     NodeReady,
-    OpenWorld,
     TakeJob,
     ToNode,
     Versions,
@@ -43,23 +32,7 @@ from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.cluster.schedulers.slurm import SlurmLauncher
 from disttest.runtime.messages.protocol import Message
 
-STUB = str(Path(__file__).parents[1] / "support" / "workers" / "node_stub.py")
-LIMIT_S = 110.0
-"""Forty gangs wait for each other on a busy machine; nothing else takes this long."""
-
-Make = Callable[..., Launcher]
-
-
-def job(number: int = 1, *, nodes: int = 2, gpus: int = 0, ranks: int = 1) -> JobSpec:
-    return JobSpec(
-        job_id=f"j{number}",
-        run_id=f"0123456789-{os.getpid()}-ab{number:x}",
-        kind=JobKind.WORLD,
-        shape=JobShape(nodes=nodes, ranks_per_node=ranks, gpus_per_node=gpus),
-        tests=(),
-        targets=(),
-        limit_s=60,
-    )
+TOY = Path(__file__).parents[2] / "examples" / "scheduler" / "hosts.py"
 
 
 def fake_answer(mode: str) -> Callable[[int, ToNode], list[Message]]:
@@ -76,7 +49,7 @@ def fake_answer(mode: str) -> Callable[[int, ToNode], list[Message]]:
     return answer
 
 
-@pytest.fixture(params=["fake", "local", "slurm"])
+@pytest.fixture(params=["fake", "local", "toy", "slurm"])
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     if request.param == "slurm":
         cluster: SlurmCluster = request.getfixturevalue("cluster")
@@ -90,6 +63,9 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
             return FakeScheduler(fake_answer(mode))
         if request.param == "local":
             return LocalLauncher(os.environ, nodes=2, command=command)
+        if request.param == "toy":
+            stand_in = ("sh", "-c", 'shift; exec "$@"', "ssh")  # what ssh would run on the host
+            return toy().HostsLauncher(os.environ, ["n1", "n2"], command, stand_in)  # type: ignore[no-any-return]
         return SlurmLauncher(environ, LauncherOptions(**options), command=command)
 
     return made
@@ -107,112 +83,27 @@ def _on_login(cluster: SlurmCluster, what: str) -> Callable[..., object]:
     return call
 
 
-class Heard:
-    """What a run has said, message by message."""
-
-    def __init__(self, run: JobRun) -> None:
-        self.run = run
-        self.messages: list[tuple[int, FromNode]] = []
-        self.ends: list[JobEnded] = []
-        self.descriptions: list[Changed] = []
-
-    def until_end(self, react: Callable[[Heard], None] = lambda _: None) -> Heard:
-        reader, deadline = LineReader(), time.monotonic() + LIMIT_S
-        for event in self.run.events():
-            assert time.monotonic() < deadline, self.messages
-            match event:
-                case Output(line=line):
-                    self.messages += reader.feed(line)
-                case JobEnded():
-                    self.ends.append(event)
-                case Changed():
-                    self.descriptions.append(event)
-            react(self)
-        return self
-
-    def of(self, kind: type[Message]) -> list[int]:
-        return [node for node, message in self.messages if isinstance(message, kind)]
+def toy() -> ModuleType:
+    """The scheduler of docs/schedulers.md."""
+    spec = importlib.util.spec_from_file_location("hosts", TOY)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_capacity(make: Make) -> None:
-    capacity = make("echo").capacity()
-    assert capacity.nodes == 2
-    assert capacity.cpus_per_node >= 1
-    assert capacity.scheduler
+def test_the_toy_is_short() -> None:
+    assert len(TOY.read_text().splitlines()) < 150
 
 
-def test_every_node_hears_every_order_and_long_answers_arrive_whole(make: Make) -> None:
-    launched = make("echo").start(job())
-    long = "x" * 50_000 + "é€"
-    launched.send(encode_order(TakeJob(job=job())))
-    launched.send(encode_order(CloseWorld(world=7)))
-    launched.send(encode_order(TakeJob(job=job())))
-    orders = [OpenWorld(world=number) for number in range(20)]
-    for order in orders:
-        launched.send(encode_order(order))
-    launched.send(encode_order(CancelJob(reason=long)))
-    heard = Heard(launched).until_end()
-    assert sorted(heard.of(NodeDone)) == [0, 1]
-    for node in (0, 1):
-        told = [m.message.strip() for at, m in heard.messages if at == node and isinstance(m, NodeNote)]
-        assert told == [encode_order(order).decode().strip() for order in [CloseWorld(world=7), *orders]]
-    reasons = {m.reason for _, m in heard.messages if isinstance(m, NodeDone)}
-    assert reasons <= {long, ""}
-    assert len(heard.ends) == 1
+class TestLaunchers(LauncherConformance):
+    """All of them."""
 
 
-def test_the_end_is_the_last_event_and_comes_once(make: Make) -> None:
-    launched = make("exit", "0").start(job())
-    launched.send(encode_order(TakeJob(job=job())))
-    events = list(launched.events())
-    assert [isinstance(event, JobEnded) for event in events].count(True) == 1
-    assert isinstance(events[-1], JobEnded)
-    assert events[-1].end.state is JobState.COMPLETED
-
-
-def test_a_description_has_the_name_and_the_scheduler(make: Make) -> None:
-    launcher = make("exit", "0")
-    launched = launcher.start(job(3))
-    seen = launched.describe()
-    assert (seen.scheduler, seen.name) == (launcher.name, job(3).name)
-    launched.send(encode_order(TakeJob(job=job(3))))
-    assert len(Heard(launched).until_end().ends) == 1
-
-
-def test_cancel_ends_it_and_says_why(make: Make) -> None:
-    launched = make("echo").start(job())
-    launched.send(encode_order(TakeJob(job=job())))
-
-    def cancel_when_ready(heard: Heard) -> None:
-        if len(heard.of(NodeReady)) == 2:
-            launched.cancel("enough")
-            launched.cancel("again")  # the first reason counts
-
-    heard = Heard(launched).until_end(cancel_when_ready)
-    assert heard.ends[0].end.state is JobState.CANCELLED
-    assert "enough" in heard.ends[0].end.reason
-
-
-def test_what_is_sent_after_the_end_is_no_error(make: Make) -> None:
-    launched = make("exit", "0").start(job())
-    launched.send(encode_order(TakeJob(job=job())))
-    Heard(launched).until_end()
-    launched.send(encode_order(FinishJob()))
-
-
-def test_removing_what_is_gone_is_no_error(make: Make) -> None:
-    launcher = make("echo")
-    assert list(launcher.leftovers()) == []
-    launcher.remove(["disttest-never-was"])
-
-
-@pytest.mark.parametrize("make", ["local", "slurm"], indirect=True)
-def test_an_exit_code_is_stored_and_decides_nothing(make: Make) -> None:
-    launched = make("exit", "3").start(job())
-    launched.send(encode_order(TakeJob(job=job())))
-    (end,) = Heard(launched).until_end().ends
-    assert end.end.state is JobState.COMPLETED
-    assert end.end.exit_code == 3
+@pytest.mark.parametrize("make", ["local", "toy", "slurm"], indirect=True)
+class TestExitCodes(ExitCodes):
+    """Those whose agents are processes."""
 
 
 # --- Slurm only
