@@ -22,7 +22,15 @@ from disttest.cluster.protocol.fingerprint import disagreement
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
 from disttest.cluster.protocol.names import dead_names, new_run_id
-from disttest.cluster.protocol.wire import LineReader, LineWriter, NodeDone, NodeNote, NodeReady, Versions
+from disttest.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
+    LineReader,
+    LineWriter,
+    NodeDone,
+    NodeNote,
+    NodeReady,
+    Versions,
+)
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.cluster.schedulers.pipes import room_for
@@ -185,6 +193,18 @@ class TestVerdict:
         assert result.outcome is Outcome.ERROR
         assert "did not finish" in result.message
         assert "the run was cancelled" in result.message
+
+    def test_peers_of_a_node_that_the_scheduler_ended_are_no_culprits(self) -> None:
+        killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        ended = msgspec.structs.replace(
+            share(0, rank(0, **killed), rank(1, **killed)), cancelled=f"{SCHEDULER_ENDED} (SIGTERM)"
+        )
+        red = rank(2, outcome=Outcome.FAILED, message="boom", failed_after_s=1.0)
+        end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n1: it was deleted")
+        result = self.judged(ended, share(1, red, rank(3)), end=end)
+        assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+        assert result.message == f"ranks 0-1 of 4 on node n1 left no record: {end}"
+        assert result.notes == ("rank 2 on n2: boom",)
 
     def test_a_symptom_of_a_lost_node_accuses_nobody(self) -> None:
         red = rank(0, outcome=Outcome.FAILED, message="Connection closed by peer", failed_after_s=1.0)

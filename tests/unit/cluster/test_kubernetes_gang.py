@@ -304,6 +304,12 @@ class TestTheEnd:
         assert end.state is JobState.NODE_LOST
         assert "the connection to it was lost" in end.reason
 
+    def test_a_pod_that_was_told_to_end_has_lost_nothing(self, cluster: Cluster) -> None:
+        gang = self.running(cluster)
+        cluster.node_ready = "Unknown"
+        assert gang.end(wait=False, told=True).state is JobState.COMPLETED
+        assert gang.end(wait=False).state is JobState.NODE_LOST
+
     def test_an_api_server_that_does_not_answer(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.answers = False

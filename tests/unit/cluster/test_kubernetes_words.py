@@ -182,6 +182,15 @@ class TestTheEndOfAPod:
         assert end is not None
         assert end.state is state
 
+    def test_a_deletion_that_was_called_off_explains_nothing(self) -> None:
+        noted = (
+            ClusterEvent(
+                reason="TaintManagerEviction", message=f"Cancelling deletion of Pod disttest/{NAME}"
+            ),
+        )
+        running = [{"name": "disttest", "state": {"running": {}}}]
+        assert words.end_of_pod(a_pod({"containerStatuses": running}), noted, a_node()) is None
+
     @pytest.mark.parametrize("how", ["terminating", "gone"])
     def test_a_deleted_pod_is_told_by_its_node(self, how: str) -> None:
         metadata = DELETED if how == "terminating" else {}

@@ -13,6 +13,7 @@ import msgspec
 
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import JobOutcome
+from disttest.cluster.protocol.wire import SCHEDULER_ENDED
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
 from disttest.results.rulings import RankState, state_of
 from disttest.results.verdict import by_guilt, is_red, is_symptom, judge
@@ -75,6 +76,12 @@ def judge_partitions(
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
+    if is_for_the_scheduler(partitions):
+        ended = {
+            record.rank for partition in partitions if _was_ended(partition) for record in partition.ranks
+        }
+        missing = sorted({*missing, *ended})
+        present = [record for record in present if record.rank not in ended]
     started_at_s = min((partition.started_at_s for partition in partitions), default=0.0)
     duration_s = max((partition.duration_s for partition in partitions), default=0.0)
     if missing:
@@ -98,6 +105,20 @@ def judge_partitions(
         cancelled=next((partition.cancelled for partition in partitions if partition.cancelled), ""),
     )
     return _name_nodes(result)
+
+
+def is_for_the_scheduler(partitions: Iterable[PartitionRecord]) -> bool:
+    """Whether the scheduler ended some nodes in the middle of a test, and it failed on others.
+
+    Their peers went away: what these ranks say of it proves nothing, and the scheduler knows why.
+    """
+    known = tuple(partitions)
+    others = [record for partition in known if not _was_ended(partition) for record in partition.ranks]
+    return any(map(_was_ended, known)) and any(map(is_red, others))
+
+
+def _was_ended(partition: PartitionRecord) -> bool:
+    return partition.cancelled.startswith(SCHEDULER_ENDED)
 
 
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:

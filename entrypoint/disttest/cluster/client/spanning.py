@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.cluster.client.conductor import Conductor, JobSetting
-from disttest.cluster.client.node_verdict import PartitionRecord, judge_partitions
+from disttest.cluster.client.node_verdict import PartitionRecord, is_for_the_scheduler, judge_partitions
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import (
     CloseWorld,
@@ -205,8 +205,11 @@ class SpanningConductor(Conductor):
         return [*self._agree(message.test), *self._judge_if_complete(message.test)]
 
     def _judge_if_complete(self, test: int) -> Sequence[Message]:
-        if not self._all(set(self._partitions.get(test, {}))) or test in self._judged:
+        partitions = self._partitions.get(test, {})
+        if not self._all(set(partitions)) or test in self._judged:
             return ()
+        if is_for_the_scheduler(partitions.values()):
+            return ()  # the job is over; its end is known in a moment
         verdict = self._verdict(test, self._lost)
         self._healthy = self._healthy and not verdict.outcome.is_bad
         self._judge(test, verdict)

@@ -180,7 +180,11 @@ class KubernetesRun:
             self._streams.signal(signal.SIGKILL)
 
     def _ended(self) -> JobOutcome:
-        end = self._gang.refused or self._end or self._gang.end(wait=not self._cancelled)
+        end = (
+            self._gang.refused
+            or self._end
+            or self._gang.end(wait=not self._cancelled, told=bool(self._cancelled))
+        )
         if self._cancelled and end.state in (JobState.COMPLETED, JobState.UNREACHABLE):
             return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=end.exit_code)
         if end.state is JobState.COMPLETED and not end.reason:

@@ -194,29 +194,29 @@ class PodGang:
 
     # --- the end
 
-    def end(self, *, wait: bool) -> JobOutcome:
-        """How its pods ended; a pod that runs has lost its connection.
+    def end(self, *, wait: bool, told: bool = False) -> JobOutcome:
+        """How its pods ended.
 
         Args:
-            wait: give the kubelets the time to say so.
+            wait: give the kubelets the time to say so; a pod that runs on then has lost its connection.
+            told: the agents were told to end, and have: nobody waits for their pods, or asks about their nodes.
         """
         deadline = self._clock() + (KUBERNETES_FINAL_S if wait else 0.0)
         while not (answered := self.look(fresh=True)) or len(self.over()) < len(self._names):
             if self._clock() >= deadline:
                 break
             self._sleep(TICK_S)
-        ends = [self._end_of(node) for node in self.pods]
+        ends = [self._end_of(node, told=told) for node in self.pods]
         if not answered and not self.over():
             return JobOutcome(state=JobState.UNREACHABLE, reason="the API server does not answer")
         return words.end_of_job(ends)
 
-    def _end_of(self, node: int) -> JobOutcome:
+    def _end_of(self, node: int, *, told: bool) -> JobOutcome:
         pod = self.pods[node]
         gone = node in self.gone
-        if not gone and not pod.metadata.deletion_timestamp and node in self.over():
-            end = words.end_of_pod(pod)
-        else:
-            end = words.end_of_pod(pod, self._kubectl.events(pod), self._node_of(pod), gone=gone)
+        if not gone and not pod.metadata.deletion_timestamp and (told or node in self.over()):
+            return words.end_of_pod(pod) or JobOutcome(state=JobState.COMPLETED)
+        end = words.end_of_pod(pod, self._kubectl.events(pod), self._node_of(pod), gone=gone)
         return end or words.connection_lost(pod)
 
     def _node_of(self, pod: Pod) -> Node | None:

@@ -18,6 +18,8 @@ CONTAINER = "disttest"
 """The container of ours in each pod."""
 
 _LINES_KEPT = 20
+_CALLED_OFF = "Cancelling deletion"
+"""The taint manager notes it under the reason of a deletion, where a node came back in time."""
 
 _AGAIN = "Nothing is wrong with the tests: run it again"
 _LOST = "The node is down, cut off, or was taken away (kubectl describe node): run it again"
@@ -121,7 +123,7 @@ def _by_others(
     pod: Pod, events: Sequence[ClusterEvent], node: Node | None, *, gone: bool
 ) -> JobOutcome | None:
     for event in events:
-        if event.reason in _EVENTS:
+        if event.reason in _EVENTS and not event.message.startswith(_CALLED_OFF):
             return _outcome(_EVENTS[event.reason], pod, f"{event.reason}: {event.message}")
     if not gone and not pod.metadata.deletion_timestamp:
         return None
