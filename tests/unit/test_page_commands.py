@@ -42,6 +42,10 @@ IN_OTHER_WORDS = {
         "docs/clusters.md",
         "Plans",
     ): "tests/cluster/test_runs.py::test_a_plan_asks_slurm_and_its_shards_are_submitted",
+    (
+        "docs/clusters.md",
+        "Kubernetes",
+    ): "tests/kubernetes/test_kubernetes_launchers.py::test_collectives_pass_over_two_nodes_in_the_words_of_the_page",
     ("docs/image.md", "The image"): "tests/docker/test_image.py::test_bundled_suites_run_by_name",
     (
         "docs/planning.md",
