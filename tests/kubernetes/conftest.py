@@ -20,6 +20,7 @@ def shared_plane() -> Iterator[KubernetesPlane]:
 @pytest.fixture
 def plane(shared_plane: KubernetesPlane) -> Iterator[KubernetesPlane]:
     """The cluster, as it is and should be left: no pod in the namespace of the tests, whatever its state."""
+    shared_plane.wait_for_nodes()
     yield shared_plane
     shared_plane.wait_until_free()
 
