@@ -110,6 +110,7 @@ class TestFindings:
         page = visit().open(red)
         page.locator("#failures").get_by_role("button", name=re.compile(r"::test_segfault\[")).click()
 
+        expect(page.locator("#test-title .badge")).to_have_text("crashed")
         expect(page.locator(".ranks article").first).to_contain_text("rank 1culprit")
         expect(page.locator(".lanes .part")).to_have_count(2)
 
@@ -477,6 +478,8 @@ class TestForEverybody:
         assert "makespan 10.0 s" in words
         assert any(word.startswith("test_") for word in words)
         assert page.evaluate("crossedOut()") == []
+        ends = page.evaluate("drawn.filter(one => one.text).map(one => one.x + one.wide)")
+        assert max(ends) <= page.locator("#timeline canvas").bounding_box()["width"]
 
     def test_the_theme_follows_the_system_and_can_be_changed(self, visit, mixed):
         page = visit(scheme="dark").open(mixed)

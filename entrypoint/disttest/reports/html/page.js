@@ -29,7 +29,7 @@ function seconds(value) {
 
 function word(kind) { return WORDS[kind] || kind; }
 function kindOf(test) { return DATA.kinds[test[TEST.kind]]; }
-function badge(kind) { return el("span", { class: `badge ${kind}` }, word(kind)); }
+function badge(kind, text) { return el("span", { class: `badge ${kind}` }, text || word(kind)); }
 function bidi(text) { return el("bdi", null, text); }
 
 function theme(name) {

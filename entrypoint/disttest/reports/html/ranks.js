@@ -31,7 +31,7 @@
     const node = el("div", { class: "sheet" },
       el("header", null,
         el("div", null,
-          el("h2", { id: "test-title" }, badge(kindOf(test)), " ", bidi(test[TEST.name])),
+          el("h2", { id: "test-title" }, badge(kindOf(test), found?.fault), " ", bidi(test[TEST.name])),
           el("p", { class: "muted" }, `${DATA.suites[test[TEST.suite]]} · ${DATA.shapes[test[TEST.shape]]} · ${seconds(test[TEST.time])}`, pastOf(index))),
         el("button", { type: "button", autofocus: true, on: { click: () => dialog.close() } }, "Close")));
     if (!found) {
@@ -85,7 +85,7 @@
   function attemptView(attempt, found) {
     const parts = [];
     if (attempt.message) parts.push(el("p", { class: "finding" }, bidi(attempt.message)));
-    const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`, found.fault];
+    const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`];
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
     if (attempt.deadlock) parts.push(...page.deadlock(attempt.deadlock));

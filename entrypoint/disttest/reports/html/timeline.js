@@ -91,7 +91,8 @@
       pen.fillStyle = colour("line");
       pen.fillRect(Math.round(x(time)), 18, 1, height);
       pen.fillStyle = colour("muted");
-      pen.fillText(time === 0 ? "0" : seconds(time), x(time) + 3, 10);
+      const text = time === 0 ? "0" : seconds(time);
+      if (x(time) + 3 + pen.measureText(text).width <= width) pen.fillText(text, x(time) + 3, 10);
     }
   }
 
