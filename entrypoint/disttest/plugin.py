@@ -53,6 +53,7 @@ from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.debug_adapter import tell_debugger
+from disttest.runtime.rank.fast_spawn import use_fast_spawn
 from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.runtime.rank.replaying import replay_rank
 from disttest.testing.world import World, current_scratch, current_world
@@ -318,6 +319,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
     _be_an_ordinary_process()
+    if run.options.fast_spawn:
+        use_fast_spawn()
     _run_ordinary(session, [item for item, test in run.pairs if is_ordinary(test)])
     return True
 

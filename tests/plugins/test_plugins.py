@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -294,6 +295,43 @@ def test_pytest_xdist(lab: Lab) -> None:
     errors = plain.output.partition("short test summary")[0]
     assert 1 == errors.count(reason), "once in the errors, and once in pytest's summary of them"
     assert UNSAFE not in plain.output
+
+
+@pytest.mark.plugins("pytest-xdist", "execnet")
+def test_workers_of_xdist_that_are_ranks(lab: Lab) -> None:
+    """What examples/adopt/workers comes to by its own way, and by ours; its crash and its hang are not for xdist."""
+    shutil.copytree(ROOT / "examples" / "adopt" / "workers", lab.folder / "workers")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    both = {"MASTER_PORT": port, "WORLD_SIZE": "2"}
+    own = subprocess.run(
+        [
+            lab.python,
+            "-m",
+            "pytest",
+            "-p",
+            "no:disttest",
+            "--dist=each",
+            "--tx=2*popen",
+            "-k",
+            "sum or fails",
+        ],
+        cwd=lab.folder,
+        env=lab.environ | both,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    ours = lab.run("--spmd", "2", "workers", MASTER_PORT=port)
+
+    assert "1 failed, 3 passed" in own.stdout, own.stdout + own.stderr
+    assert {
+        "test_sum[2xgloo]": Outcome.PASSED,
+        "test_fails[2xgloo]": Outcome.FAILED,
+        "test_crashes[2xgloo]": Outcome.ERROR,
+        "test_hangs[2xgloo]": Outcome.FAILED,
+    } == outcomes(ours), ours.output
 
 
 TIMED = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import time
@@ -9,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from disttest.host.proc import forked_children, is_alive
+from disttest.host.proc import forked_children, is_alive, stat_of
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
 """Processes that Python starts once and keeps; nobody has left them behind."""
 
 
@@ -86,22 +88,49 @@ def _zombies(spared: set[int]) -> set[int]:
     return {child.pid for child in children if child.pid not in spared and not is_alive(child.pid)}
 
 
+def started_children() -> set[int]:
+    """Pids of the direct children of this process, and of those that a helper of Python's has forked for it."""
+    children = forked_children()
+    return children | {pid for helper in filter(is_helper, children) for pid in forked_children(helper)}
+
+
+def _pool_workers() -> set[int]:
+    """They end with this process in any case; a pool that loses one while it waits for work can never be closed."""
+    children = multiprocessing.active_children()
+    return {child.pid for child in children if "PoolWorker" in child.name and child.pid}
+
+
+def is_helper(pid: int) -> bool:
+    """Whether Python has started this process for itself; what its fork server forks has the same command line."""
+    return _is_called(pid, _TRACKER) or (
+        _is_called(pid, _SERVER) and not _is_called(_parent_of(pid), _SERVER)
+    )
+
+
+def _is_called(pid: int, name: str) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return name in command_of(pid)
+    return False
+
+
+def _parent_of(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        return int(stat_of(pid)[1])
+    return 0
+
+
 def end_new_children(before: set[int]) -> tuple[str, ...]:
-    """End what this process has started since, and name it; what was started earlier lives on.
+    """End what this process has started since, and name it; what was started earlier lives on, and so do workers of pools.
 
     Args:
-        before: its children then.
+        before: :func:`started_children` then.
     """
+    before = before | _pool_workers()
+    helpers = set(filter(is_helper, forked_children()))
     left = {}
-    for pid in filter(is_alive, forked_children() - before):
-        try:
-            command = command_of(pid)
-        except ProcessLookupError:
-            continue
-        if any(name in command for name in _HELPERS):
-            before = before | {pid}
-        else:
-            left[pid] = f"process {pid} ({command[:60]}), which was killed"
+    for pid in filter(is_alive, started_children() - before - helpers):
+        with contextlib.suppress(ProcessLookupError):
+            left[pid] = f"process {pid} ({command_of(pid)[:60]}), which was killed"
     if left:
-        kill_descendants(spare_trees=tuple(before))
+        kill_descendants(spare=helpers, spare_trees=tuple(before - helpers))
     return tuple(left.values())

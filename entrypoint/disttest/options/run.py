@@ -38,6 +38,8 @@ class WorldSettings(Frozen):
     spmd: tuple[int, ...] = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
     Several are run one after another, each by a pytest process of its own, which knows of one size only."""
+    fast_spawn: bool = default_of("fast-spawn")
+    """Whether what ordinary tests spawn is forked from a clean process."""
     sanitize: tuple[Chosen, ...] = default_of("sanitize")
     """The sanitizers that are on."""
     record: RecordRule = default_of("record")

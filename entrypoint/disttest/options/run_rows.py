@@ -192,6 +192,14 @@ RUN_OPTIONS = (
         repeated=True,
     ),
     _of_each_run(
+        "fast-spawn",
+        SWITCH,
+        "Fork what tests without a world start by spawn from a process that has imported torch.",
+        default=False,
+        otherwise="false",
+        repeated=True,
+    ),
+    _of_each_run(
         "spmd",
         WORLD_SIZES,
         "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",

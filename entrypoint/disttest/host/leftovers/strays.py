@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from disttest.host.descendants import command_of
+from disttest.host.descendants import command_of, is_helper
 from disttest.host.proc import age_of
 
 _MOST_NAMED = 10
@@ -20,7 +20,7 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
         began: each test of the world with its start on the monotonic clock, in their order.
     """
     named = []
-    for pid in sorted(pids)[:_MOST_NAMED]:
+    for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
         try:
             started_s = time.monotonic() - age_of(pid)
             process = f"{pid} ({command_of(pid)[:60]})"

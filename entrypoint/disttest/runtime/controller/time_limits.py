@@ -7,7 +7,6 @@ deadline; contained tests are ended whatever they do.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
 import sys
 import time
@@ -17,8 +16,7 @@ from types import FrameType
 
 import pytest
 
-from disttest.host.descendants import end_new_children
-from disttest.host.proc import forked_children
+from disttest.host.descendants import end_new_children, started_children
 from disttest.limits import NO_LIMIT_S
 from disttest.model import TestCase
 from disttest.runtime.controller.expand import closest_mark
@@ -49,7 +47,7 @@ class TimeLimits:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """The time goes on; what fixtures have started is theirs to end."""
-        self._children = forked_children()
+        self._children = started_children()
         with self._limited(item, "call"):
             return (yield)
 
@@ -70,7 +68,7 @@ class TimeLimits:
         def interrupt(*_: object) -> None:
             __tracebackhide__ = True
             item.add_report_section(phase, "other threads", _other_threads())
-            ended = end_new_children(self._children | _pooled()) if phase == "call" else ()
+            ended = end_new_children(self._children) if phase == "call" else ()
             pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
 
         before = signal.signal(signal.SIGALRM, interrupt)
@@ -87,11 +85,6 @@ class TimeLimits:
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
         return not self._asked or closest_mark(item, "timeout") is not None
-
-
-def _pooled() -> set[int]:
-    """Processes that end with this one in any case; a pool that loses one while it waits for work can never be closed."""
-    return {child.pid for child in multiprocessing.active_children() if child.daemon and child.pid}
 
 
 def _is_in_use() -> bool:

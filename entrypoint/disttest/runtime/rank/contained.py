@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from disttest.host.descendants import end_new_children
-from disttest.host.proc import forked_children
+from disttest.host.descendants import end_new_children, started_children
 from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
+from disttest.runtime.rank.fast_spawn import use_fast_spawn
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in, shared_fixtures
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -25,6 +25,8 @@ def serve_contained(
     channel = settle_in(spec, channel, session.config)
     adopt_orphans()
     use_cuda_freely()
+    if spec.settings.fast_spawn:
+        use_fast_spawn()
     serve_orders(spec, channel, session, lambda order: _run(spec, channel, order, session, items))
     save_coverage()
     leave(0)
@@ -39,7 +41,7 @@ def _run(
 ) -> None:
     redirect_output(session.config, Path(order.log))
     register_stacks(spec.stacks)
-    before = forked_children()
+    before = started_children()
     run_protocol(items, order)
     left = () if shared_fixtures(session) else end_new_children(before)
     flush_output()
