@@ -169,15 +169,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Where ranks run, and how many worlds fit side by side; what was asked and is not done."""
     run = config.stash[_RUN]
-    sizes = run.options.world_sizes or run.host.default_sizes()
-    backends = run.options.backend or (run.host.default_backend(),)
-    return [
-        (
-            f"disttest {__version__}: {run.devices.size if run.devices else 0} {run.host.device} slots, "
-            f"backend {', '.join(backends)}, world sizes {','.join(map(str, sizes))}"
-        ),
-        *(f"disttest: {message}" for message in run.said),
-    ]
+    slots = run.devices.size if run.devices else 0
+    sizes = ",".join(map(str, run.options.world_sizes or run.host.default_sizes()))
+    backends = ", ".join(run.options.backend or (run.host.default_backend(),))
+    where = f"{slots} {run.host.device} slots, backend {backends}, world sizes {sizes}"
+    return [f"disttest {__version__}: {where}", *(f"disttest: {message}" for message in run.said)]
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
