@@ -167,6 +167,12 @@ class TestVerdict:
         assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
         assert result.message == "ranks 2-3 of 4 on node n2 left no record: node lost: Node failure on n2"
 
+    def test_ranks_that_took_all_the_memory_are_the_tests_fault(self) -> None:
+        end = JobOutcome(state=JobState.OUT_OF_MEMORY, reason="pod p on node n2: OOMKilled", exit_code=137)
+        result = self.judged(share(0, rank(0), rank(1)), end=end)
+        assert (result.outcome, result.cause) == (Outcome.FAILED, Cause.TEST)
+        assert result.message.endswith("left no record: out of memory: pod p on node n2: OOMKilled")
+
     def test_a_single_missing_rank(self) -> None:
         result = self.judged(share(0, rank(0), rank(1)), share(1, rank(3)), end=self.END)
         assert result.message.startswith("rank 2 of 4 on node n2 left no record")

@@ -1,7 +1,7 @@
 """From the records of all nodes, and the scheduler's word on how the job ended, to one verdict for each test. Pure.
 
 A test passes only if every rank that it owes has a green record. A rank without a record is an error of the
-infrastructure, which carries the scheduler's reason. The scheduler's exit code decides nothing: ``srun`` returned 0 in
+infrastructure, which carries the scheduler's reason; of one that took all of its memory, the test's fault. The scheduler's exit code decides nothing: ``srun`` returned 0 in
 three of eight trials in which a node was killed.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import JobOutcome
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import SCHEDULER_ENDED
 from disttest.model import Cause, Frozen, Outcome, RankEnd, RankRecord, TestCase, TestResult
 from disttest.results.rulings import RankState, state_of
@@ -149,7 +149,7 @@ def _without(
     hosts: Sequence[str],
     attempt: int,
 ) -> TestResult:
-    """Some ranks left no record: the machine's fault, whatever the others say."""
+    """Some ranks left no record: the machine's fault, whatever the others say, unless they took all of its memory."""
     size = test.world.size if test.world else 0
     why = str(end) if end is not None else "their node went silent"
     message = f"{_ranks(missing)} of {size}{_where(test, missing, hosts)} left no record: {why}"
@@ -158,10 +158,11 @@ def _without(
     red = sorted((r for r in present if is_red(r)), key=by_guilt)
     culprit = red[0] if red else None
     notes = (f"rank {culprit.rank} on {culprit.node}: {culprit.message}",) if culprit else ()
+    greedy = end is not None and end.state is JobState.OUT_OF_MEMORY
     return TestResult(
         nodeid=test.nodeid,
-        outcome=Outcome.ERROR,
-        cause=Cause.INFRASTRUCTURE,
+        outcome=Outcome.FAILED if greedy else Outcome.ERROR,
+        cause=Cause.TEST if greedy else Cause.INFRASTRUCTURE,
         attempt=attempt,
         started_at_s=started_at_s,
         duration_s=duration_s,
