@@ -1,8 +1,8 @@
 """From the records of all nodes, and the scheduler's word on how the job ended, to one verdict for each test. Pure.
 
 A test passes only if every rank that it owes has a green record. A rank without a record is an error of the
-infrastructure, which carries the scheduler's reason; of one that took all of its memory, the test's fault. The scheduler's exit code decides nothing: ``srun`` returned 0 in
-three of eight trials in which a node was killed.
+infrastructure, which carries the scheduler's reason; if it took all of its job's memory, it is the test's fault. The
+scheduler's exit code decides nothing: ``srun`` returned 0 in three of eight trials in which a node was killed.
 """
 
 from __future__ import annotations
