@@ -388,15 +388,13 @@ def _or_fail(provide: Callable[[], T]) -> T:
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
     """How an attempt shows that is followed by another one."""
-    if getattr(report, "outcome", None) != RERUN:
-        return None
-    return RERUN, "R", ("RERUN", {"yellow": True})
+    is_tried_again = getattr(report, "outcome", None) == RERUN
+    return (RERUN, "R", ("RERUN", {"yellow": True})) if is_tried_again else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
     run = config.stash.get(_RUN, None)
-    if run is None or run.recorder is None:
-        return
-    write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)
+    if run is not None and run.recorder is not None:
+        write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)
