@@ -48,7 +48,7 @@ FINDINGS = {
         None,
     ),
     "slow": (
-        r"rank 1 is in test_slow at hangs.py:\d+, waiting for no other rank; rank 0 had finished",
+        r"rank 1 is in test_slow at hangs.py:\d+, not waiting for another rank; rank 0 had finished",
         1,
     ),
     "teardown": (

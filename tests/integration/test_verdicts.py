@@ -111,7 +111,7 @@ def test_a_hang_of_one_rank_names_it(ended):
 
     assert (Outcome.FAILED, 1) == (result.outcome, result.culprit)
     assert "rank 1 is in test_one_rank_finishes_other_hangs at test_verdicts.py:" in result.message
-    assert "waiting for no other rank; rank 0 had finished (timed out after 2 s)" in result.message
+    assert "not waiting for another rank; rank 0 had finished (timed out after 2 s)" in result.message
 
 
 def test_sigterm_is_followed_by_sigkill(ended):

@@ -1,4 +1,4 @@
-"""``disttest explain``: what went wrong in a stored run, told again."""
+"""``disttest explain``: what went wrong in a stored run."""
 
 from __future__ import annotations
 

@@ -319,7 +319,7 @@ def did_not_finish(when: str, *, was_running: bool) -> str:
 
 
 def fold(events: Iterable[AnyEvent]) -> RunResult:
-    """Fold a run's events into its result. What was owed and did not finish has failed, with the reason.
+    """Fold a run's events into its result. A test that was to run and did not finish has failed, with the reason.
 
     A journal that lacks its first event (cut, or mixed) still folds: unknown facts are empty.
     """

@@ -199,7 +199,7 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
-    return Finding(f"{_all_whereabouts(hung)}, waiting for no other rank{rest}", _only(hung))
+    return Finding(f"{_all_whereabouts(hung)}, not waiting for another rank{rest}", _only(hung))
 
 
 def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:

@@ -91,10 +91,10 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
     if record.message in (MET_DEADLOCK, IN_DEADLOCK):
         return record.message
     if record.end is RankEnd.KILLED:
-        why = "still ran at the deadline" if record.hung else "was still running"
         if record.outcome is not None and record.outcome.is_bad:
             return f"failed in {record.phase}{after}: {record.message}; it did not finish and was ended"
-        return f"{why} in {record.phase}, ended by disttest"
+        when = " at the deadline" if record.hung else ""
+        return f"was still running in {record.phase}{when}, ended by disttest"
     if record.has_died and not record.has_failed:
         return f"{record.message}{after and f' ({after.strip()})'}"
     if record.outcome is None:

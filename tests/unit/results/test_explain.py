@@ -146,12 +146,12 @@ CASES = {
     ),
     "stopped, and nobody waits": (
         [hung(0, stacks="Process state: stopped (SIGSTOP, or a debugger)"), finished(1)],
-        "rank 0 is stopped (SIGSTOP, or a debugger), in call, waiting for no other rank; rank 1 had finished",
+        "rank 0 is stopped (SIGSTOP, or a debugger), in call, not waiting for another rank; rank 1 had finished",
         0,
     ),
     "slow in Python": (
         [hung(0, DONE, stacks=SLEEPS), finished(1, DONE)],
-        "rank 0 is in nap at test_step.py:39, waiting for no other rank; rank 1 had finished",
+        "rank 0 is in nap at test_step.py:39, not waiting for another rank; rank 1 had finished",
         0,
     ),
 }
