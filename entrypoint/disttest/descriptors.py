@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _HIGH = 200
 
@@ -38,3 +41,47 @@ def memory_file(name: str) -> int:
         return high_copy(low)
     finally:
         os.close(low)
+
+
+def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors of another process the numbers that they had there; this process keeps no others.
+
+    Args:
+        received: the descriptors, in any place.
+        numbers: one for each. Standard ones that are missing are closed, as they were there.
+    """
+    above = max(_HIGH, *numbers, *received) + 1
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if fd not in copies:
+            _close(fd)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
+
+
+def new_streams() -> None:
+    """Make the standard streams anew, as the interpreter does when it starts: what they lead to has changed."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = _stream(fd, mode, getattr(sys, f"__{name}__"))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _stream(fd: int, mode: str, before: Any) -> Any:
+    """A stream with the encoding that the interpreter has chosen; None for a descriptor that is closed."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return None
+    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
+    stream: Any = open(fd, mode, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - it stays
+    stream.reconfigure(line_buffering=fd == 2 or (fd == 1 and os.isatty(fd)))
+    return stream
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:  # that of the look itself
+        return

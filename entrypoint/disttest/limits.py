@@ -202,6 +202,17 @@ PIPE_DRAIN_S = 1.0
 PORT_PAUSE_S = 1.0
 """Between two looks for a free port of a range."""
 
+# --- a resident parent
+
+RESIDENT_IDLE_S = 15 * 60.0
+"""It ends after that long without a run: its memory is worth a second of the next run only while somebody works."""
+RESIDENT_REQUEST_S = 10.0
+"""From a connection to what is asked."""
+RESIDENT_ANSWER_S = 30.0
+"""From what is asked to the first word, milliseconds on a machine with time; then the command runs by itself."""
+RESIDENT_START_S = WORLD_START_S
+"""The same of a parent that has torch to import first."""
+
 # --- containers
 
 CONTAINER_KILL_S = 30.0

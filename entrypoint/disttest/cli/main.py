@@ -38,6 +38,8 @@ from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
 from disttest.cli.replay import replay
 from disttest.cli.report import report, trend
+from disttest.cli.resident import resident as resident_command
+from disttest.cli.resident import run_by_fork, wants_resident
 from disttest.cli.selection import take_selection
 from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.limits import DEADLINE_MARGIN_S
@@ -47,7 +49,9 @@ from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RESIDENT
 from disttest.options.run import RunOptions, by_command, given_options, resolve_options
+from disttest.options.values import emulated_gpus
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets, suite_names
@@ -109,10 +113,14 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     from disttest.runtime.guard.listing import ask_pytest
 
     signals, setup = hold_signals(), flags.pop("setup")
+    project = read_project_settings(targets)
+    resident = wants_resident(flags.pop(RESIDENT.field), project, environment())
     selection = take_selection(flags)
-    flags = selection.with_repeats(read_project_settings(targets).fill(flags))
+    flags = selection.with_repeats(project.fill(flags))
     cluster = take_cluster(flags, selection.grant)
     options, asked = resolve_options(flags), given_options(flags)
+    if resident:
+        _let_fork_run(options, setup, cluster.launcher)
     flags = by_command(flags)
     if options.spmd and cluster.launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
@@ -190,6 +198,19 @@ def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, 
     drain_streams(until_s=until_s, wake=signals.fileno())
     late = cancelled_late()
     _leave(code if late is None else conclude(Facts(signal=late)).exit_code)
+
+
+def _let_fork_run(options: RunOptions, setup: Path | None, launcher: str) -> None:
+    """Have a fork of the resident parent run this command, and end with it; come back where it has to run by itself."""
+    from disttest.runtime.guard.guard import hold_signals
+
+    needs_new = {
+        "--setup": setup,
+        "--launcher": launcher,
+        f"--device {options.device}": emulated_gpus(options.device),
+    }
+    if (code := run_by_fork(options, needs_new, signals=hold_signals(), tell=_warn)) is not None:
+        _leave(code)
 
 
 def _set_up(
@@ -327,6 +348,7 @@ _SHOWING = frozenset(
         "config",
         "completion",
         "man",
+        "resident",
         "-h",
         "--help",
         "--version",
@@ -351,6 +373,7 @@ command.add_command(explain)
 command.add_command(diverge)
 command.add_command(replay)
 command.add_command(report)
+command.add_command(resident_command)
 command.add_command(trend)
 command.add_command(config)
 command.add_command(init)

@@ -30,10 +30,17 @@ class ProcessIdentity(Frozen):
 
 def this_process() -> ProcessIdentity:
     """The process that asks."""
+    return identity_of(os.getpid())
+
+
+def identity_of(pid: int) -> ProcessIdentity:
+    """A process of this PID namespace.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
     namespace = str(Path("/proc/self/ns/pid").readlink())
-    return ProcessIdentity(
-        boot=read_boot_id(), namespace=namespace, pid=os.getpid(), started=started_at(os.getpid())
-    )
+    return ProcessIdentity(boot=read_boot_id(), namespace=namespace, pid=pid, started=started_at(pid))
 
 
 def is_running(pid: int, started: int) -> bool:
@@ -70,6 +77,15 @@ def started_at(pid: int) -> int:
         ProcessLookupError: it is gone.
     """
     return int(stat_of(pid)[19])  # the 22nd field of all
+
+
+def first_environment() -> tuple[int, int]:
+    """Where the environment that this process was started with lies in its memory: its address and its size in bytes.
+
+    The kernel shows it to others, in forks of this process too.
+    """
+    start, end = map(int, stat_of(os.getpid())[47:49])  # the 50th and 51st field of all
+    return start, end - start
 
 
 def age_of(pid: int) -> float:

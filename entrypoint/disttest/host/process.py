@@ -218,6 +218,16 @@ def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group
     return _run_and_leave(main, new_session=new_session, new_group=new_group)
 
 
+def fork_here() -> Child | None:
+    """Fork; None in the child, a session leader which goes on from here and has to leave by itself."""
+    flush_output()
+    pid = os.fork()  # noqa: TID251
+    if pid:
+        return Child(pid)
+    os.setsid()
+    return None
+
+
 def _run_and_leave(main: Callable[[], None], *, new_session: bool, new_group: bool) -> NoReturn:
     code = INTERNAL_FAILURE
     try:
@@ -249,6 +259,7 @@ def flush_output() -> None:
 def spawn_child(
     argv: Sequence[str],
     *,
+    environ: Mapping[str, str] | None = None,
     extra_env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     stdout: int | None = None,
@@ -261,7 +272,8 @@ def spawn_child(
 
     Args:
         argv: its command line.
-        extra_env: what its environment has beside ours.
+        environ: its environment, ours unless given.
+        extra_env: what its environment has beside that.
         pass_fds: descriptors that it inherits.
         stdout: a descriptor for what it prints, its errors too unless ``stderr`` is given; it reads nothing then.
         stderr: a descriptor for its errors.
@@ -271,7 +283,7 @@ def spawn_child(
     """
     process = subprocess.Popen(
         list(argv),
-        env={**os.environ, **(extra_env or {})},  # noqa: TID251  # handed on as it is
+        env={**(os.environ if environ is None else environ), **(extra_env or {})},  # noqa: TID251  # handed on
         stdin=None if stdout is None or keep_stdin else subprocess.DEVNULL,
         stdout=stdout,
         stderr=stdout if stderr is None else stderr,

@@ -247,7 +247,17 @@ CHAOS_OPTIONS = (
     _chaos("delay", SECONDS, "How late a rank is that comes late.", default=CHAOS_DELAY_S, inputs=()),
 )
 
+RESIDENT = _run(
+    "resident",
+    SWITCH,
+    "Fork the run from a process that has imported torch already, and stays for the next one.",
+    default=False,
+    has_variable=True,
+    inputs=(),
+)
+
 OTHER_OPTIONS = (
+    RESIDENT,
     rows_of("run", "chaos")(
         "progress",
         one_of(AUTO, "live", "lines", "pytest"),

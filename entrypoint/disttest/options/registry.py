@@ -12,6 +12,7 @@ from disttest.options.command_rows import (
     MERGE_OPTIONS,
     OTHER_OPTIONS,
     PLAN_OPTIONS,
+    RESIDENT,
 )
 from disttest.options.option import Option
 from disttest.options.run_rows import (
@@ -32,6 +33,7 @@ __all__ = [
     "OPTIONS",
     "PLAN_OPTIONS",
     "PLUGIN_SWITCHES",
+    "RESIDENT",
     "RUN_OPTIONS",
     "SELECTION_OPTIONS",
     "default_of",
@@ -63,7 +65,7 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 _COMMON = (
     *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "isolation", "retries"),
-    *("host", "contain", "progress"),
+    *("host", "contain", "progress", "resident"),
 )
 """What most users of ``disttest run`` ever give."""
 

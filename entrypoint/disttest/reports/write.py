@@ -61,10 +61,12 @@ REPORTERS: Mapping[str, tuple[str, Write]] = {
 
 
 def load_reporters() -> None:
-    """Import what writing will need, for those who have a moment now and none at the end of the run."""
-    import disttest.reports.html
+    """Load what writing will need, for those who have a moment now and none at the end of the run."""
     import disttest.reports.junit
     import disttest.reports.summary  # noqa: F401
+    from disttest.reports.html.render import load_template
+
+    load_template()
 
 
 def write_reports(

@@ -43,7 +43,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
     page = choose_tests(run)
     index = {test.test.nodeid: number for number, test in enumerate(page.tests)}
     return (
-        _template()
+        load_template()
         .render(
             run=run,
             command=shlex.join(run.argv),
@@ -83,7 +83,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
 
 
 @cache
-def _template() -> jinja2.Template:
+def load_template() -> jinja2.Template:
+    """Compile the page's template, which takes most of the time of a small page."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

@@ -27,12 +27,11 @@ _MOST_BLOCKS = 16
 """Read at a time, so that a flood does not keep us from everything else."""
 
 
-class Streams(TypedDict, total=False):
-    """The child's streams, as :func:`disttest.host.process.spawn_child` takes them."""
+class Outputs(TypedDict, total=False):
+    """Where the child prints, unless it prints where we do."""
 
     stdout: int
     stderr: int
-    keep_stdin: bool
 
 
 class Watch:
@@ -56,13 +55,13 @@ class Watch:
         self._session_ended = False
         self._outputs: list[_Output] = []
 
-    def streams(self) -> Streams:
+    def outputs(self) -> Outputs:
         """Where the next child is to print to; afterwards call :meth:`child_started`."""
         if self._view is None:
             return {}
         self._session_ended = False
         self._outputs = output, errors = [_Output(error=False), _Output(error=True)]
-        return {"stdout": output.writer, "stderr": errors.writer, "keep_stdin": True}
+        return {"stdout": output.writer, "stderr": errors.writer}
 
     def child_started(self, poller: select.poll) -> None:
         """The child has its ends of the pipes: have ``poller`` wake us for what comes out of them."""

@@ -46,6 +46,7 @@ from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.relay import hide_what_was_learned
 from disttest.runtime.guard.follow import Watch
 from disttest.runtime.guard.keeper import Keeper
+from disttest.runtime.guard.standby import take_standby
 from disttest.runtime.messages.leaving import LeaveBoard
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -225,8 +226,15 @@ def _start(
     # Plugins that are loaded before ours may import numpy or torch.
     argv.append(f"--disttest-threads={asked_threads()}")
     extra_env = hash_seed(seed) | keeper.environment | single_threaded()
+    if (standby := take_standby()) is not None:
+        return standby.start(argv, extra_env=extra_env, pass_fds=list(fds.values()), **watch.outputs())
     return spawn_child(
-        argv, new_session=True, pass_fds=list(fds.values()), extra_env=extra_env, **watch.streams()
+        argv,
+        new_session=True,
+        pass_fds=list(fds.values()),
+        extra_env=extra_env,
+        keep_stdin=True,
+        **watch.outputs(),
     )
 
 

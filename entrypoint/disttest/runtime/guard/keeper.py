@@ -17,7 +17,9 @@ from pathlib import Path
 from disttest.host.process import Child, end_all, fork_child, send_signal
 from disttest.limits import KEEPER_ORDERLY_S, KEEPER_POLL_S, KILL_S
 
-_VARIABLE = "_DISTTEST_RUN"
+MARK_VARIABLE = "_DISTTEST_RUN"
+NO_MARK = "0" * 32
+"""As long as a mark: what a process is started with that will be marked later."""
 
 
 class Keeper:
@@ -43,11 +45,11 @@ class Keeper:
     @property
     def environment(self) -> dict[str, str]:
         """What marks the processes of the run."""
-        return {_VARIABLE: self._token}
+        return {MARK_VARIABLE: self._token}
 
     @property
     def _mark(self) -> bytes:
-        return f"{_VARIABLE}={self._token}".encode()
+        return f"{MARK_VARIABLE}={self._token}".encode()
 
     def dismiss(self) -> None:
         """The run has ended in order."""

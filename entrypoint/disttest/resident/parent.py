@@ -1,0 +1,224 @@
+"""The resident parent: imports torch, pytest and the plugin, then forks a command for each connection.
+
+A fork listens to the connection, compares, and becomes the command; the pytest process of its run is forked beside it. So
+whatever happens to the parent later, a run that has begun goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from disttest.descriptors import high_copy, new_streams, take_descriptors
+from disttest.host.compute_threads import import_single_threaded
+from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.process import Child, Exit, fork_here, leave
+from disttest.limits import RESIDENT_REQUEST_S
+from disttest.options.environment import environment
+from disttest.reports.write import load_reporters
+from disttest.resident.endpoint import Endpoint
+from disttest.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
+from disttest.resident.messages import (
+    Ask,
+    Ended,
+    Refused,
+    Run,
+    Started,
+    Status,
+    receive_request,
+    send_answer,
+)
+from disttest.runtime.guard.standby import become, stand_by
+
+_PRELOADED = ("torch", "torch.distributed", "pytest", "disttest.plugin", "disttest.cli.main")
+_NO_RUN = 75
+"""Exit code of a fork that has run nothing (EX_TEMPFAIL of sysexits.h)."""
+
+
+class Parent:
+    """The process, and what its forks tell of it."""
+
+    def __init__(self, endpoint: Endpoint, listener: socket.socket, *, idle_s: float, folder: Path) -> None:
+        self._endpoint = endpoint
+        self._listener = listener
+        self._idle_s = idle_s
+        self._children: list[Child] = []
+        self._runs = 0
+        self._started_s = time.monotonic()
+        self.folder = folder
+        self.variables = variables_that_matter(environment())
+        self.unfit = _import_all(folder)
+        self.loaded = Loaded()
+
+    def serve(self) -> socket.socket | None:
+        """Fork for each connection; the fork comes back with it. None: the time has come to end."""
+        while True:
+            ready = self._wait()
+            self._reap()
+            if self._listener.fileno() in ready:
+                connection, _ = self._listener.accept()
+                child = fork_here()
+                if child is None:
+                    self._listener.close()
+                    return connection
+                connection.close()
+                self._children.append(child)
+                self._runs += 1
+            elif not ready and not self._children and self._retires():
+                return None
+
+    def _wait(self) -> set[int]:
+        poller = select.poll()
+        for fd in (self._listener.fileno(), *(child.fileno() for child in self._children)):
+            poller.register(fd, select.POLLIN)
+        return {fd for fd, _ in poller.poll(self._idle_s * 1000)}
+
+    def _reap(self) -> None:
+        ended = [child for child in self._children if child.poll() is not None]
+        self._children = [child for child in self._children if child not in ended]
+        for child in ended:
+            self._runs -= child.poll() == Exit(code=_NO_RUN)
+            child.close()
+
+    def _retires(self) -> bool:
+        """Leave the endpoint, unless somebody has knocked meanwhile."""
+        with self._endpoint.locked():
+            if select.select([self._listener], [], [], 0)[0]:
+                return False
+            self._endpoint.remove()
+            return True
+
+    def status(self) -> Status:
+        """What a fork tells of it."""
+        return Status(
+            folder=str(self.folder),
+            runs=self._runs,
+            age_s=time.monotonic() - self._started_s,
+            idle_s=self._idle_s,
+        )
+
+    def unfit_for(self, run: Run) -> str:
+        """Why this run needs a new parent; empty where it does not."""
+        if self.unfit:
+            return self.unfit
+        if run.executable != sys.executable:
+            return f"the interpreter is another one: {run.executable}"
+        if names := differing(self.variables, run.variables):
+            return f"{', '.join(names)} in the environment changed"
+        changed = self.loaded.changed()
+        return f"{changed} changed" if changed else ""
+
+
+def _import_all(folder: Path) -> str:
+    """Import what runs begin with; why the process must not be forked then, empty where it may."""
+    undo = [import_single_threaded(), check_by_nvml()]
+    watch_cuda(lambda _: None)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    load_reporters()
+    hazard = fork_hazard(on_gpus=True)
+    unwatch_cuda()
+    for each in undo:
+        each()
+    gc.freeze()
+    if hazard:
+        return f"importing torch and pytest leaves no process that can be forked: {hazard}"
+    package = Path(__file__).parents[1]
+    foreign = foreign_modules(folder, [package, *map(Path, {sys.prefix, sys.base_prefix})])
+    return f"modules of {folder} would be kept in it: {', '.join(foreign)}" if foreign else ""
+
+
+# --- in a fork
+
+
+def _listen(parent: Parent, connection: socket.socket) -> tuple[Run, list[int]] | None:
+    """Do what is asked; come back with a command that is to be run, if there is one."""
+    connection.settimeout(RESIDENT_REQUEST_S)
+    with contextlib.suppress(OSError):  # whoever it was is gone, or says nothing
+        asked = receive_request(connection) if _peer(connection) == os.getuid() else None
+        match asked:
+            case (Run() as run, descriptors):
+                if not (reason := parent.unfit_for(run)):
+                    return run, descriptors
+                send_answer(connection, Refused(reason=reason))
+            case (Ask(), _):
+                send_answer(connection, parent.status())
+    return None
+
+
+def _peer(connection: socket.socket) -> int:
+    """The user of the process at the other end."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", told)[1])
+
+
+def _be_command(connection: socket.socket, run: Run, descriptors: Sequence[int]) -> NoReturn:
+    """Be the command: its descriptors, environment and arguments, and its end if it ends."""
+    line = high_copy(connection.fileno())
+    numbers = [*run.descriptors, line]
+    connection.close()
+    take_descriptors([*descriptors, line], numbers)
+    connection = socket.socket(fileno=line)
+    connection.set_inheritable(False)
+    new_streams()
+    become(run.environ, run.folder)
+    stand_by(connection)
+    _end_with(connection)
+    send_answer(connection, Started(), [os.pidfd_open(os.getpid())])
+    code = _run_command(run.argv)
+    with contextlib.suppress(OSError):
+        send_answer(connection, Ended(code=code))
+    leave(0)
+
+
+def _end_with(connection: socket.socket) -> None:
+    """Have the kernel send SIGHUP when the process at the other end is gone, as when a terminal is."""
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGHUP)
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _run_command(argv: Sequence[str]) -> int:
+    sys.argv = ["disttest", *argv]
+    try:
+        sys.modules["disttest.cli.main"].main(argv)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does at the end of a program
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be the parent at a endpoint, for a folder; come back at its end."""
+    folder_of_sockets, name, listener_fd, idle_s, folder = arguments
+    endpoint = Endpoint(folder=Path(folder_of_sockets), name=name)
+    parent = Parent(
+        endpoint, socket.socket(fileno=int(listener_fd)), idle_s=float(idle_s), folder=Path(folder)
+    )
+    connection = parent.serve()
+    if connection is None:
+        return
+    asked = _listen(parent, connection)
+    if asked is None:
+        leave(_NO_RUN)
+    _be_command(connection, *asked)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,161 @@
+"""A pytest process that was forked ahead of its run, with torch imported, and waits to be told what to do.
+
+    guard --(Orders; its output and the descriptors that it inherits)--> pytest process
+
+For the guard it is a child like one that it has started anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from disttest.descriptors import memory_file, new_streams, take_descriptors
+from disttest.host.loaded import loaded
+from disttest.host.proc import first_environment
+from disttest.host.process import Child, fork_here, leave
+from disttest.model import Frozen
+from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
+
+_PYTEST = ("-m", "pytest")
+_MOST_DESCRIPTORS = 253
+"""With one message; SCM_MAX_FD of the kernel."""
+
+
+class Orders(Frozen):
+    """What a pytest process is to be."""
+
+    arguments: tuple[str, ...]
+    environ: dict[str, str]
+    directory: str
+    numbers: tuple[int, ...]
+    """Of its descriptors."""
+
+
+class Standby:
+    """The guard's hold on it; it ends with the command, if it was never told anything."""
+
+    def __init__(self, child: Child, line: socket.socket) -> None:
+        self._child = child
+        self._line = line
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        extra_env: Mapping[str, str],
+        pass_fds: Sequence[int],
+        stdout: int = 1,
+        stderr: int = 2,
+    ) -> Child:
+        """Have it run pytest.
+
+        Args:
+            argv: the command line of a pytest process that would be started anew.
+            extra_env: what its environment has beside ours.
+            pass_fds: descriptors that it inherits.
+            stdout: its standard output.
+            stderr: its standard error.
+        """
+        numbers = (0, 1, 2, *pass_fds)
+        fds = (0, stdout, stderr, *pass_fds)
+        found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if _is_open(fd)]
+        orders = Orders(
+            arguments=tuple(argv[argv.index(_PYTEST[0]) + len(_PYTEST) :]),
+            environ={**os.environ, **extra_env},  # noqa: TID251  # handed on as it is
+            directory=str(Path.cwd()),
+            numbers=tuple(number for number, _ in found),
+        )
+        body = memory_file("disttest-orders")
+        os.write(body, msgspec.json.encode(orders))
+        socket.send_fds(self._line, [b"orders"], [body, *(fd for _, fd in found)])
+        os.close(body)
+        self._line.close()
+        return self._child
+
+
+_standing_by: list[Standby] = []
+
+
+def stand_by(connection: socket.socket) -> None:
+    """Fork a pytest process that waits for :func:`take_standby`; this process goes on as the command.
+
+    Args:
+        connection: of the command, to whoever waits for it; the pytest process has no part in it.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = fork_here()
+    if child is None:
+        ours.close()
+        connection.close()
+        _run_pytest(theirs)
+    theirs.close()
+    _standing_by.append(Standby(child, ours))
+
+
+def is_standing_by() -> bool:
+    """Whether this process is a command that was forked from a resident parent, and has not begun its run."""
+    return bool(_standing_by)
+
+
+def take_standby() -> Standby | None:
+    """The process that stands by, once; None where there is none (any more)."""
+    return _standing_by.pop() if _standing_by else None
+
+
+# --- in the pytest process
+
+
+def _run_pytest(line: socket.socket) -> NoReturn:
+    """Wait for orders, and be ``python -m pytest``, down to the end of its interpreter."""
+    message, received, _, _ = socket.recv_fds(line, 64, _MOST_DESCRIPTORS)
+    line.close()
+    if not message:
+        leave(0)
+    body, *descriptors = received
+    orders = msgspec.json.decode(Path(f"/proc/self/fd/{body}").read_bytes(), type=Orders)
+    take_descriptors(descriptors, orders.numbers)
+    new_streams()
+    become(orders.environ, orders.directory)
+    _carry_mark(orders.environ[MARK_VARIABLE])
+    if (numpy := loaded("numpy")) is not None:
+        numpy.random.seed()  # a new process has drawn its own; Python's own generator sees to that by itself
+    sys.argv = ["", *orders.arguments]
+    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    sys.exit(0)  # noqa: TID251
+
+
+def become(environ: Mapping[str, str], directory: str) -> None:
+    """Have the environment and the directory of another process."""
+    os.environ.clear()  # noqa: TID251
+    os.environ.update(environ)  # noqa: TID251
+    os.chdir(directory)
+
+
+def _carry_mark(mark: str) -> None:
+    """Show the mark in the environment that the kernel tells of this process and its forks, as if started with it.
+
+    Raises:
+        RuntimeError: the process from which this one was forked left no room for it.
+    """
+    address, size = first_environment()
+    place = ctypes.string_at(address, size).find(f"{MARK_VARIABLE}={NO_MARK}".encode())
+    if place < 0 or len(mark) != len(NO_MARK):
+        raise RuntimeError("there is no room for the mark of the run")
+    ctypes.memmove(address + place + len(MARK_VARIABLE) + 1, mark.encode(), len(mark))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

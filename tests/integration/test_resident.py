@@ -1,0 +1,477 @@
+"""Runs that are forks of a resident parent: the same as others, and never a trap."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from lab import Ended, Lab
+from resident import ResidentLab, resident_lab, wait_until
+from terminal import Terminal
+
+import disttest.resident.client as client_module
+from disttest.host.proc import is_alive
+
+__all__ = ["resident_lab"]
+
+SUITE = """
+    import os, sys, warnings
+    import numpy, pytest, torch
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("number", range(2))
+    def test_good(world, number):
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        torch.testing.assert_close(total, torch.full((3,), 2.0))
+
+    @pytest.mark.world_size(2)
+    def test_bad(world):
+        print("said by a rank")
+        assert world.rank == 0, "not on rank 1"
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.xfail(strict=True)
+    def test_expected(world):
+        assert False
+
+    def test_skipped():
+        pytest.skip("for a reason")
+
+    def test_process():
+        warnings.warn("take care")
+        assert sys.modules["__main__"].__spec__.name == "pytest.__main__"
+        assert os.getsid(0) == os.getpid() and os.getcwd() in sys.path
+        assert not sys.stdin.isatty() and "DISTTEST_OWN" not in os.environ
+"""
+WAITS = """
+    import os, pathlib, time, pytest
+
+    @pytest.mark.world_size(2)
+    def test_waits(world):
+        pathlib.Path(f"up{world.rank}").write_text(str(os.getpid()))
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+"""
+ONE = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_one(world):
+        pass
+"""
+NEW = "disttest: starting a resident parent"
+REPLACED = "disttest: a new resident parent: "
+WITHOUT = "this run goes without"
+
+
+def run(lab: Lab, *arguments: str, **environ: str) -> Ended:
+    return lab.run("run", "--resident", *arguments, **environ)
+
+
+def waiting_run(lab: Lab, wrapper: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A run whose ranks wait for a file ``go``."""
+    process = lab.write(test_waits=WAITS).start("run", "--resident", "test_waits.py", wrapper=wrapper)
+    wait_until(lambda: all((lab.folder / f"up{rank}").exists() for rank in range(2)))
+    return process
+
+
+# --- the same run
+
+
+PASSING = re.compile(r"0x[0-9a-f]+|\bpid \d+|\d+(\.\d+)? m?s\b|:\d{4,5}\b|/tmp/\S+|\d\d:\d\d:\d\d\S*|\d{3,}")
+
+
+def without_what_passes(value):
+    """What the results say, without times, pids, addresses and endpoints."""
+    if isinstance(value, dict):
+        return {key: without_what_passes(each) for key, each in value.items() if key != "pid"}
+    if isinstance(value, list):
+        return [without_what_passes(each) for each in value]
+    if isinstance(value, str):
+        return PASSING.sub("…", value)
+    return 0 if isinstance(value, float) else value
+
+
+def told(ended: Ended) -> dict:
+    found = json.loads((ended.results / "results.json").read_text())
+    run_only = {
+        key: found[key] for key in found if key not in ("argv", "invocation", "run_id", "cost", "attempts")
+    }
+    return without_what_passes(run_only)
+
+
+def test_the_results_are_those_of_a_run_without_it(resident_lab: ResidentLab):
+    resident_lab.write(test_suite=SUITE, test_broken="import no_such_module")
+    patient = (".", "--grace", "60")  # or a slow machine has ranks killed that were about to report
+    plain = resident_lab.run("run", *patient, "--results", "plain")
+    forked = [run(resident_lab, *patient, "--results", f"forked{number}") for number in range(2)]
+    plain = Ended(plain.exit_code, plain.output, resident_lab.folder / "plain")
+    for number, each in enumerate(forked):
+        ended = Ended(each.exit_code, each.output, resident_lab.folder / f"forked{number}")
+        assert ended.exit_code == plain.exit_code
+        assert told(ended)["tests"]
+        assert told(ended) == told(plain)
+        assert sorted(p.name for p in ended.results.iterdir()) == sorted(
+            p.name for p in plain.results.iterdir()
+        )
+    assert forked[0].output.startswith(NEW) and "resident" not in forked[1].output
+
+
+def test_each_run_sees_what_was_saved(resident_lab: ResidentLab):
+    resident_lab.write(
+        test_one=ONE + "        import helper\n        assert helper.VALUE\n", helper="VALUE = 1"
+    )
+    assert run(resident_lab, ".").exit_code == 0
+    resident_lab.write(helper="VALUE = 0 # longer")
+    assert run(resident_lab, ".").exit_code == 1
+    resident_lab.write(test_one=ONE)
+    again = run(resident_lab, ".")
+    assert again.exit_code == 0 and "resident" not in again.output
+
+
+@pytest.mark.parametrize("arguments", [("no_such.py",), (".", "--timeout", "never"), (".", "-k", "nothing")])
+def test_exit_codes_and_messages_are_those_of_the_command(
+    resident_lab: ResidentLab, arguments: tuple[str, ...]
+):
+    resident_lab.write(test_one=ONE)
+    plain, forked = resident_lab.run("run", *arguments), run(resident_lab, *arguments)
+    assert forked.exit_code == plain.exit_code != 0
+    said = [line for line in forked.output.splitlines() if not line.startswith(NEW)]
+    assert without_what_passes(said) == without_what_passes(plain.output.splitlines())
+
+
+# --- never a trap
+
+
+def test_another_environment_means_a_new_parent(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    first = resident_lab.parents
+    passing = run(resident_lab, ".", TERM="xterm", SSH_TTY="/dev/pts/9", DISTTEST_TIMEOUT="99", COLUMNS="150")
+    assert "resident" not in passing.output and resident_lab.parents == first
+    other = run(resident_lab, ".", SOME_SECRET="value", OTHER="2")
+    assert f"{REPLACED}OTHER, SOME_SECRET in the environment changed" in other.output
+    assert "value" not in other.output
+    assert resident_lab.parents != first
+    assert (
+        f"{REPLACED}PYTHONHASHSEED in the environment changed"
+        in run(resident_lab, ".", "--seed", "5", SOME_SECRET="value", OTHER="2").output
+    )
+
+
+def test_a_secret_does_not_stay_in_it(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".", "--mask", "hunter-two", DISTTEST_MASK="hunter-three")
+    environ = Path(f"/proc/{resident_lab.parent.pid}/environ").read_bytes()
+    assert b"hunter" not in environ
+    assert b"hunter" not in Path(f"/proc/{resident_lab.parent.pid}/cmdline").read_bytes()
+
+
+def test_a_changed_file_means_a_new_parent(resident_lab: ResidentLab):
+    packages = resident_lab.folder / "packages"
+    packages.mkdir()
+    (packages / "sitecustomize.py").write_text("# first\n")
+    where = {"PYTHONPATH": os.pathsep.join([str(packages), resident_lab.environ["PYTHONPATH"]])}
+    resident_lab.write(test_one=ONE)
+    started = run(resident_lab, ".", **where)
+    assert (
+        f"{WITHOUT} a resident parent: modules of {resident_lab.folder} would be kept in it" in started.output
+    )
+    assert started.exit_code == 0
+
+
+def test_what_cannot_be_forked_is_said(resident_lab: ResidentLab, tmp_path_factory: pytest.TempPathFactory):
+    packages = tmp_path_factory.mktemp("packages")
+    where = {"PYTHONPATH": os.pathsep.join([str(packages), resident_lab.environ["PYTHONPATH"]])}
+    (packages / "sitecustomize.py").write_text("VALUE = 1\n")
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".", **where)
+    (packages / "sitecustomize.py").write_text(
+        "import sys, threading\n"
+        "if sys.argv[0] == '-m' and 'disttest.resident.parent' in sys.orig_argv:\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (packages / "msgspec").mkdir()
+    changed = run(resident_lab, ".", **where)
+    assert f"{REPLACED}{packages}/sitecustomize.py changed" in changed.output
+    assert (
+        f"{WITHOUT} a resident parent: importing torch and pytest leaves no process that can be forked: 1 thread"
+        in (changed.output)
+    )
+    assert changed.exit_code == 0
+
+
+def test_another_interpreter_means_a_new_parent(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    other = resident_lab.folder / "python"
+    other.symlink_to(sys.executable)
+    resident_lab.python = str(other)
+    assert f"{REPLACED}the interpreter is another one: {other}" in run(resident_lab, ".").output
+
+
+def test_its_folder_is_private_and_takes_its_own_user_only(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    (endpoint,) = resident_lab.endpoints
+    assert endpoint.folder.stat().st_mode & 0o777 == 0o700
+    if os.getuid() == 0:
+        resident_lab.runtime.chmod(0o755)
+        endpoint.folder.chmod(0o755)
+        endpoint.socket.chmod(0o777)
+        ask = (
+            "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+            "s.connect(sys.argv[1]); s.settimeout(20); print(s.recv(9))"
+        )
+        stranger = subprocess.run(
+            ["/usr/bin/env", "python3", "-c", ask, endpoint.socket],
+            user=65534,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert stranger.stdout == "b''\n"
+    endpoint.folder.chmod(0o755)
+    refused = run(resident_lab, ".")
+    assert refused.exit_code == 4 and "with mode 0700: remove it, or set XDG_RUNTIME_DIR" in refused.output
+    endpoint.folder.chmod(0o700)
+
+
+def test_a_killed_parent_costs_one_slower_run(resident_lab: ResidentLab):
+    process = waiting_run(resident_lab)
+    resident_lab.parent.kill()
+    (resident_lab.folder / "go").touch()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "1 passed" in output
+    again = run(resident_lab, ".")
+    assert again.exit_code == 0 and NEW in again.output
+
+
+def test_a_stopped_parent_is_replaced(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    stopped = resident_lab.parent
+    stopped.suspend()
+    replaced = run(resident_lab, ".")
+    assert replaced.exit_code == 0
+    assert f"{REPLACED}pid {stopped.pid} was stopped" in replaced.output
+    (again,) = resident_lab.parents
+    assert again != stopped.pid
+    wait_until(lambda: not is_alive(stopped.pid))
+    psutil.Process(again).suspend()
+    assert resident_lab.run("resident", "stop").output == f"ended pid {again}\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_run(resident_lab: ResidentLab, signum: signal.Signals):
+    process = waiting_run(resident_lab)
+    ranks = [int((resident_lab.folder / f"up{rank}").read_text()) for rank in range(2)]
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 128 + signum
+    assert "cancelled" in (resident_lab.folder / "results" / "results.json").read_text(), output
+    wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+def test_the_run_ends_with_its_command(resident_lab: ResidentLab):
+    process = waiting_run(resident_lab)
+    ranks = [int((resident_lab.folder / f"up{rank}").read_text()) for rank in range(2)]
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    wait_until((resident_lab.folder / "results" / "results.json").exists)
+
+
+def test_what_is_left_when_all_of_a_run_is_killed_is_ended(resident_lab: ResidentLab):
+    process = waiting_run(resident_lab)
+    ranks = [int((resident_lab.folder / f"up{rank}").read_text()) for rank in range(2)]
+    (command,) = resident_lab.parent.children()
+    for each in [command, *command.children(recursive=False)]:
+        if each.pid not in ranks and len(each.children()) > 0:
+            each.kill()  # not the keeper, which has no children
+    assert process.wait(240) == 128 + signal.SIGKILL
+    wait_until(lambda: not any(map(is_alive, ranks)))
+
+
+def test_ctrl_z_stops_the_run_and_fg_has_it_go_on(resident_lab: ResidentLab):
+    process = waiting_run(resident_lab)
+    (command,) = resident_lab.parent.children()
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: command.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    process.send_signal(signal.SIGCONT)
+    (resident_lab.folder / "go").touch()
+    process.communicate(timeout=240)
+    assert process.returncode == 0
+
+
+def test_two_terminals_at_once_share_one_parent(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    commands = [
+        resident_lab.start("run", "--resident", ".", "--results", f"r{number}") for number in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in commands]
+    assert [process.returncode for process in commands] == [0, 0], outputs
+    assert sum(NEW in output for output in outputs) == 1
+    assert len(resident_lab.parents) == 1
+    assert "2 runs" in resident_lab.run("resident", "status").output
+
+
+def test_other_limits_have_another_parent(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    assert NEW in resident_lab.run("run", "--resident", ".", wrapper=("nice", "-n", "1")).output
+    assert len(resident_lab.parents) == 2
+    assert resident_lab.run("resident", "stop").output.count("ended pid") == 2
+    assert resident_lab.run("resident", "status").output == "no resident parent\n"
+
+
+# --- at a terminal
+
+ASKS = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_bad(world):
+        found = world.rank + 40
+        assert world.rank != 1
+"""
+
+
+def test_the_terminal_and_the_debugger_are_those_of_the_command(resident_lab: ResidentLab):
+    resident_lab.write(test_asks=ASKS)
+    terminal = Terminal(resident_lab, "--resident", "test_asks.py", "--debug-rank", "1", columns=77)
+    terminal.read_until(lambda screen: "(rank 1) " in screen)
+    terminal.answer("p found\n")
+    terminal.read_until(lambda screen: "41" in screen.rpartition("p found")[2])
+    terminal.answer("q\n")
+    ended = terminal.end()
+    assert ended.exit_code == 1, ended.output
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", ended.output)
+    (header,) = re.findall(r"^=+ test session starts =+$", plain, re.MULTILINE)
+    assert len(header) == 77
+
+
+# --- where it is asked for
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "is_used"),
+    [
+        ((), {}, True),
+        ((), {"CI": "true"}, False),
+        (("--resident",), {"CI": "true"}, True),
+        (("--resident=false",), {}, False),
+        ((), {"CI": "true", "DISTTEST_RESIDENT": "true"}, True),
+    ],
+)
+def test_the_project_asks_for_it_but_not_in_ci(
+    resident_lab: ResidentLab, arguments: tuple[str, ...], environ: dict[str, str], is_used: bool
+):
+    resident_lab.write(test_one=ONE)
+    (resident_lab.folder / "pyproject.toml").write_text("[tool.disttest]\nresident = true\n")
+    ended = resident_lab.run("run", "test_one.py", *arguments, **environ)
+    assert ended.exit_code == 0
+    assert bool(resident_lab.parents) == is_used
+
+
+def test_what_needs_new_processes_goes_without(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    (resident_lab.folder / "setup.sh").write_text("true\n")
+    ended = run(resident_lab, ".", "--setup", "setup.sh")
+    assert ended.exit_code == 0
+    assert f"--setup needs new processes: {WITHOUT} a resident parent" in ended.output
+    assert resident_lab.parents == []
+
+
+# --- its end
+
+
+def test_it_ends_by_itself_and_leaves_nothing(resident_lab: ResidentLab, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_module, "RESIDENT_IDLE_S", 0.5)
+    for name, value in resident_lab.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(resident_lab.folder)
+    endpoint = client_module.endpoint_of(resident_lab.folder, resident_lab.environ)
+    with endpoint.locked():
+        client_module._start(endpoint, dict(os.environ))
+    parent = resident_lab.parent
+    parent.wait(240)
+    wait_until(lambda: not endpoint.folder.exists())
+
+
+# --- for long
+
+MODULE = "VALUE = {number}\n"
+EDITED = """
+    import pytest
+    from edited import VALUE
+
+    @pytest.mark.world_size(2)
+    def test_edited(world):
+        assert VALUE % 2 == 0, f"found {VALUE}"
+"""
+
+
+def test_every_run_is_that_of_the_last_edit(resident_lab: ResidentLab, request: pytest.FixtureRequest):
+    """``--trials 1000``: the verdict is that of what was saved last, and the parent does not grow."""
+    resident_lab.write(test_edited=EDITED, edited=MODULE.format(number=0))
+    run(resident_lab, ".")
+    parent, before = resident_lab.parents, resident_lab.parent.memory_info().rss
+    for number in range(request.config.getoption("--trials") or 4):
+        resident_lab.write(edited=MODULE.format(number=number))
+        ended = run(resident_lab, ".", "--results", "results", "--grace", "0.1")
+        assert ended.exit_code == number % 2, ended.output
+        assert number % 2 == 0 or f"found {number}" in ended.output
+    assert resident_lab.parents == parent
+    assert resident_lab.parent.memory_info().rss < before + (16 << 20)
+
+
+def test_kills_at_any_moment_cost_no_verdict(resident_lab: ResidentLab, request: pytest.FixtureRequest):
+    """``--trials 50``: whenever the parent dies, the run that goes on or begins has its verdict."""
+    resident_lab.write(test_one=ONE)
+    chance = random.Random(request.config.getoption("--seed"))
+    for _ in range(request.config.getoption("--trials") or 3):
+        process = resident_lab.start("run", "--resident", ".")
+        moment_s = time.monotonic() + chance.uniform(0, 3)
+        while process.poll() is None and time.monotonic() < moment_s:
+            time.sleep(0.01)
+        for pid in resident_lab.parents:
+            os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output
+        assert "1 passed" in output
+
+
+def test_a_checkout_of_another_branch_is_seen(resident_lab: ResidentLab):
+    def git(*words: str) -> None:
+        own = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "init.defaultBranch=good")
+        subprocess.run(["git", *own, *words], cwd=resident_lab.folder, check=True, capture_output=True)
+
+    (resident_lab.folder / ".gitignore").write_text("results*\n__pycache__\n")
+    resident_lab.write(test_edited=EDITED, edited=MODULE.format(number=0))
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "good")
+    git("checkout", "-b", "bad")
+    resident_lab.write(edited=MODULE.format(number=1), test_more=ONE)
+    git("add", ".")
+    git("commit", "-m", "bad")
+    for branch, code in (("bad", 1), ("good", 0), ("bad", 1)):
+        git("checkout", branch)
+        ended = run(resident_lab, ".", "--results", "results")
+        assert ended.exit_code == code, ended.output
+        assert len(ended.run.tests) == 1 + code
+    assert len(resident_lab.parents) == 1
