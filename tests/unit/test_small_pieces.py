@@ -157,6 +157,14 @@ def test_equal_stacks_are_told_once():
     assert 1 == sum("line 7 in test_x" in line for line in lines)
 
 
+def test_who_has_no_children_looks_at_no_other_process(monkeypatch):
+    monkeypatch.setattr(descendants, "has_children", lambda: False)
+    monkeypatch.setattr(descendants.psutil, "Process", None)
+
+    assert set() == descendants.children_of()
+    assert () == descendants.kill_descendants()
+
+
 def test_killing_the_rest_of_a_world_spares_what_other_worlds_fork_meanwhile(monkeypatch):
     trees = {None: {10, 11, 20, 21}, 20: {21}}
     killed = []

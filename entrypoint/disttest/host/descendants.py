@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import psutil
 
-from disttest.host.proc import forked_children, is_alive, stat_of
+from disttest.host.proc import forked_children, has_children, is_alive, stat_of
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
 
@@ -21,6 +21,8 @@ _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkser
 
 def children_of(pid: int | None = None) -> set[int]:
     """Pids of all living descendants (of this process by default), zombies excluded."""
+    if pid is None and not has_children():  # what a look at all processes would take milliseconds to say
+        return set()
     try:
         found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -81,6 +83,8 @@ def kill_descendants(
 
 
 def _zombies(spared: set[int]) -> set[int]:
+    if not has_children():
+        return set()
     try:
         children = psutil.Process().children()
     except psutil.NoSuchProcess:

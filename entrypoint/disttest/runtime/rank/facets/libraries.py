@@ -9,7 +9,6 @@ import decimal
 import locale
 import logging
 import multiprocessing.context
-import os
 import socket
 import tempfile
 import tracemalloc
@@ -18,7 +17,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
-from disttest.host.proc import forked_children, is_alive
+from disttest.host.proc import forked_children, has_children, is_alive
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
 from disttest.runtime.rank.facets.interpreter import in_place, never
 
@@ -68,9 +67,7 @@ def _restore_level(name: str, then: Any) -> bool:
 
 def _children() -> Values:
     """Living children, without multiprocessing's own helper."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # nearly always
+    if not has_children():  # nearly always
         return {}
     helper = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     living = (pid for pid in forked_children() if pid != helper and is_alive(pid))
