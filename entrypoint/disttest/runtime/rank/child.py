@@ -186,7 +186,7 @@ def use_cuda_freely() -> None:
 
 
 def _stream_handlers() -> Iterator[logging.StreamHandler[Any]]:
-    for name in (None, *logging.root.manager.loggerDict):
-        for handler in logging.getLogger(name).handlers:
-            if type(handler) is logging.StreamHandler:
-                yield handler
+    # The list that logging.shutdown goes through: torch has a thousand loggers, and to look at each is to copy its page.
+    for handler in [reference() for reference in logging._handlerList]:  # type: ignore[attr-defined]  # noqa: SLF001
+        if type(handler) is logging.StreamHandler:
+            yield handler
