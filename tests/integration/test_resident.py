@@ -113,9 +113,9 @@ def told(ended: Ended) -> dict:
 
 def test_the_results_are_those_of_a_run_without_it(resident_lab: ResidentLab):
     resident_lab.write(test_suite=SUITE, test_broken="import no_such_module")
-    patient = (".", "--grace", "60")  # or a slow machine has ranks killed that were about to report
-    plain = resident_lab.run("run", *patient, "--results", "plain")
-    forked = [run(resident_lab, *patient, "--results", f"forked{number}") for number in range(2)]
+    unhurried = (".", "--grace", "60")  # or a slow machine has ranks killed that were about to report
+    plain = resident_lab.run("run", *unhurried, "--results", "plain")
+    forked = [run(resident_lab, *unhurried, "--results", f"forked{number}") for number in range(2)]
     plain = Ended(plain.exit_code, plain.output, resident_lab.folder / "plain")
     for number, each in enumerate(forked):
         ended = Ended(each.exit_code, each.output, resident_lab.folder / f"forked{number}")
