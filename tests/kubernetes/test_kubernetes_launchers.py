@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,8 @@ from kubernetes_plane import KubernetesPlane
 from launcher_conformance import STUB, ExitCodes, Heard, LauncherConformance, Make, job
 
 from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
-from disttest.cluster.protocol.wire import NodeNote, NodeReady, TakeJob, encode_order
+from disttest.cluster.protocol.wire import TakeJob, encode_order
 from disttest.cluster.schedulers.kubernetes import KubernetesLauncher
-
-GPUS = {f"GPU-{node}-{number}" for node in ("n1", "n2") for number in (0, 1)}
 
 
 @pytest.fixture
@@ -28,7 +24,6 @@ def make(plane: KubernetesPlane, tmp_path: Path) -> Iterator[Make]:
 
     def made(mode: str, *values: str, image: str = IMAGE, **options: object) -> Launcher:
         template = tmp_path / "pod.json"
-        # Many pods share two processors: a stub needs next to none.
         container = {"name": "disttest", "image": image, "resources": {"requests": {"cpu": "1m"}}}
         template.write_text(
             json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]}})
@@ -67,17 +62,6 @@ def test_a_command_that_is_not_in_the_image(make: Make) -> None:
     assert "no-such-agent" in end.end.reason
 
 
-def test_too_many_gpus_wait_with_the_schedulers_words(make: Make) -> None:
-    launched = make("echo").start(job(nodes=1, gpus=9))
-
-    def cancel_when_told(heard: Heard) -> None:
-        if "Insufficient nvidia.com/gpu" in launched.describe().reason:
-            launched.cancel("told")
-
-    (end,) = Heard(launched).until_end(cancel_when_told).ends
-    assert (end.end.state, end.end.reason) == (JobState.CANCELLED, "told")
-
-
 def test_a_namespace_where_nothing_is_allowed(make: Make) -> None:
     (end,) = ended(make("echo", partition="kube-system"), nodes=1).ends
     assert end.end.state is JobState.REJECTED
@@ -90,35 +74,3 @@ def test_collectives_pass_over_two_nodes_in_the_words_of_the_page(lab: Kubernete
     shape = ("--nodes", "2", "--world-sizes", "4", "--device", "cpu", "--image", IMAGE)
     run = lab.start("run", "collectives", *there, *shape).wait(600)
     assert run.exit_code == 0, run.output
-
-
-def test_forty_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(make: Make) -> None:
-    shapes = [(1, 1), (2, 1), (1, 2), (2, 2)]
-    launcher = make("hold", "0.1")
-    held: list[tuple[str, float, float]] = []
-    lock = threading.Lock()
-
-    def gang(number: int) -> None:
-        nodes, gpus = shapes[number % len(shapes)]
-        spec = job(number, nodes=nodes, gpus=gpus)
-        launched = launcher.start(spec)
-        launched.send(encode_order(TakeJob(job=spec)))
-        heard = Heard(launched, limit_s=600).until_end()
-        ready = {node: m for node, m in heard.messages if isinstance(m, NodeReady)}
-        until = {node: float(m.message) for node, m in heard.messages if isinstance(m, NodeNote)}
-        assert len(ready) == len(until) == nodes, heard.ends
-        assert all(len(each.gpus) == gpus for each in ready.values()), ready
-        with lock:
-            held.extend((gpu, each.at_s, until[node]) for node, each in ready.items() for gpu in each.gpus)
-
-    threads = [threading.Thread(target=gang, args=(number,)) for number in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(700)
-    assert len(held) == 10 * (1 + 2 + 2 + 4)
-    assert {gpu for gpu, _, _ in held} == GPUS
-    for gpu in GPUS:
-        spans = sorted((start, end) for each, start, end in held if each == gpu)
-        for (_, end), (start, _) in itertools.pairwise(spans):
-            assert end <= start, f"{gpu} held twice: {spans}"
