@@ -15,6 +15,8 @@ LEASE_LONGEST_POLL_S = 0.1
 """flock cannot wait for one of several locks: the head of the line looks often, the others seldom."""
 EVIDENCE_POLL_S = 0.01
 """An answer is a file that grows."""
+SAVED_POLL_S = 0.05
+"""Between two looks at the files of tests, and more where a look takes long."""
 KEEPER_POLL_S = 0.1
 """Whose process carries a mark is read from all of ``/proc``."""
 DEVICE_POLL_S = 0.1

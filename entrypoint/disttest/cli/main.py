@@ -41,6 +41,7 @@ from disttest.cli.report import report, trend
 from disttest.cli.resident import resident as resident_command
 from disttest.cli.resident import run_by_fork, wants_resident
 from disttest.cli.selection import take_selection
+from disttest.cli.watch import watch_command
 from disttest.errors import DisttestError, ExitCode, UsageError
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
@@ -375,6 +376,7 @@ command.add_command(replay)
 command.add_command(report)
 command.add_command(resident_command)
 command.add_command(trend)
+command.add_command(watch_command(lambda words: main(words)))
 command.add_command(config)
 command.add_command(init)
 command.add_command(completion)

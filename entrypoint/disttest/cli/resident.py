@@ -60,7 +60,7 @@ def resident(what: str) -> None:
     """Show the resident parents of this user, or end them and leave nothing of them; runs that have begun go on.
 
     A resident parent has imported torch, pytest and the plugin, and nothing of the tests. The runs of disttest run --resident
-    in one folder are forks of it.
+    and disttest watch in one folder are forks of it.
     """
     found = endpoints(environment())
     if what == "status":
