@@ -202,7 +202,14 @@ def test_a_cancelled_run_writes_its_reports(lab: KubernetesLab, waiting: Cluster
     assert lab.plane.pods() == []
 
 
-# --- what has to wait
+# --- what is refused, or has to wait
+
+
+def test_an_image_that_does_not_exist(lab: KubernetesLab) -> None:
+    lab.write(test_waits=WAITS)
+    run = lab.on_kubernetes("test_waits.py", *SPAN, image="disttest-test/nowhere:1").wait(180)
+    assert run.exit_code == 7, run.output
+    assert "disttest-test/nowhere:1" in run.result("test_waits[4").message
 
 
 def test_a_namespace_that_may_not_have_so_many_pods(lab: KubernetesLab) -> None:
