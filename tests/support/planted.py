@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from disttest.model import Outcome, SanitizerFinding, TestResult
+from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
 from disttest.results.fold import RunResult
 from disttest.sanitizers.values.divergence import Parting, find_parting
 from disttest.sanitizers.values.values_file import pairs, read_recordings
-from disttest.sanitizers.words import names
 
 PROVEN = "deadlock: no rank can go on"
 FOLDER = Path(__file__).parents[1] / "planted"
@@ -96,7 +95,7 @@ class Program:
 
     def _check_values(self, finding: SanitizerFinding) -> str:
         lines = {call.line for rank in finding.orders for call in rank.calls if call.decides}
-        whose = re.compile(rf"\b{names(self.ranks)}(?![,\d])")
+        whose = re.compile(rf"\b{rank_names(self.ranks)}(?![,\d])")
         if finding.kind != self.kind or not whose.search(finding.message):
             return f"{finding.kind}: {finding.message}"
         if not lines & marked_lines("values"):
