@@ -62,13 +62,14 @@ def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
 def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in RUN_OPTIONS if option.inputs} <= names
-    # What a log shows is not a choice, and nobody can debug it.
+    # What a log shows is not a choice, nobody can debug it, and it ends with its machine.
     flags = flags_of(command.commands["run"])
     assert flags <= {f"--{one.name}" for one in INPUTS["run"]} | {
         "--help",
         "--progress",
         "--debug-rank",
         "--debugpy",
+        "--resident",
     }
 
 
