@@ -14,12 +14,13 @@ from disttest.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
 from disttest.cli.chaos_search import search_smallest
 from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress
+from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
 from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
-from disttest.options.run import RunOptions, by_command, given_options, resolve_options
+from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.reports import write_reports
 from disttest.reports.text import count
@@ -47,13 +48,12 @@ class _Runs(Frozen):
         """Run the tests as planned; the result, and whether failures are still to be told in full."""
         flags = {**self.flags, **changed}
         mode = choose_progress(self.progress, self.pytest_args, environment(), directory.path, ())
-        given = {name: value for name, value in flags.items() if value} | {"results": str(directory.path)}
         with tempfile.TemporaryDirectory(prefix="disttest-chaos-") as folder:
             file = Path(folder) / "plan.json"
             file.write_bytes(msgspec.json.encode(plan))
             extra = [f"--disttest-chaos={file}", *mode.pytest_arguments(), *self.pytest_args]
             result = run_guarded(
-                pytest_command(self.targets, given, extra),
+                pytest_command(self.targets, filled(flags, directory.path), extra),
                 resolve_options(flags),
                 directory,
                 invocation=self.invocation,
@@ -72,11 +72,11 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     hold_signals()
     runs, options = _prepare(targets, tuple(pytest_args), given)
     wanted = _wanted(given, options)
-    directory = claim(options.results) if options.results else claim_default(_warn)
+    directory = claim(options.results) if options.results else claim_default(warn)
     before = claim(directory.path / "unharmed")
     unharmed, owes = runs.run(ChaosPlan(), before)
     if unharmed.exit_code != ExitCode.PASSED:
-        _warn("no fault was tried: chaos begins with tests that pass unharmed")
+        warn("no fault was tried: chaos begins with tests that pass unharmed")
         return _finish(unharmed, before.path, owes=owes)
     write_reports(unharmed, before.path)
     drawn = [draw(test.test, test.final, wanted) for test in unharmed.tests if _is_counted(test)]
@@ -167,7 +167,3 @@ def _describe(drawn: Drawn, wanted: Wanted) -> str:
 
 def _finish(run: RunResult, results: Path, *, owes: bool) -> int:
     return finish_run(run, results, floors=Floors(), empty_shard=False, failures=owes, environ=environment())
-
-
-def _warn(message: str) -> None:
-    click.echo(f"disttest: {message}", err=True)

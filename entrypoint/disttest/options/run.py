@@ -140,6 +140,11 @@ def by_command(flags: Mapping[str, Any], *, environ: Mapping[str, str] | None = 
     return {**flags, **{row.field: row.by_command for row in unsaid}}
 
 
+def filled(flags: Mapping[str, str | None], results: Path) -> dict[str, str]:
+    """The flags that have a value, and the results directory among them."""
+    return {name: value for name, value in flags.items() if value} | {"results": str(results)}
+
+
 def given_options(
     flags: Mapping[str, str | None], *, environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -1,0 +1,41 @@
+"""The ``run`` command, and the completion of its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from disttest.options.flags import RegistryCommand
+from disttest.options.flags import flags as flags_of
+from disttest.planning.targets import suite_names
+
+
+def complete_targets(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Suites; files where no suite begins so, which is what bash makes of a file in the first place."""
+    return [
+        CompletionItem(begun, type="file"),
+        *(CompletionItem(name) for name in suite_names() if name.startswith(begun)),
+    ]
+
+
+def run_command(leave: Callable[[int], Any]) -> click.Command:
+    """The command, around a way to end."""
+
+    @click.command(name="run", cls=RegistryCommand, context_settings={"ignore_unknown_options": False})
+    @click.argument(
+        "targets", nargs=-1, required=True, metavar="SUITE|PATH…", shell_complete=complete_targets
+    )
+    @flags_of("run")
+    @click.pass_obj
+    def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> None:
+        """Run suites or paths of tests, and write reports into the results directory."""
+        from disttest.cli.run_tests import run_tests
+
+        leave(run_tests(targets, pytest_args, progress, given))
+
+    return run

@@ -1,0 +1,251 @@
+"""What ``disttest run`` does: reads what was asked, has it run by whom it concerns, and tells what it came to."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
+from disttest.cli.collection import refuse_sizes
+from disttest.cli.emulation import Emulation
+from disttest.cli.finish import finish_run
+from disttest.cli.last_failed import only_failed
+from disttest.cli.progress_mode import choose_progress, runs_nothing
+from disttest.cli.resident import run_by_fork, wants_resident
+from disttest.cli.selection import RunSelection, take_selection
+from disttest.cli.setup_script import run_setup
+from disttest.cli.words import warn
+from disttest.errors import UsageError
+from disttest.host.signals import NotedSignals
+from disttest.limits import DEADLINE_MARGIN_S
+from disttest.masking import SHORTEST, masker
+from disttest.model import Hardware, Invocation, RecordRule
+from disttest.options.environment import environment
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RESIDENT
+from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
+from disttest.options.values import emulated_gpus
+from disttest.output import drain_streams
+from disttest.planning.targets import Targets, resolve_targets
+from disttest.results.conclusion import Facts, conclude
+from disttest.results.directory import ResultsDirectory, claim, claim_default
+from disttest.results.fold import RunResult
+from disttest.results.repeat import variables_of_classes
+from disttest.runtime.controller.run_devices import Devices
+from disttest.runtime.guard.guard import cancelled_late, hold_signals, pytest_command, run_guarded
+from disttest.runtime.guard.listing import ask_pytest
+
+Flags = Mapping[str, str | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What was asked, by flags, variables and the project's file."""
+
+    targets: tuple[str, ...]
+    pytest_args: Sequence[str]
+    progress: str
+    flags: Flags
+    """By their names in messages to pytest."""
+    options: RunOptions
+    asked: dict[str, str]
+    """The options that were given, by name."""
+    cluster: ClusterChoice
+    selection: RunSelection
+    setup: Path | None
+    resident: bool
+
+
+def run_tests(
+    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
+) -> int:
+    """Run suites or paths of tests.
+
+    Args:
+        targets: of them, as they were typed.
+        pytest_args: what is for pytest.
+        progress: how the run is shown.
+        given: flags by field; None for those that were not given.
+
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        DisttestError: it cannot be done as it was asked.
+    """
+    signals = hold_signals()
+    request = _read(targets, pytest_args, progress, given)
+    if request.resident and (code := _run_by_fork(request, signals)) is not None:
+        return code
+    _hide(request.options.mask)
+    _refuse_what_does_not_go_together(request)
+    began_s = time.monotonic()
+    if request.setup is not None:
+        signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
+        if signum is not None:
+            return conclude(Facts(signal=signum)).exit_code
+        request = _shortened(request, time.monotonic() - began_s)
+    return _run(request, signals)
+
+
+def _read(
+    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
+) -> _Request:
+    rest = dict(given)
+    setup = rest.pop("setup")
+    project = read_project_settings(targets)
+    resident = wants_resident(rest.pop(RESIDENT.field), project, environment())
+    selection = take_selection(rest)
+    flags = selection.with_repeats(project.fill(rest))
+    cluster = take_cluster(flags, selection.grant)
+    return _Request(
+        targets=targets,
+        pytest_args=pytest_args,
+        progress=progress,
+        flags=by_command(flags),
+        options=resolve_options(flags),
+        asked=given_options(flags),
+        cluster=cluster,
+        selection=selection,
+        setup=setup,
+        resident=resident,
+    )
+
+
+def _run_by_fork(request: _Request, signals: NotedSignals) -> int | None:
+    """Have a fork of the resident parent run this command; its exit code, or None where it has to run by itself."""
+    options = request.options
+    needs_new = {
+        "--setup": request.setup,
+        "--launcher": request.cluster.launcher,
+        f"--device {options.device}": emulated_gpus(options.device),
+    }
+    return run_by_fork(options, needs_new, signals=signals, tell=warn)
+
+
+def _refuse_what_does_not_go_together(request: _Request) -> None:
+    options, launcher = request.options, request.cluster.launcher
+    if options.spmd and launcher:
+        raise UsageError("--spmd is for one machine: leave --launcher out")
+    if request.selection.plan is not None:
+        refuse_sizes(options)
+    if options.debugpy and launcher:
+        raise UsageError("--debugpy is for one machine: leave --launcher out")
+    if options.mask and options.record is not RecordRule.OFF:
+        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
+    if request.setup is not None and launcher:
+        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
+
+
+def _hide(values: Sequence[str]) -> None:
+    masker.open_ledger()
+    if short := masker.hide(values):
+        warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
+
+
+def _shortened(request: _Request, spent_s: float) -> _Request:
+    """With what a script of the user's has left of the deadline."""
+    if not request.options.deadline:
+        return request
+    left_s = max(1, math.ceil(request.options.deadline - spent_s))
+    return dataclasses.replace(request, flags={**request.flags, "deadline": str(left_s)})
+
+
+def _run(request: _Request, signals: NotedSignals) -> int:
+    """Run it on this machine or on a cluster, and tell what it came to."""
+    started_s = time.monotonic()
+    targets, selection = request.targets, request.selection
+    if selection.last_failed:
+        targets = only_failed(targets, request.options.results, warn)
+    resolved = resolve_targets(targets)
+    emulation = Emulation(request.options.device, launcher=request.cluster.launcher)
+    flags = emulation.start(dict(request.flags))
+    options = resolve_options(flags)
+    if runs_nothing(request.pytest_args):
+        return _ask_pytest(request, resolved, flags)
+    hardware = None if request.cluster.launcher else Devices(options).machine.hardware()
+    directory = claim(options.results) if options.results else claim_default(warn)
+    request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
+    if selection.plan_file is not None:
+        shutil.copyfile(selection.plan_file, directory.path / "plan.json")
+    if hardware is None:
+        result, owes_failures = _run_on_cluster(request, resolved, directory), True
+    else:
+        result, owes_failures = _run_here(request, resolved, directory, hardware)
+    code = finish_run(
+        result,
+        directory.path,
+        floors=selection.floors,
+        empty_shard=selection.is_empty_shard,
+        failures=owes_failures,
+        environ=environment(),
+    )
+    emulation.end(directory.path)
+    _drain(result, options, started_s, signals)
+    late = cancelled_late()
+    return code if late is None else conclude(Facts(signal=late)).exit_code
+
+
+def _ask_pytest(request: _Request, resolved: Targets, flags: Flags) -> int:
+    """Hand on what pytest answers without running a test."""
+    extra = [*request.selection.pytest_arguments(), *request.pytest_args]
+    with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
+        return ask_pytest(resolved, filled(flags, Path(folder)), extra)
+
+
+def _run_on_cluster(request: _Request, resolved: Targets, directory: ResultsDirectory) -> RunResult:
+    return run_cluster(
+        request.cluster,
+        request.targets,
+        filled(request.flags, directory.path),
+        request.options,
+        request.pytest_args,
+        directory,
+        request.selection,
+        _invocation(request, resolved),
+    )
+
+
+def _run_here(
+    request: _Request, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
+) -> tuple[RunResult, bool]:
+    """The result, and whether failures are still to be told in full."""
+    options, selection = request.options, request.selection
+    debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
+    asked = [*debugged, *request.pytest_args]
+    mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
+    extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *request.pytest_args]
+    result = run_guarded(
+        pytest_command(resolved, filled(request.flags, directory.path), extra),
+        options,
+        directory,
+        invocation=_invocation(request, resolved),
+        hardware=hardware,
+        plan=selection.plan,
+        shard=selection.shard,
+        view=mode.view,
+    )
+    return result, mode.owes_failures
+
+
+def _invocation(request: _Request, resolved: Targets) -> Invocation:
+    return Invocation(
+        cwd=str(Path.cwd()),
+        workspace=environment().get("GITHUB_WORKSPACE", ""),
+        bundled=resolved.bundled,
+        options=request.asked | request.cluster.record(),
+        pytest_args=tuple(request.pytest_args),
+        environment=variables_of_classes(environment()),
+    )
+
+
+def _drain(result: RunResult, options: RunOptions, started_s: float, signals: NotedSignals) -> None:
+    """Within the deadline of the run, and not against a signal; all else is done."""
+    until_s = started_s + options.deadline + DEADLINE_MARGIN_S if options.deadline else math.inf
+    drain_streams(until_s=0.0 if result.exit_code > 128 else until_s, wake=signals.fileno())
