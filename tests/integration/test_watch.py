@@ -65,15 +65,17 @@ def suite(resident_lab: ResidentLab) -> ResidentLab:
 
 def test_a_save_runs_what_it_touches_and_keys_do_what_they_say(suite: ResidentLab):
     watching = Watching(suite, ".")
-    assert "passed (3 tests in" in watching.until("the first run")
+    assert "passed: 3 tests (the last run: 3 tests in" in watching.until("the first run")
 
     watching.save(helper="EXPECTED = 2  # not any more\n")
     red = watching.until("saved helper.py")
-    assert "FAILED: 1 (1 test in" in red and "test_first.py::test_first[2xgloo]" in red
+    assert (
+        "FAILED: 1 of 3 tests (the last run: 1 test in" in red and "test_first.py::test_first[2xgloo]" in red
+    )
 
     watching.save(test_second=SECOND + "\n    def test_third():\n        pass\n")
     other = watching.until("saved test_second.py")
-    assert "FAILED: 1 (3 tests in" in other, "the other file is red still"
+    assert "FAILED: 1 of 4 tests (the last run: 3 tests in" in other, "the other file is red still"
 
     watching.terminal.answer("r")
     assert "said by a rank" in watching.until("rank", "any key: back")
@@ -81,14 +83,14 @@ def test_a_save_runs_what_it_touches_and_keys_do_what_they_say(suite: ResidentLa
     watching.until("saved test_second.py")
 
     watching.terminal.answer("f")
-    assert "FAILED: 1 (1 test in" in watching.until("what failed")
+    assert "FAILED: 1 of 4 tests (the last run: 1 test in" in watching.until("what failed")
 
     watching.save(test_second="import no_such_module\n")
-    assert "test_second.py: " in watching.until("saved test_second.py", "FAILED: 2")
+    assert "test_second.py: " in watching.until("saved test_second.py", "1 file not collected")
     watching.save(test_second=SECOND, helper="EXPECTED = 1\n")
     watching.until("passed")
     watching.terminal.answer("\n")
-    assert "passed (3 tests in" in watching.until(": all")
+    assert "passed: 3 tests (the last run: 3 tests in" in watching.until(": all")
 
     watching.terminal.answer("q")
     assert watching.terminal.end().exit_code == 0
@@ -112,7 +114,7 @@ def test_a_save_during_a_run_ends_it_and_runs_both(suite: ResidentLab):
     watching.save(test_second=SECOND + "    # saved\n")
     watching.terminal.read_until(lambda text: "saved test_second.py" in text)
     (suite.folder / "go").touch()
-    assert "passed (3 tests in" in watching.until("saved test_second.py")
+    assert "passed: 3 tests (the last run: 3 tests in" in watching.until("saved test_second.py")
     watching.terminal.answer("q")
     assert watching.terminal.end().exit_code == 0
 

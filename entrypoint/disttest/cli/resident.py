@@ -15,7 +15,7 @@ from disttest.options.flags import was_given
 from disttest.options.project_file import ProjectSettings
 from disttest.options.registry import RESIDENT
 from disttest.options.run import RunOptions
-from disttest.reports.text import count
+from disttest.reports.text import count, duration
 from disttest.resident.client import ask_status, run_resident, stop
 from disttest.resident.endpoint import Endpoint, endpoints
 from disttest.runtime.guard.standby import is_standing_by
@@ -79,6 +79,6 @@ def _describe(endpoint: Endpoint) -> str:
         return f"pid {process.pid}: does not answer"
     memory = psutil.Process(process.pid).memory_info().rss >> 20
     return (
-        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {told.age_s / 60:.0f} minutes, {memory} MiB, "
-        f"ends after {told.idle_s / 60:g} minutes without a run"
+        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {duration(told.age_s)}, {memory} MiB, "
+        f"ends after {duration(told.idle_s)} without a run"
     )

@@ -233,9 +233,13 @@ class _Watch:
             said = self._output().read_text(errors="replace").strip().splitlines()
             return f"nothing was run: {said[-1] if said else 'it said nothing'}"
         spent = duration(self._last.ended_at_s - self._last.started_at_s)
-        ran = f"{count(len(self._last.tests), 'test')} in {spent}"
-        good = len(self._known) - len(self._failed())
-        return f"{f'FAILED: {failing}' if failing else 'passed'} ({ran}; {good} of {len(self._known)} known are not red)"
+        ran = f"the last run: {count(len(self._last.tests), 'test')} in {spent}"
+        known = count(len(self._known), "test")
+        if not failing:
+            return f"passed: {known} ({ran})"
+        failed = [f"{len(self._failed())} of {known}"] if self._failed() else []
+        broken = [f"{count(len(self._broken), 'file')} not collected"] if self._broken else []
+        return f"FAILED: {', '.join([*failed, *broken])} ({ran})"
 
     def _show_log(self) -> None:
         """The end of the log of the rank that a failed test is blamed on; the next key leads back."""
