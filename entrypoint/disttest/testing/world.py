@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,10 @@ class World:
     def is_first(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """For hypothesis and IPython, which show all fields of a dataclass unless they are told otherwise."""
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True, kw_only=True)
