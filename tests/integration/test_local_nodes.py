@@ -137,3 +137,26 @@ def test_the_shards_are_one_run_in_the_end(spanning: Ended, lease: Ended) -> Non
     assert merged.exit_code == 1, merged.output
     assert "2 shards, " in merged.output
     assert "1 failed" in merged.output
+
+
+def test_last_failed_on_nodes_runs_only_what_failed(lab: Lab) -> None:
+    lab.write(test_two=TWO)
+    arguments = ("--launcher", "local", "--nodes", "1", "--device", "cpu", "--results", "results")
+    assert len(lab.run("run", ".", *arguments).run.tests) == 2
+
+    again = lab.run("run", ".", *arguments, "--last-failed")
+
+    assert [each.test.nodeid for each in again.run.tests] == ["test_two.py::test_red[2xgloo]"]
+
+
+TWO = """
+import pytest
+
+@pytest.mark.world_size(2)
+def test_green(world):
+    pass
+
+@pytest.mark.world_size(2)
+def test_red(world):
+    assert world.size == 3
+"""

@@ -160,10 +160,11 @@ def _shortened(request: _Request, spent_s: float) -> _Request:
 def _run(request: _Request, signals: NotedSignals) -> int:
     """Run it on this machine or on a cluster, and tell what it came to."""
     started_s = time.monotonic()
-    targets, selection = request.targets, request.selection
+    selection = request.selection
     if selection.last_failed:
-        targets = only_failed(targets, request.options.results, warn)
-    resolved = resolve_targets(targets)
+        failed = only_failed(request.targets, request.options.results, warn)
+        request = dataclasses.replace(request, targets=tuple(failed))
+    resolved = resolve_targets(request.targets)
     emulation = Emulation(request.options.device, launcher=request.cluster.launcher)
     flags = emulation.start(dict(request.flags))
     options = resolve_options(flags)
