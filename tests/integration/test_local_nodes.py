@@ -149,6 +149,17 @@ def test_last_failed_on_nodes_runs_only_what_failed(lab: Lab) -> None:
     assert [each.test.nodeid for each in again.run.tests] == ["test_two.py::test_red[2xgloo]"]
 
 
+def test_nothing_is_said_to_be_recorded_on_nodes(lab: Lab) -> None:
+    lab.write(test_two=TWO)
+
+    ended = lab.run(
+        "run", ".", "-k", "red", "--launcher", "local", "--nodes", "1", "--device", "cpu", "--record", "all"
+    )
+
+    assert "--record has no effect with --launcher" in ended.output
+    assert "replay:" not in ended.output and "repeat: disttest run" in ended.output
+
+
 TWO = """
 import pytest
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
 from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
@@ -85,6 +87,8 @@ def run_tests(
         return code
     _hide(request.options.mask)
     _refuse_what_does_not_go_together(request)
+    if request.cluster.launcher and request.options.record is not RecordRule.OFF:
+        request = _unrecorded(request)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -147,6 +151,17 @@ def _hide(values: Sequence[str]) -> None:
     masker.open_ledger()
     if short := masker.hide(values):
         warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
+
+
+def _unrecorded(request: _Request) -> _Request:
+    """On nodes: what is recorded there would stay there. It may be a project's setting, so it is no mistake."""
+    warn("ranks on nodes are not recorded: --record has no effect with --launcher")
+    return dataclasses.replace(
+        request,
+        flags={**request.flags, "record": str(RecordRule.OFF)},
+        options=msgspec.structs.replace(request.options, record=RecordRule.OFF),
+        asked={name: value for name, value in request.asked.items() if name != "record"},
+    )
 
 
 def _shortened(request: _Request, spent_s: float) -> _Request:
