@@ -139,8 +139,9 @@ def _refuse_what_does_not_go_together(request: _Request) -> None:
         raise UsageError("--spmd is for one machine: leave --launcher out")
     if request.selection.plan is not None:
         refuse_sizes(options)
-    if options.debugpy and launcher:
-        raise UsageError("--debugpy is for one machine: leave --launcher out")
+    if launcher and (options.debugpy or options.debug_rank is not None):
+        flag = "--debugpy" if options.debugpy else "--debug-rank"
+        raise UsageError(f"{flag} is for one machine: leave --launcher out")
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
     if request.setup is not None and launcher:
