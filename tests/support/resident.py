@@ -11,7 +11,7 @@ import psutil
 import pytest
 from lab import Lab
 
-from disttest.resident.endpoint import Endpoint, endpoints
+from disttest.resident.endpoint import ParentEndpoint, endpoints
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 240) -> None:
@@ -34,7 +34,7 @@ class ResidentLab(Lab):
         return clean | {"XDG_RUNTIME_DIR": str(self.runtime)}
 
     @property
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> list[ParentEndpoint]:
         return endpoints(self.environ)
 
     @property

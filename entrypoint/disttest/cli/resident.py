@@ -17,7 +17,7 @@ from disttest.options.registry import RESIDENT
 from disttest.options.run import RunOptions
 from disttest.reports.text import count, duration
 from disttest.resident.client import ask_status, run_resident, stop
-from disttest.resident.endpoint import Endpoint, endpoints
+from disttest.resident.endpoint import ParentEndpoint, endpoints
 from disttest.runtime.guard.standby import is_standing_by
 
 
@@ -70,7 +70,7 @@ def resident(what: str) -> None:
     click.echo("\n".join(lines) or "no resident parent")
 
 
-def _describe(endpoint: Endpoint) -> str:
+def _describe(endpoint: ParentEndpoint) -> str:
     process = endpoint.parent()
     if process is None:
         return ""

@@ -21,14 +21,14 @@ from disttest.host.signals import NotedSignals
 from disttest.limits import KILL_S, RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
 from disttest.model import Frozen
 from disttest.options.environment import hash_seed
-from disttest.resident.endpoint import Endpoint, endpoint_of
+from disttest.resident.endpoint import ParentEndpoint, endpoint_of
 from disttest.resident.fitness import variables_that_matter
 from disttest.resident.messages import (
     MOST_DESCRIPTORS,
     Ask,
-    Ended,
-    Refused,
-    Run,
+    ForkEnded,
+    ForkRefused,
+    ForkRequest,
     Started,
     Status,
     receive_answer,
@@ -73,7 +73,7 @@ def run_resident(
     endpoint = endpoint_of(Path.cwd(), environ)
     variables = variables_that_matter(environ) | hash_seed(seed)
     descriptors = _descriptors()
-    run = Run(
+    run = ForkRequest(
         argv=tuple(argv),
         environ=dict(environ),
         variables=variables,
@@ -94,10 +94,10 @@ def run_resident(
                     return _follow(line, Child(0, pidfd=fds[0]), signals)
                 case int(signum):
                     return 128 + signum
-                case Refused(reason=reason) if not connection.is_new:
+                case ForkRefused(reason=reason) if not connection.is_new:
                     tell(f"a new resident parent: {reason}")
                     _give_up(endpoint, connection)
-                case Refused(reason=reason):
+                case ForkRefused(reason=reason):
                     tell(f"this run goes without a resident parent: {reason}")
                     _give_up(endpoint, connection)
                     return None
@@ -108,7 +108,7 @@ def run_resident(
     return None
 
 
-def ask_status(endpoint: Endpoint) -> Status | None:
+def ask_status(endpoint: ParentEndpoint) -> Status | None:
     """How the parent at an endpoint is; None where it does not say."""
     with endpoint.locked():
         line = _connect(endpoint)
@@ -123,13 +123,13 @@ def ask_status(endpoint: Endpoint) -> Status | None:
     return None
 
 
-def stop(endpoint: Endpoint) -> int | None:
+def stop(endpoint: ParentEndpoint) -> int | None:
     """End the parent at an endpoint, and leave nothing of it; its pid, if there was one. Runs that have begun go on."""
     with endpoint.locked():
         return _end_parent(endpoint)
 
 
-def _end_parent(endpoint: Endpoint) -> int | None:
+def _end_parent(endpoint: ParentEndpoint) -> int | None:
     """The same where the lock is held, which is nobody's afterwards."""
     process = endpoint.parent()
     if process is not None:
@@ -143,7 +143,7 @@ def _end_parent(endpoint: Endpoint) -> int | None:
     return process.pid if process else None
 
 
-def _end_stopped(endpoint: Endpoint, tell: Tell) -> None:
+def _end_stopped(endpoint: ParentEndpoint, tell: Tell) -> None:
     """End a parent that was stopped: it would take the request, and not answer."""
     with endpoint.locked():
         process = endpoint.parent()
@@ -152,7 +152,7 @@ def _end_stopped(endpoint: Endpoint, tell: Tell) -> None:
             _end_parent(endpoint)
 
 
-def _open(endpoint: Endpoint, variables: Mapping[str, str], tell: Tell) -> _Connection:
+def _open(endpoint: ParentEndpoint, variables: Mapping[str, str], tell: Tell) -> _Connection:
     _end_stopped(endpoint, tell)
     with endpoint.locked():
         line = _connect(endpoint)
@@ -168,7 +168,7 @@ def _open(endpoint: Endpoint, variables: Mapping[str, str], tell: Tell) -> _Conn
         return _Connection(line=line.detach(), socket_id=(facts.st_dev, facts.st_ino), is_new=is_new)
 
 
-def _connect(endpoint: Endpoint) -> socket.socket | None:
+def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
     """A connection to the parent at an endpoint; None where nobody listens. The lock is held."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -180,7 +180,7 @@ def _connect(endpoint: Endpoint) -> socket.socket | None:
     return line
 
 
-def _start(endpoint: Endpoint, variables: Mapping[str, str]) -> None:
+def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
     """Start a parent that listens from the first moment on. The lock is held."""
     endpoint.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -207,7 +207,7 @@ def _start(endpoint: Endpoint, variables: Mapping[str, str]) -> None:
         between.close()
 
 
-def _give_up(endpoint: Endpoint, connection: _Connection) -> None:
+def _give_up(endpoint: ParentEndpoint, connection: _Connection) -> None:
     """End a parent that is not fit, unless another one is there by now."""
     with endpoint.locked(), contextlib.suppress(FileNotFoundError):
         facts = endpoint.socket.stat()
@@ -215,7 +215,7 @@ def _give_up(endpoint: Endpoint, connection: _Connection) -> None:
             _end_parent(endpoint)
 
 
-def _last_words(endpoint: Endpoint) -> str:
+def _last_words(endpoint: ParentEndpoint) -> str:
     with contextlib.suppress(OSError):
         if said := endpoint.log.read_text(errors="replace").strip().splitlines():
             return f"it ended with {said[-1]}"
@@ -243,8 +243,8 @@ def _descriptors() -> list[int]:
 
 
 def _ask(
-    line: socket.socket, run: Run, descriptors: Sequence[int], *, is_new: bool, signals: NotedSignals
-) -> tuple[Started | Refused | int | None, list[int]]:
+    line: socket.socket, run: ForkRequest, descriptors: Sequence[int], *, is_new: bool, signals: NotedSignals
+) -> tuple[Started | ForkRefused | int | None, list[int]]:
     """What the parent says; the number of a signal that came before it did, None where it says nothing."""
     try:
         send_request(line, run, descriptors)
@@ -258,7 +258,7 @@ def _ask(
     if (signum := signals.first()) is not None:
         return signum, []
     answered = receive_answer(line) if line.fileno() in ready else None
-    if answered is None or not isinstance(answered[0], Started | Refused):
+    if answered is None or not isinstance(answered[0], Started | ForkRefused):
         return None, []
     return answered[0], answered[1]
 
@@ -275,7 +275,7 @@ def _follow(line: socket.socket, run: Child, signals: NotedSignals) -> int:
     answered = receive_answer(line)
     run.has_ended(within_s=KILL_S)
     run.close()
-    if answered is not None and isinstance(answered[0], Ended):
+    if answered is not None and isinstance(answered[0], ForkEnded):
         return answered[0].code
     return 128 + signal.SIGKILL  # of what else would it have died without a word
 

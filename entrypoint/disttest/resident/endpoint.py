@@ -32,7 +32,7 @@ _SET_BY_THE_COMMAND = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PRIVATE = 0o700
 
 
-class Endpoint(Frozen):
+class ParentEndpoint(Frozen):
     """The files of one parent."""
 
     folder: Path
@@ -126,17 +126,17 @@ def make_private(folder: Path) -> None:
         )
 
 
-def endpoint_of(tests: Path, environ: Mapping[str, str]) -> Endpoint:
+def endpoint_of(tests: Path, environ: Mapping[str, str]) -> ParentEndpoint:
     """The endpoint of the parent for the tests of a folder, for commands like this process.
 
     Raises:
         UsageError: see :func:`private_folder`.
     """
     told = "\n".join([str(tests), *_circumstances()])
-    return Endpoint(folder=private_folder(environ), name=hashlib.sha256(told.encode()).hexdigest()[:16])
+    return ParentEndpoint(folder=private_folder(environ), name=hashlib.sha256(told.encode()).hexdigest()[:16])
 
 
-def endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
+def endpoints(environ: Mapping[str, str]) -> list[ParentEndpoint]:
     """All endpoints at which this user has, or had, a parent.
 
     Raises:
@@ -145,7 +145,7 @@ def endpoints(environ: Mapping[str, str]) -> list[Endpoint]:
     folder = private_folder(environ)
     if folder.exists():
         make_private(folder)
-    return [Endpoint(folder=folder, name=path.stem) for path in sorted(folder.glob("*.lock"))]
+    return [ParentEndpoint(folder=folder, name=path.stem) for path in sorted(folder.glob("*.lock"))]
 
 
 def _circumstances() -> Iterator[str]:

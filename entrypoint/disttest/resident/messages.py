@@ -1,7 +1,7 @@
 """What a command and a resident parent say to each other.
 
-    command --(Run or Ask; a file in memory with it where it is long; descriptors)--> fork of the parent
-    fork    --(Started, with its pidfd, then Ended; or Refused; or Status)--> command
+    command --(ForkRequest or Ask; a file in memory with it where it is long; descriptors)--> fork of the parent
+    fork    --(Started, with its pidfd, then ForkEnded; or ForkRefused; or Status)--> command
 
 The parent itself says nothing: it forks for each connection, and the fork listens.
 """
@@ -24,7 +24,7 @@ MOST_DESCRIPTORS = 253
 """With one message; SCM_MAX_FD of the kernel."""
 
 
-class Run(Frozen, tag="run"):
+class ForkRequest(Frozen, tag="run"):
     """Be the command with these arguments; its descriptors come with the message."""
 
     argv: tuple[str, ...]
@@ -45,13 +45,13 @@ class Started(Frozen, tag="started"):
     """A fork has become the command; its pidfd comes with it."""
 
 
-class Refused(Frozen, tag="refused"):
+class ForkRefused(Frozen, tag="refused"):
     """The parent is not fit for it: the command ends it."""
 
     reason: str
 
 
-class Ended(Frozen, tag="ended"):
+class ForkEnded(Frozen, tag="ended"):
     """The command has ended."""
 
     code: int
@@ -68,12 +68,12 @@ class Status(Frozen, tag="status"):
     """How long it stays without a run."""
 
 
-Answer = Started | Refused | Ended | Status
-_requests = msgspec.json.Decoder(Run | Ask)
+Answer = Started | ForkRefused | ForkEnded | Status
+_requests = msgspec.json.Decoder(ForkRequest | Ask)
 _answers = msgspec.json.Decoder(Answer)
 
 
-def send_request(line: socket.socket, request: Run | Ask, descriptors: Sequence[int] = ()) -> None:
+def send_request(line: socket.socket, request: ForkRequest | Ask, descriptors: Sequence[int] = ()) -> None:
     """Send it.
 
     Raises:
@@ -87,7 +87,7 @@ def send_request(line: socket.socket, request: Run | Ask, descriptors: Sequence[
         os.close(body)
 
 
-def receive_request(line: socket.socket) -> tuple[Run | Ask, list[int]] | None:
+def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] | None:
     """The request and the descriptors that came with it; None where the other side has gone.
 
     Raises:

@@ -30,13 +30,13 @@ from disttest.host.process import Child, Exit, fork_here, leave
 from disttest.limits import RESIDENT_REQUEST_S
 from disttest.options.environment import environment
 from disttest.reports.write import load_reporters
-from disttest.resident.endpoint import Endpoint
+from disttest.resident.endpoint import ParentEndpoint
 from disttest.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
 from disttest.resident.messages import (
     Ask,
-    Ended,
-    Refused,
-    Run,
+    ForkEnded,
+    ForkRefused,
+    ForkRequest,
     Started,
     Status,
     receive_request,
@@ -52,7 +52,9 @@ _NO_RUN = 75
 class Parent:
     """The process, and what its forks tell of it."""
 
-    def __init__(self, endpoint: Endpoint, listener: socket.socket, *, idle_s: float, folder: Path) -> None:
+    def __init__(
+        self, endpoint: ParentEndpoint, listener: socket.socket, *, idle_s: float, folder: Path
+    ) -> None:
         self._endpoint = endpoint
         self._listener = listener
         self._idle_s = idle_s
@@ -111,7 +113,7 @@ class Parent:
             idle_s=self._idle_s,
         )
 
-    def unfit_for(self, run: Run) -> str:
+    def unfit_for(self, run: ForkRequest) -> str:
         """Why this run needs a new parent; empty where it does not."""
         if self.unfit:
             return self.unfit
@@ -145,16 +147,16 @@ def _import_all(folder: Path) -> str:
 # --- in a fork
 
 
-def _listen(parent: Parent, connection: socket.socket) -> tuple[Run, list[int]] | None:
+def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, list[int]] | None:
     """Do what is asked; come back with a command that is to be run, if there is one."""
     connection.settimeout(RESIDENT_REQUEST_S)
     with contextlib.suppress(OSError):  # whoever it was is gone, or says nothing
         asked = receive_request(connection) if _peer(connection) == os.getuid() else None
         match asked:
-            case (Run() as run, descriptors):
+            case (ForkRequest() as run, descriptors):
                 if not (reason := parent.unfit_for(run)):
                     return run, descriptors
-                send_answer(connection, Refused(reason=reason))
+                send_answer(connection, ForkRefused(reason=reason))
             case (Ask(), _):
                 send_answer(connection, parent.status())
     return None
@@ -166,7 +168,7 @@ def _peer(connection: socket.socket) -> int:
     return int(struct.unpack("3i", told)[1])
 
 
-def _be_command(connection: socket.socket, run: Run, descriptors: Sequence[int]) -> NoReturn:
+def _be_command(connection: socket.socket, run: ForkRequest, descriptors: Sequence[int]) -> NoReturn:
     """Be the command: its descriptors, environment and arguments, and its end if it ends."""
     line = high_copy(connection.fileno())
     numbers = [*run.descriptors, line]
@@ -181,7 +183,7 @@ def _be_command(connection: socket.socket, run: Run, descriptors: Sequence[int])
     send_answer(connection, Started(), [os.pidfd_open(os.getpid())])
     code = _run_command(run.argv)
     with contextlib.suppress(OSError):
-        send_answer(connection, Ended(code=code))
+        send_answer(connection, ForkEnded(code=code))
     leave(0)
 
 
@@ -205,9 +207,9 @@ def _run_command(argv: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the parent at a endpoint, for a folder; come back at its end."""
+    """Be the parent at an endpoint, for a folder; come back at its end."""
     folder_of_sockets, name, listener_fd, idle_s, folder = arguments
-    endpoint = Endpoint(folder=Path(folder_of_sockets), name=name)
+    endpoint = ParentEndpoint(folder=Path(folder_of_sockets), name=name)
     parent = Parent(
         endpoint, socket.socket(fileno=int(listener_fd)), idle_s=float(idle_s), folder=Path(folder)
     )

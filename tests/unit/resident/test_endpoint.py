@@ -8,7 +8,7 @@ import pytest
 
 from disttest.errors import UsageError
 from disttest.host.proc import this_process
-from disttest.resident.endpoint import Endpoint, endpoint_of, endpoints, make_private, private_folder
+from disttest.resident.endpoint import ParentEndpoint, endpoint_of, endpoints, make_private, private_folder
 
 
 def test_the_folder_is_that_of_the_session_or_one_for_the_user(tmp_path: Path):
@@ -44,7 +44,7 @@ def test_each_folder_of_tests_has_its_place(tmp_path: Path):
 
 
 def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path):
-    endpoint = Endpoint(folder=tmp_path / "disttest", name="x")
+    endpoint = ParentEndpoint(folder=tmp_path / "disttest", name="x")
     with endpoint.locked():
         endpoint.remove()
         with endpoint.locked():
@@ -52,7 +52,7 @@ def test_a_lock_that_was_removed_is_made_anew(tmp_path: Path):
 
 
 def test_a_parent_is_the_process_that_was_entered_and_runs(tmp_path: Path):
-    endpoint = Endpoint(folder=tmp_path / "disttest", name="x")
+    endpoint = ParentEndpoint(folder=tmp_path / "disttest", name="x")
     with endpoint.locked():
         assert endpoint.parent() is None
         endpoint.enter(this_process())
