@@ -92,7 +92,7 @@ class TestFaultsOfOneTest:
         for name in ("test_first[4", "test_last[4"):
             assert faults.result(name).outcome is Outcome.PASSED, faults.output
         assert {r.node for r in faults.result("test_last[4").ranks} == {"n1", "n2"}
-        assert plane.pods() == []
+        plane.wait_until_free()
 
     def test_an_exception_names_rank_and_node(self, faults: ClusterRun) -> None:
         result = faults.result("test_raises_on_the_other_node[4")
@@ -199,7 +199,7 @@ def test_a_cancelled_run_writes_its_reports(lab: KubernetesLab, waiting: Cluster
     assert waiting.exit_code == 128 + signal.SIGTERM, waiting.output
     assert "cancelled" in waiting.result("test_waits[4").message
     assert (waiting.results / "junit.xml").exists()
-    assert lab.plane.pods() == []
+    lab.plane.wait_until_free()
 
 
 # --- what is refused, or has to wait
