@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from disttest.deadlock import wait_words
 from disttest.deadlock.layout import Direction, read_ranks
 from disttest.deadlock.snapshot import Counts, GroupKey, Snapshot, Waiting
@@ -134,7 +136,24 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
         if theirs[1] != wait.root:
             other = f"it with root {theirs[1]} instead of {wait.root}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
-    return Open(rank=rank, wait=wait, kind=DeadlockKind.CYCLE, ranks=missing) if missing else None
+    if not missing:
+        return None
+    first = _first_missing(rank, wait, everybody, missing)
+    return Open(rank=rank, wait=first, kind=DeadlockKind.CYCLE, ranks=missing)
+
+
+def _first_missing(
+    rank: int, wait: Waiting, everybody: Mapping[int, Snapshot], missing: Sequence[int]
+) -> Waiting:
+    """The wait, but of several calls in the queue of a GPU for the first that others have not made."""
+    assert wait.group is not None
+    seq = 1 + min(_issued(everybody[member], wait.group) for member in missing)
+    state = everybody[rank].groups.get(wait.group)
+    call = state.calls.get(seq) if state else None
+    if wait.kind is not WaitKind.DEVICE or call is None:
+        return wait
+    first = msgspec.structs.replace(wait, seq=seq, op=call.op, root=call.root, keys=call.where)
+    return first if any(_counts(first, rank, member) for member in missing) else wait
 
 
 def _counts(wait: Waiting, rank: int, member: int) -> bool:

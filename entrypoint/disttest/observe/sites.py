@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from disttest.observe.records import Site
 
 _STDLIB = sysconfig.get_path("stdlib")
-_PASSED_OVER = ("torch", "_pytest", "pluggy", "typing_extensions")
+_PASSED_OVER = ("torch", "pytest", "_pytest", "pluggy", "typing_extensions")
 """Modules; what torch marks as deprecated is wrapped in the last one."""
 _TORCHS_TESTS = "/torch/testing/_internal/distributed/"
 """What stands there are tests, which people run as their own."""

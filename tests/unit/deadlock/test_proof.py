@@ -418,6 +418,19 @@ def test_a_gpu_waits_for_a_call_that_another_rank_does_not_make():
     ]
 
 
+def test_of_several_calls_in_a_queue_the_first_that_is_missing_is_named():
+    def queues_three(actor):
+        for _ in range(2):
+            actor.call("allreduce", ALL)
+        actor.queue(actor.call("allgather", ALL))
+
+    deadlock = stage_of(queues_three, queues("allreduce")).judge(over=[1])
+
+    assert [edge.what for edge in deadlock.edges] == [
+        "all_reduce #2 of group default (in the queue of its GPU)"
+    ]
+
+
 def test_gpus_whose_calls_everybody_has_made_may_only_be_busy():
     assert stage_of(queues("allreduce"), queues("allreduce")).judge() is None
     assert stage_of(queues("allreduce"), lambda a: a.queue()).judge() is None
