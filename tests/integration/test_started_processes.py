@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.runtime.world.started_processes import Descendants
+from disttest.runtime.world.started_processes import _MOST_NAMED, Descendants
 
 _WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -68,3 +68,15 @@ def test_one_without_our_handler_is_named_and_not_signalled(
     assert f"process {child.pid} (rank 3, " in said
     assert "(it does not tell its Python stack)" in said
     assert child.poll() is None
+
+
+def test_the_dead_take_no_place_of_the_living(tmp_path: Path) -> None:
+    many = f"for _ in range({_MOST_NAMED}): os.waitid(os.P_PID, os.fork() or os._exit(0), os.WEXITED | os.WNOWAIT)"
+    program = f"import os, subprocess, sys\n{many}\nlast = subprocess.Popen(['cat'])\nprint(last.pid, flush=True)\nlast.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        living = int(parent.stdout.readline())
+
+        assert f"process {living} (cat)" in Descendants(parent.pid).describe(tmp_path / "stacks")
+        parent.stdin.close()

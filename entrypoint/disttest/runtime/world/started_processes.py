@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -46,9 +47,8 @@ class Descendants:
             stacks: the file that they answer into, all of them.
         """
         parts = []
-        for pid in sorted(descendants(self._pid))[:_MOST_NAMED]:
-            if exit_of_zombie(pid) is not None:
-                continue
+        living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
+        for pid in islice(living, _MOST_NAMED):
             self._learn(pid)
             parts.append(
                 f"{self._names[pid]}:\n{_ask(pid, stacks) or '  (it does not tell its Python stack)'}"
