@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 _HIGH = 200
+MOST_AT_ONCE = 253
+"""Descriptors that go with one message; SCM_MAX_FD of the kernel."""
 
 
 def high_copy(fd: int) -> int:
     """A copy of a descriptor, out of the way; programs that are started do not get it."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+
+
+def is_open(fd: int) -> bool:
+    """Whether the number leads anywhere."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def append_to(path: str | Path) -> int:
@@ -70,9 +81,7 @@ def new_streams() -> None:
 
 def _stream(fd: int, mode: str, before: Any) -> Any:
     """A stream with the encoding that the interpreter has chosen; None for a descriptor that is closed."""
-    try:
-        os.fstat(fd)
-    except OSError:
+    if not is_open(fd):
         return None
     encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
     stream: Any = open(fd, mode, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - it stays

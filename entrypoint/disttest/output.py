@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
+from disttest.descriptors import is_open
 from disttest.limits import OUTPUT_STALL_S
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def steady_streams(shield: Callable[[str], str] | None = None) -> None:
     Descriptors 0, 1 and 2 that were closed lead nowhere from now on: a file that came to be opened there (the journal)
     would have what is printed written into it.
     """
-    closed = [fd for fd in (0, 1, 2) if not _is_open(fd)]
+    closed = [fd for fd in (0, 1, 2) if not is_open(fd)]
     for fd in closed:
         null = os.open(os.devnull, os.O_RDWR)
         if null != fd:
@@ -203,14 +204,6 @@ def _steady(fd: int, stream: TextIO | None, shield: Callable[[str], str] | None,
         "line_buffering": True,
     }
     return Shielded(binary, shield, **given) if shield else io.TextIOWrapper(binary, **given)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def _unblocked(fd: int) -> tuple[socket.socket | None, int, int]:

@@ -9,6 +9,7 @@ import click
 
 from disttest.chaos.fault_plan import ChaosPlan, Wanted, make_case
 from disttest.chaos.shrink import Search, begin_search
+from disttest.cli.words import warn
 from disttest.errors import ExitCode
 from disttest.model import CHAOS, ChaosCase, Fault, TestCase
 from disttest.results.fold import RunResult, TestOutcome
@@ -47,7 +48,7 @@ def search_smallest(
         cases = {nodeid: _cases(tests[nodeid], tried, wanted) for nodeid, tried in rounds.items()}
         result = run(ChaosPlan(cases=cases), f"smaller-{number}")
         if result.exit_code not in (ExitCode.PASSED, ExitCode.FAILED):
-            click.echo("disttest: the search for smaller faults did not come to its end", err=True)
+            warn("the search for smaller faults did not come to its end")
             code = result.exit_code
             break
         found = _by_test(result)

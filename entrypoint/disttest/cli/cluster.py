@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from disttest.cli.words import warn
 from disttest.errors import DisttestError, UsageError
 from disttest.model import Frozen, Invocation
 from disttest.options.environment import environment
@@ -186,7 +187,7 @@ def run_cluster(
     given = choice.given
     known, warnings = read_timings(list(selection.timings), now_s=time.time(), hardware="")  # noqa: TID251
     for warning in warnings:
-        click.echo(f"disttest: warning: {warning}", err=True)
+        warn(f"warning: {warning}")
     request = ClusterRequest(
         targets=tuple(targets),
         flags=flags,

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import click
-
+from disttest.cli.words import warn
 from disttest.emulated_device import build_libraries, default_cache, emulated_environment
 from disttest.errors import UsageError
 from disttest.options.environment import add_to_environment, environment
@@ -38,9 +37,9 @@ class Emulation:
         if not self.gpus:
             return flags
         environ = environment()
-        libraries = build_libraries(default_cache(environ), tell=_tell)
+        libraries = build_libraries(default_cache(environ), tell=warn)
         add_to_environment(emulated_environment(libraries, self.gpus, environ))
-        _tell(f"{self.gpus} emulated GPUs: nothing that passes here was tested on a GPU, no time is a GPU's")
+        warn(f"{self.gpus} emulated GPUs: nothing that passes here was tested on a GPU, no time is a GPU's")
         return flags | {"device": "cuda"}
 
     def keep_in(self, results: Path, flags: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +56,3 @@ class Emulation:
         """Remove it again."""
         if self.gpus:
             shutil.rmtree(results / _FOLDER, ignore_errors=True)
-
-
-def _tell(line: str) -> None:
-    click.echo(f"disttest: {line}", err=True)

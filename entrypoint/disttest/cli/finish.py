@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from disttest import github
+from disttest.cli.words import warn
 from disttest.errors import ReportError
 from disttest.reports import write_reports
 from disttest.reports.annotations import render_annotations
@@ -52,12 +53,12 @@ def finish_run(
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
     for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
-        click.echo(f"disttest: {message}", err=True)
+        warn(message)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
     code = settle(run.exit_code, demands)
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
-        click.echo(f"disttest: {message}", err=True)
+        warn(message)
     return code
 
 

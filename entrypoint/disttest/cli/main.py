@@ -36,6 +36,7 @@ from disttest.cli.report import report, trend
 from disttest.cli.resident import resident as resident_command
 from disttest.cli.run import run_command
 from disttest.cli.watch import watch_command
+from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
 from disttest.output import drain_streams, outlet, steady_streams
@@ -96,7 +97,7 @@ def _unread(number: int) -> int:
         return ExitCode.PASSED
     if number == errno.EPIPE:
         return 128 + signal.SIGPIPE
-    click.echo(f"disttest: the output could not be written: {os.strerror(number)}", err=True)
+    warn(f"the output could not be written: {os.strerror(number)}")
     return ExitCode.INTERNAL
 
 
@@ -160,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False
         )
     except DisttestError as error:
-        click.echo(f"disttest: {error}", err=True)
+        warn(str(error))
         _leave(error.exit_code)
     except click.UsageError as error:
         error.show()

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import disttest
+from disttest.cli.words import warn
 from disttest.errors import UsageError
 from disttest.options.flags import RegistryCommand, flags
 from disttest.planning.shard_plan import Plan, decode_plan
@@ -51,7 +52,7 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
         write_reports(run, into)
         broken = check_floors(run, floors)
         for message in broken:
-            click.echo(f"disttest: {message}", err=True)
+            warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
         leave(settle(run.exit_code, Demands(broken=broken)))
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from disttest.cli.cluster import LauncherFor, collecting_for, scheduler_launcher, size_of
+from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
 from disttest.options.flags import RegistryCommand
@@ -72,13 +73,13 @@ def plan_command(
         extra = [*(pytest_args or ()), *collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
         for warning in warnings:
-            click.echo(f"disttest: warning: {warning}", err=True)
+            warn(f"warning: {warning}")
         largest = max((pool.gpus for pool in pools), default=given["slots_per_runner"])
         made = make_plan(collect(targets, flags, extra, largest), timings, given, pools)
         _write(given["output"], encode_plan(made).decode())
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
-            click.echo("disttest: no tests to plan; --allow-empty takes that as success", err=True)
+            warn("no tests to plan; --allow-empty takes that as success")
             leave(ExitCode.NOTHING_COLLECTED)
 
     return plan

@@ -308,6 +308,13 @@ def adopt_orphans(*, enabled: bool = True) -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(enabled))
 
 
+def umask_now() -> int:
+    """What new files of this process are not allowed."""
+    mask = os.umask(0o077)  # no call only reads it
+    os.umask(mask)
+    return mask
+
+
 def send_signal(pid: int, signum: int) -> None:
     """Signal a process that is not held by a :class:`Child`; one that is gone is fine."""
     try:

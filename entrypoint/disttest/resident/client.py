@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from disttest.descriptors import MOST_AT_ONCE
 from disttest.host.proc import identity_of, process_state
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.host.signals import NotedSignals
@@ -24,7 +25,6 @@ from disttest.options.environment import hash_seed
 from disttest.resident.endpoint import ParentEndpoint, endpoint_of
 from disttest.resident.fitness import variables_that_matter
 from disttest.resident.messages import (
-    MOST_DESCRIPTORS,
     Ask,
     ForkEnded,
     ForkRefused,
@@ -81,7 +81,7 @@ def run_resident(
         folder=str(Path.cwd()),
         descriptors=tuple(descriptors),
     )
-    if len(descriptors) >= MOST_DESCRIPTORS:
+    if len(descriptors) >= MOST_AT_ONCE:
         tell("too many descriptors are open for a resident parent: this run goes without it")
         return None
     for _ in range(_ATTEMPTS):

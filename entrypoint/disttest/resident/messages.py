@@ -15,13 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.descriptors import memory_file
+from disttest.descriptors import MOST_AT_ONCE, memory_file
 from disttest.model import Frozen
 
 _LARGEST = 4096
 """Bytes of a message; a request is a file, since an environment has no limit."""
-MOST_DESCRIPTORS = 253
-"""With one message; SCM_MAX_FD of the kernel."""
 
 
 class ForkRequest(Frozen, tag="run"):
@@ -93,7 +91,7 @@ def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] 
     Raises:
         OSError: the other side is too slow.
     """
-    message, passed, _, _ = socket.recv_fds(line, _LARGEST, MOST_DESCRIPTORS)
+    message, passed, _, _ = socket.recv_fds(line, _LARGEST, MOST_AT_ONCE)
     if not message:
         return None
     body, *descriptors = passed

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from disttest.descriptors import memory_file, new_streams, take_descriptors
+from disttest.descriptors import MOST_AT_ONCE, is_open, memory_file, new_streams, take_descriptors
 from disttest.host.loaded import loaded
 from disttest.host.proc import first_environment
 from disttest.host.process import Child, fork_here, leave
@@ -26,8 +26,6 @@ from disttest.model import Frozen
 from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
 
 _PYTEST = ("-m", "pytest")
-_MOST_DESCRIPTORS = 253
-"""With one message; SCM_MAX_FD of the kernel."""
 
 
 class Orders(Frozen):
@@ -67,7 +65,7 @@ class Standby:
         """
         numbers = (0, 1, 2, *pass_fds)
         fds = (0, stdout, stderr, *pass_fds)
-        found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if _is_open(fd)]
+        found = [(number, fd) for number, fd in zip(numbers, fds, strict=True) if is_open(fd)]
         orders = Orders(
             arguments=tuple(argv[argv.index(_PYTEST[0]) + len(_PYTEST) :]),
             environ={**os.environ, **extra_env},  # noqa: TID251  # handed on as it is
@@ -116,7 +114,7 @@ def take_standby() -> Standby | None:
 
 def _run_pytest(line: socket.socket) -> NoReturn:
     """Wait for orders, and be ``python -m pytest``, down to the end of its interpreter."""
-    message, received, _, _ = socket.recv_fds(line, 64, _MOST_DESCRIPTORS)
+    message, received, _, _ = socket.recv_fds(line, 64, MOST_AT_ONCE)
     line.close()
     if not message:
         leave(0)
@@ -151,11 +149,3 @@ def _carry_mark(mark: str) -> None:
     if place < 0 or len(mark) != len(NO_MARK):
         raise RuntimeError("there is no room for the mark of the run")
     ctypes.memmove(address + place + len(MARK_VARIABLE) + 1, mark.encode(), len(mark))
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import disttest
+from disttest.descriptors import is_open
+from disttest.host.process import umask_now
 
 _PRELOADED = ("numpy", "torch", "torch.distributed", "torch.multiprocessing")
 """What children would import by themselves: taken over if this process has it."""
@@ -96,8 +98,8 @@ class _Inherited:
     """What a child reads first: as it is read, it puts in place what a new interpreter would have inherited."""
 
     def __init__(self, popen: popen_fork.Popen, preparation: dict[str, Any]) -> None:
-        outputs = [(fd, popen.duplicate_for_child(fd)) for fd in (1, 2) if _is_open(fd)]
-        self._state = (dict(os.environ), outputs, _umask(), preparation)  # noqa: TID251
+        outputs = [(fd, popen.duplicate_for_child(fd)) for fd in (1, 2) if is_open(fd)]
+        self._state = (dict(os.environ), outputs, umask_now(), preparation)  # noqa: TID251
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_inherit, self._state)
@@ -154,17 +156,3 @@ def _findable() -> Iterator[None]:
 def _close(*fds: int) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _umask() -> int:
-    value = os.umask(0o077)
-    os.umask(value)
-    return value

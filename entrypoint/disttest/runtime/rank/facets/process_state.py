@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from disttest.host.process import umask_now
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, change, settings
 
 _WATCHED_SIGNALS = tuple(
@@ -84,12 +85,6 @@ def _timer(which: int) -> Setting:
     return Setting(names.get(which, "profiling"), is_running, put)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)  # no call only reads it
-    os.umask(mask)
-    return mask
-
-
 def _limit(name: str) -> Setting:
     number = getattr(resource, name)
     return Setting(name, lambda: resource.getrlimit(number), lambda then: resource.setrlimit(number, then))
@@ -118,7 +113,7 @@ FACETS = (
         "process",
         Setting("user ids", *_ids(os.getresuid, os.setresuid)),
         Setting("group ids", *_ids(os.getresgid, os.setresgid)),
-        Setting("umask", _umask, os.umask),
+        Setting("umask", umask_now, os.umask),
         Setting("affinity", lambda: os.sched_getaffinity(0), lambda then: os.sched_setaffinity(0, then)),
         Setting(
             "nice",
