@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from disttest.deadlock import wait_words
 from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
-from disttest.model import rank_names
+from disttest.model import RANKS_DISAGREE, rank_names
 
-HEADING = "ranks disagree at collective #"
-"""How the finding begins, by which it is known among the words of a rank's end."""
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks may bring different tensors to."""
 
@@ -29,7 +27,7 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         for seq in sorted(state.calls):
             called = dict(_called(ranks, group, seq))
             if aborted in called and _differ(called):
-                return f"{HEADING}{seq} of group {wait_words.group_name(group[0], state)}: {_tell(called)}"
+                return f"{RANKS_DISAGREE}{seq} of group {wait_words.group_name(group[0], state)}: {_tell(called)}"
     return ""
 
 

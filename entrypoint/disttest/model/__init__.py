@@ -22,7 +22,14 @@ from disttest.model.deadlock_proof import Deadlock, DeadlockKind, Edge
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.gang import Gang, Slot
 from disttest.model.outcomes import Cause, Outcome, RankEnd
-from disttest.model.rank_record import MAIN_RANK, Collective, RankRecord, rank_name, rank_names
+from disttest.model.rank_record import (
+    MAIN_RANK,
+    RANKS_DISAGREE,
+    Collective,
+    RankRecord,
+    rank_name,
+    rank_names,
+)
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
 from disttest.model.seen_calls import CHAOS, RankCalls, SanitizerFinding, SeenCall, WindowEdge, short_place
@@ -31,6 +38,7 @@ __all__ = [
     "ALONE",
     "CHAOS",
     "MAIN_RANK",
+    "RANKS_DISAGREE",
     "SCHEMA_VERSION",
     "UNREADABLE",
     "Cause",

@@ -11,6 +11,8 @@ from disttest.model.frozen import Frozen, Seconds
 from disttest.model.outcomes import Outcome, RankEnd
 
 MAIN_RANK = -1
+RANKS_DISAGREE = "ranks disagree at collective #"
+"""How a finding begins that tells of calls that do not fit, by which it is known among the words of a rank's end."""
 
 
 def rank_name(rank: int) -> str:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.deadlock.differing_calls import HEADING as RANKS_DISAGREE
-from disttest.model import Collective, RankEnd, RankRecord, rank_names, short_place
+from disttest.model import RANKS_DISAGREE, Collective, RankEnd, RankRecord, rank_names, short_place
 from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')

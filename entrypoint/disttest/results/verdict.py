@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from disttest.deadlock.differing_calls import HEADING as RANKS_DISAGREE
-from disttest.model import Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
+from disttest.model import RANKS_DISAGREE, Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
 from disttest.results.deadlock_finding import advise, describe_deadlock
 from disttest.results.hang_findings import explain, last_call
 from disttest.results.rulings import (
