@@ -54,8 +54,8 @@ class DeadlockWatch:
         """A test begins, or its ranks are waited for; they have begun to write by themselves."""
         self._next_s = time.monotonic() + TICK_S
         self._slots: Sequence[bytes] = ()
-        self._on_gpu: frozenset[int] = frozenset()
-        """Ranks that may ask their GPU again and again whether it has come to an end."""
+        self._on_gpu: frozenset[int] | None = None
+        """None: not read since the slots have changed."""
         self._ticks: Sequence[int] = ()
         self._same_looks = 0
         self._ask_after_s = 0.0
@@ -81,22 +81,29 @@ class DeadlockWatch:
         """Whether nothing has moved for some looks."""
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
         if slots != self._slots:
-            self._on_gpu = frozenset(
-                p.rank for p, slot in zip(attempt.ranks, slots, strict=True) if waits_for_gpu(read_slot(slot))
-            )
             self._slots, self._pause_s, self._ask_after_s = slots, DEADLOCK_FIRST_PAUSE_S, 0.0
-            self._same_looks = 0
+            self._same_looks, self._on_gpu = 0, None
             return False
+        on_gpu = self._ranks_on_gpu(attempt)
         try:
             ticks = [
-                0 if progress.rank in self._on_gpu else cpu_ticks(progress.pid)
-                for progress in attempt.living()
+                0 if progress.rank in on_gpu else cpu_ticks(progress.pid) for progress in attempt.living()
             ]
         except ProcessLookupError:  # its end is about to be noticed
             return False
         self._same_looks = self._same_looks + 1 if ticks == self._ticks else 0
         self._ticks = ticks
         return self._same_looks >= _STILL - 1
+
+    def _ranks_on_gpu(self, attempt: Attempt) -> frozenset[int]:
+        """Ranks that may ask their GPU again and again whether it has come to an end; slots that change are not read."""
+        if self._on_gpu is None:
+            self._on_gpu = frozenset(
+                progress.rank
+                for progress, slot in zip(attempt.ranks, self._slots, strict=True)
+                if waits_for_gpu(read_slot(slot))
+            )
+        return self._on_gpu
 
     def _slot(self, attempt: Attempt, progress: RankProgress) -> bytes:
         return self._board.slot(progress.rank - attempt.ranks[0].rank)
@@ -134,7 +141,8 @@ class DeadlockWatch:
         present = _present(attempt, situation)
         if any(catches(each.pid, number) for each in present for number in _ALARMS):
             return False
-        if not all(is_at_rest(each.pid) for each in present if each.rank not in self._on_gpu):
+        on_gpu = self._ranks_on_gpu(attempt)
+        if not all(is_at_rest(each.pid) for each in present if each.rank not in on_gpu):
             return False
         ours = {progress.pid for progress in attempt.ranks}
         return not any(is_alive(pid) for pid in descendants() - ours)
