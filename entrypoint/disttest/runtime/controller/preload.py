@@ -27,6 +27,8 @@ _LAZY = (
 )
 """What a source says, and the module that torch will import for it."""
 
+_COMMENT = re.compile("#.*")
+"""Its words count for nothing; in a text a # hides the rest of the line, which costs an import later."""
 _TORCHS_TESTS = "torch/testing/_internal/common_utils.py"
 _LARGEST = 1 << 20
 """Bytes; a larger source is data."""
@@ -50,7 +52,8 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
     waiting = {name: pattern for pattern, name in _LAZY if name not in sys.modules}
     wanted: list[str] = []
     for _, source in sources_below(root):
-        found = [name for name, pattern in waiting.items() if pattern.search(source)]
+        code = _COMMENT.sub("", source)
+        found = [name for name, pattern in waiting.items() if pattern.search(code)]
         for name in found:
             del waiting[name]
         wanted += found

@@ -54,12 +54,13 @@ def test_a_part_that_is_there_is_not_loaded_again(load):
     ("source", "place"),
     [
         ("stepping()", "root/test_it.py"),
+        ("pass  # not step(), which is slow", "root/test_it.py"),
         ("step()", "elsewhere/test_it.py"),
         ("step()", "root/.venv/lib/site-packages/test_it.py"),
         ("step()", "root/data.pkl"),
         (b"step()" + bytes(1 << 20), "root/test_it.py"),
     ],
-    ids=["another word", "outside", "installed", "no source", "data"],
+    ids=["another word", "a comment", "outside", "installed", "no source", "data"],
 )
 def test_nothing_is_loaded_for(load, source, place):
     assert () == load(source, place)
