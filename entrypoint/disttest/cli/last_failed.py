@@ -6,7 +6,7 @@ import os.path
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from disttest.cli.explain import find_run
+from disttest.cli.stored_run import find_run
 from disttest.errors import UsageError
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -40,7 +40,9 @@ from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
 from disttest.output import drain_streams, outlet, steady_streams
-from disttest.results.fold import RunResult
+
+if TYPE_CHECKING:
+    from disttest.results.fold import RunResult
 
 _WORDS = {"record": ("run", "--record", "all")}
 """Other names for a command and its options."""

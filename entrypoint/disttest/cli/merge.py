@@ -17,7 +17,6 @@ from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
-from disttest.results.merging import merge
 from disttest.results.shards import find_plan
 
 Write = Callable[[RunResult, Path], Any]
@@ -32,6 +31,8 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
+        from disttest.results.merging import merge
+
         expect: Path | None = given["expect"]
         floors = make_floors(
             min_tests=given["min_tests"],

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
-import msgspec
 
-from disttest.cli.explain import find_run, select
-from disttest.errors import UsageError
-from disttest.model import RankEnd, RankRecord
-from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
-from disttest.planning.targets import resolve_targets
-from disttest.replay.format import SUFFIX, Recording, read_recording
-from disttest.replay.replay_verdict import RecordedOutcome
-from disttest.results.fold import RunResult, TestOutcome, fold
-from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.repeat import keep_pytest_args, target_of
-from disttest.runtime.guard.guard import plugin_arguments, suite_arguments
 
 
 @click.command(cls=RegistryCommand)
@@ -39,94 +25,6 @@ def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> 
     RESULTS is the directory of the run (default: the newest here), TEST a part of the test's id. The exit code is 0 if
     the rank did what was recorded, be that a failure, and 1 if not.
     """
-    results_dir, text = find_run(words)
-    run = fold(read_events(results_dir / FILE_NAME))
-    outcome = _the_test(run, text)
-    path, record = _newest(outcome, results_dir, rank)
-    recording = read_recording(path)
-    _check(recording, path, outcome.test.nodeid, record)
-    expected = RecordedOutcome(recording=str(path), outcome=record.outcome, message=record.message)
-    command = _command(outcome, run, recording, expected, pytest_args)
-    variables = {**environment(), "PYTHONHASHSEED": recording.head.environment.get("PYTHONHASHSEED", "")}
-    ended = subprocess.run(command, env=variables, cwd=run.invocation.cwd or None, check=False)
-    sys.exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)  # noqa: TID251
+    from disttest.cli.replay_run import run_replay
 
-
-def _the_test(run: RunResult, text: str) -> TestOutcome:
-    """The one test that is meant.
-
-    Raises:
-        UsageError: there is none, or several.
-    """
-    found = select(run, text) if text else run.tests
-    exact = [each for each in found if each.test.nodeid == text]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    names = ", ".join(each.test.nodeid for each in found[:4])
-    raise UsageError(f"{text!r} is in the ids of {len(found)} tests ({names}, …): name one of them")
-
-
-def _newest(outcome: TestOutcome, results_dir: Path, rank: int) -> tuple[Path, RankRecord]:
-    """The recording of the last attempt that has one.
-
-    Raises:
-        UsageError: none has.
-    """
-    for result in reversed(outcome.attempts):
-        for record in result.ranks:
-            path = (results_dir / record.log).with_suffix(SUFFIX)
-            if record.rank == rank and record.log and path.is_file():
-                return path.absolute(), record
-    world = outcome.test.world
-    if world is not None and rank >= world.size:
-        raise UsageError(
-            f"{outcome.test.nodeid} ran with {world.size} ranks: --rank is 0 to {world.size - 1}"
-        )
-    raise UsageError(
-        f"{results_dir} has no recording of rank {rank} of {outcome.test.nodeid}: record it with disttest record "
-        "(tests of worlds on one machine; with --record failures, only those that fail)"
-    )
-
-
-def _check(recording: Recording, path: Path, nodeid: str, record: RankRecord) -> None:
-    """Refuse what would be replayed wrongly.
-
-    Raises:
-        UsageError: it is another test's, not whole, or cannot be replayed.
-    """
-    head = recording.head
-    if (head.nodeid, head.rank) != (nodeid, record.rank):
-        raise UsageError(
-            f"{path} is the recording of rank {head.rank} of {head.nodeid}: it does not belong there"
-        )
-    if recording.unfit:
-        raise UsageError(
-            f"rank {head.rank} of {head.nodeid} cannot be replayed: {'; '.join(recording.unfit)}"
-        )
-    if record.end is RankEnd.REPORTED and not recording.is_whole:
-        raise UsageError(
-            f"the recording {path} was cut off, since the rank ran to its end: copy it from the run once more"
-        )
-
-
-def _command(
-    outcome: TestOutcome,
-    run: RunResult,
-    recording: Recording,
-    expected: RecordedOutcome,
-    pytest_args: Sequence[str],
-) -> list[str]:
-    shape = recording.head.shape
-    targets = resolve_targets([target_of(outcome.test, run)]) if run.invocation.bundled else None
-    target = targets.arguments if targets else (target_of(outcome.test, run),)
-    return [
-        *(sys.executable, "-m", "pytest", *plugin_arguments()),
-        *(suite_arguments() if targets else ()),
-        *(f"--disttest-world-sizes={shape.size}", f"--disttest-backend={shape.backend}"),
-        f"--disttest-device={shape.device}",
-        f"--disttest-replay={msgspec.json.encode(expected).decode()}",
-        *("-s", "-q", "--no-header", "-p", "no:cacheprovider"),
-        *keep_pytest_args(run.invocation.pytest_args),
-        *pytest_args,
-        *target,
-    ]
+    sys.exit(run_replay(words, rank, pytest_args))  # noqa: TID251

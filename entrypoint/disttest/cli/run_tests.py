@@ -19,7 +19,7 @@ from disttest.cli.emulation import Emulation
 from disttest.cli.finish import finish_run
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
-from disttest.cli.resident import run_by_fork, wants_resident
+from disttest.cli.resident_run import run_by_fork, wants_resident
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn

@@ -9,7 +9,8 @@ import pytest
 from rendered import render_final
 from sample_runs import SampleRun, rank
 
-from disttest.cli.explain import render_explanation, select
+from disttest.cli.explanation import render_explanation
+from disttest.cli.stored_run import select
 from disttest.model import Cause, Outcome, RankCalls, SanitizerFinding, SeenCall
 from disttest.reports.annotations import render_annotations
 from disttest.reports.junit import render_junit

@@ -1,0 +1,46 @@
+"""A run whose journal lies here: which one is meant, and which of its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from disttest.errors import UsageError
+from disttest.results.directory import DEFAULT
+from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.journal import FILE_NAME
+
+
+def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
+    """Where the run lies that is meant, and which of its tests; the text is empty for all that failed.
+
+    Args:
+        words: a directory, a part of a test's id, or both in this order.
+        folder: where runs that were given no directory write.
+
+    Raises:
+        UsageError: there are more words.
+    """
+    if len(words) > 2:
+        raise UsageError(f"explain takes a directory and a part of one test's id, not {len(words)} words")
+    if words and (len(words) == 2 or Path(words[0]).is_dir()):
+        return Path(words[0]), "".join(words[1:])
+    runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
+    kept = [run for run in runs if (run / FILE_NAME).is_file()]
+    return max(kept, key=lambda run: (run / FILE_NAME).stat().st_mtime, default=DEFAULT), "".join(words)
+
+
+def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
+    """The failed tests, the flaky ones and those in which a sanitizer has found something, or all whose id contains a text.
+
+    Raises:
+        UsageError: no id contains it.
+    """
+    if not text:
+        told = {outcome.test.nodeid for outcome in (*run.bad, *run.flaky)}
+        warned = (each for each in run.tests if each.final.findings and each.test.nodeid not in told)
+        return (*run.bad, *run.flaky, *warned)
+    found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
+    if not found:
+        raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests")
+    return found

@@ -1,0 +1,274 @@
+"""What ``disttest watch`` does: the screen, the keys, and the run that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import termios
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from disttest.cli.saved_files import SavedFiles
+from disttest.descriptors import new_streams
+from disttest.errors import UsageError
+from disttest.host.process import Child, end_all, fork_child, leave
+from disttest.limits import GUARD_CANCEL_S, SAVED_POLL_S, TICK_S
+from disttest.planning.touched import find_touched
+from disttest.reports.text import count, duration, one_line
+from disttest.results.fold import RunResult, TestOutcome, fold
+from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.repeat import seen_from_start, target_of
+
+_KEYS = "enter: all   f: failed   r: a rank's log   q: quit"
+_FAILED = "✗"
+_CLEAR = "\x1b[2J\x1b[H"
+
+
+def watch(
+    targets: Sequence[str], pytest_args: Sequence[str], run: Callable[[Sequence[str]], NoReturn]
+) -> None:
+    """Stay until the user goes.
+
+    Args:
+        targets: paths of tests.
+        pytest_args: what is for pytest.
+        run: be the command with these arguments.
+
+    Raises:
+        UsageError: there is no terminal.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("disttest watch needs a terminal: for a script there is disttest run --resident")
+    with tempfile.TemporaryDirectory(prefix="disttest-watch-") as folder, _key_by_key():
+        _Watch(targets, pytest_args, Path(folder), run).stay()
+
+
+class _Known(NamedTuple):
+    """The last that is known of a test."""
+
+    outcome: TestOutcome
+    target: str
+    """How it is run again from here."""
+    results: Path
+
+    @property
+    def file(self) -> str:
+        return self.target.partition("::")[0]
+
+
+class _Watch:
+    """The screen, the run that goes on, and what is known of all tests."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        pytest_args: Sequence[str],
+        folder: Path,
+        run: Callable[[Sequence[str]], NoReturn],
+    ) -> None:
+        self._targets = tuple(targets)
+        self._pytest_args = tuple(pytest_args)
+        self._folder = folder
+        self._run = run
+        self._files = SavedFiles(Path.cwd(), interval_s=SAVED_POLL_S)
+        self._child: Child | None = None
+        self._asked: tuple[str, ...] = ()
+        self._number = 0
+        self._last: RunResult | None = None
+        self._known: dict[str, _Known] = {}
+        self._broken: dict[str, str] = {}
+        """Files that could not be collected, and why."""
+        self._why = ""
+
+    def stay(self) -> None:
+        """Until the user goes."""
+        self._start(self._targets, "the first run")
+        try:
+            while self._take_key(self._wait()):
+                if self._child is not None and self._child.poll() is not None:
+                    self._take_results()
+                if saved := self._files.look():
+                    self._take_saved(saved)
+        except KeyboardInterrupt:
+            return
+        finally:
+            self._end_run()
+
+    def _wait(self) -> str:
+        """Wait for a key, the end of a run, or the time of the next look; the key, if there is one."""
+        poller = select.poll()
+        poller.register(0, select.POLLIN)
+        if self._child is not None:
+            poller.register(self._child, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(self._files.interval_s * 1000)}
+        return os.read(0, 1).decode(errors="replace") or "q" if 0 in ready else ""
+
+    def _take_key(self, key: str) -> bool:
+        """Do what a key asks for; whether to stay."""
+        match key:
+            case "q":
+                return False
+            case "\n" | "\r":
+                self._start(self._targets, "all")
+            case "f" if failed := [*self._broken, *(known.target for known in self._failed())]:
+                self._start(failed, "what failed")
+            case "r":
+                self._show_log()
+        return True
+
+    def _take_saved(self, saved: Sequence[Path]) -> None:
+        tests = {Path(file) for file in (*self._broken, *(known.file for known in self._known.values()))}
+        touched = find_touched(saved, sorted(tests), self._files.names) if tests else None
+        targets = self._targets if touched is None else tuple(map(str, sorted(touched)))
+        waiting = self._asked if self._child is not None else ()
+        whole = self._targets in (targets, waiting)
+        asked = self._targets if whole else tuple(dict.fromkeys([*targets, *waiting]))
+        self._start(asked, f"saved {', '.join(map(str, saved[:3]))}")
+
+    def _start(self, targets: Sequence[str], why: str) -> None:
+        self._end_run()
+        self._asked, self._why = tuple(targets), why
+        self._number += 1
+        results, before = self._results(self._number), self._results(self._number - 1) / FILE_NAME
+        words = ["run", "--resident", *self._asked, f"--results={results}", "--progress=lines"]
+        if before.exists():
+            words += [f"--timings={before}", "--failed-first"]
+        self._child = fork_child(lambda: self._be_command(words), new_session=True)
+        self._draw()
+
+    def _be_command(self, words: Sequence[str]) -> None:
+        output = os.open(self._output(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, into in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(fd, into)
+        new_streams()
+        sys.argv = ["disttest", *words, "--", *self._pytest_args]
+        try:
+            self._run(sys.argv[1:])
+        except SystemExit as leaving:
+            leave(leaving.code if isinstance(leaving.code, int) else 1)
+
+    def _end_run(self) -> None:
+        """End the run that goes on, in order."""
+        if self._child is not None:
+            self._child.signal(signal.SIGINT)
+            self._child.wait(2 * GUARD_CANCEL_S)
+            end_all([self._child], term_grace_s=TICK_S)
+            self._child.close()
+            self._child = None
+
+    def _take_results(self) -> None:
+        assert self._child is not None
+        self._child.close()
+        self._child = None
+        results = self._results(self._number)
+        self._last = fold(read_events(results / FILE_NAME)) if (results / FILE_NAME).exists() else None
+        if self._last is not None:
+            self._forget(self._asked)
+            self._broken |= {
+                seen_from_start(each.nodeid, self._last): each.message
+                for each in self._last.collection_errors
+            }
+            for outcome in self._last.tests:
+                self._known[outcome.test.nodeid] = _Known(
+                    outcome, target_of(outcome.test, self._last), results
+                )
+        used = {results, *(known.results for known in self._known.values())}
+        for folder in self._folder.glob("[0-9]*"):
+            if folder not in used:
+                shutil.rmtree(folder)
+        self._draw()
+
+    def _forget(self, asked: Sequence[str]) -> None:
+        """What was known of whole files that have run now: a test that is gone from them has no verdict."""
+        everything = tuple(asked) == self._targets
+        self._known = {
+            nodeid: known
+            for nodeid, known in self._known.items()
+            if not everything and known.file not in asked
+        }
+        self._broken = {
+            file: why for file, why in self._broken.items() if not everything and file not in asked
+        }
+
+    def _results(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _output(self) -> Path:
+        return self._folder / "output"
+
+    def _failed(self) -> list[_Known]:
+        return [known for known in self._known.values() if known.outcome.final.outcome.is_bad]
+
+    def _draw(self) -> None:
+        """The whole screen: what runs or ran, what fails, the keys."""
+        told = [f"{_FAILED} {file}: {one_line(why, 200)}" for file, why in self._broken.items()]
+        told += [
+            f"{_FAILED} {known.outcome.test.nodeid}: {one_line(known.outcome.final.message, 200)}"
+            for known in self._failed()
+        ]
+        _show([f"disttest watch {' '.join(self._targets)}: {self._why}", self._verdict(len(told)), *told])
+
+    def _verdict(self, failing: int) -> str:
+        if self._child is not None:
+            return "running"
+        if self._last is None:
+            said = self._output().read_text(errors="replace").strip().splitlines()
+            return f"nothing was run: {said[-1] if said else 'it said nothing'}"
+        spent = duration(self._last.ended_at_s - self._last.started_at_s)
+        ran = f"the last run: {count(len(self._last.tests), 'test')} in {spent}"
+        known = count(len(self._known), "test")
+        if not failing:
+            return f"passed: {known} ({ran})"
+        failed = [f"{len(self._failed())} of {known}"] if self._failed() else []
+        broken = [f"{count(len(self._broken), 'file')} not collected"] if self._broken else []
+        return f"FAILED: {', '.join([*failed, *broken])} ({ran})"
+
+    def _show_log(self) -> None:
+        """The end of the log of the rank that a failed test is blamed on; the next key leads back."""
+        for known in self._failed():
+            final = known.outcome.final
+            logs = {record.rank: known.results / record.log for record in final.ranks if record.log}
+            path = logs.get(final.culprit if final.culprit is not None else -1) or next(
+                iter(logs.values()), None
+            )
+            if path is not None and path.exists():
+                _show(
+                    path.read_text(errors="replace").splitlines()[-_room() :], keys=f"any key: back   {path}"
+                )
+                os.read(0, 1)
+                break
+        self._draw()
+
+
+def _show(lines: Sequence[str], *, keys: str = _KEYS) -> None:
+    """Clear the screen and write lines, as many and as much of each as there is room for; the keys stand last."""
+    columns = shutil.get_terminal_size().columns
+    shown = [line.expandtabs()[: columns - 1] for line in lines[: _room()]]
+    hidden = len(lines) - len(shown)
+    more = [f"… and {hidden} more"] if hidden else []
+    sys.stdout.write(_CLEAR + "\n".join([*shown, *more, "", keys[: columns - 1]]) + "\n")
+    sys.stdout.flush()
+
+
+def _room() -> int:
+    """Lines of the screen beside those of the keys."""
+    return max(3, shutil.get_terminal_size().lines - 4)
+
+
+@contextlib.contextmanager
+def _key_by_key() -> Iterator[None]:
+    """Inside, keys arrive as they are pressed, and are not shown."""
+    before = termios.tcgetattr(0)
+    tty.setcbreak(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
