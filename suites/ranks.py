@@ -41,7 +41,7 @@ def exchange(world: World, value: Any) -> list[Any]:
 def _gather_at_store(rank: int, size: int, value: Any) -> list[Any]:
     name = fresh_name("exchange")
     here = store()
-    here.set(f"{name}/{rank}", pickle.dumps(_on_cpu(value)))
+    here.set(f"{name}/{rank}", pickle.dumps(on_cpu(value)))
     keys = [f"{name}/{other}" for other in range(size)]
     here.wait(keys, _LIMIT)
     return [pickle.loads(here.get(key)) for key in keys]
@@ -50,19 +50,6 @@ def _gather_at_store(rank: int, size: int, value: Any) -> list[Any]:
 def meet(world: World) -> None:
     """Return when every rank has come here: a barrier that uses no collective."""
     exchange(world, None)
-
-
-def assert_same_everywhere(world: World, tensors: Any) -> None:
-    """Every rank holds exactly the same values as rank 0."""
-    first = exchange(world, tensors)[0]
-    torch.testing.assert_close(_on_cpu(tensors), first, rtol=0, atol=0)
-
-
-def assert_different_everywhere(world: World, tensor: torch.Tensor) -> None:
-    """No two ranks hold the same values: the start that a test of synchronisation needs."""
-    seen = exchange(world, tensor)
-    for one, other in itertools.combinations(seen, 2):
-        assert not torch.equal(one, other), "the ranks were meant to start from different values"
 
 
 def raised_by(call: Any, *args: Any, **kwargs: Any) -> BaseException | None:
@@ -103,11 +90,12 @@ def only_on(world: World, rank: int, match: str, *, kind: Any = RuntimeError) ->
     return pytest.raises(kind, match=match) if world.rank == rank else contextlib.nullcontext()
 
 
-def _on_cpu(value: Any) -> Any:
+def on_cpu(value: Any) -> Any:
+    """The value with its tensors on the CPU, those in dictionaries, lists and tuples too."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
+        return {key: on_cpu(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(map(_on_cpu, value))
+        return type(value)(map(on_cpu, value))
     return value

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere
+from ..replicas import assert_same_everywhere
 from .data import (
     Members,
     ReduceOp,

@@ -11,7 +11,8 @@ from torch import nn
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere, exchange
+from ..ranks import exchange
+from ..replicas import assert_same_everywhere
 from .hooks import chained, divide_first
 from .models import DOUBLE, TwoHeads, linear
 from .training import (

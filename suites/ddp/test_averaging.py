@@ -18,7 +18,8 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere, meet, subgroup
+from ..ranks import meet, subgroup
+from ..replicas import assert_same_everywhere
 from .models import linear
 from .training import assert_parameters_equal, batches, share, twin, wrap
 

@@ -13,7 +13,8 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from disttest.testing.world import World
 
-from ..ranks import assert_different_everywhere, assert_same_everywhere, exchange
+from ..ranks import exchange
+from ..replicas import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, Counter, linear
 from .training import batches, require_option, share, wrap
 

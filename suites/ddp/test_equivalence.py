@@ -11,7 +11,8 @@ from torch import nn
 
 from disttest.testing.world import World
 
-from ..ranks import assert_different_everywhere, assert_same_everywhere, exchange
+from ..ranks import exchange
+from ..replicas import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, Apply, Counter, Perceptron, linear
 from .training import (
     assert_gradients_equal,

@@ -21,7 +21,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere, exchange, raised_by
+from ..ranks import exchange, raised_by
+from ..replicas import assert_same_everywhere
 from .models import DOUBLE, linear
 from .training import assert_gradients_equal, batches, descend, gradients, share, twin, wrap
 

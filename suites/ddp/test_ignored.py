@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from disttest.testing.world import World
 
-from ..ranks import assert_different_everywhere, assert_same_everywhere
+from ..replicas import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, WIDTH, Apply, linear
 from .training import assert_gradients_equal, batches, descend, gradients, ignoring, share, twin, wrap
 

@@ -11,7 +11,8 @@ from torch.distributed.algorithms.join import Join
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere, exchange
+from ..ranks import exchange
+from ..replicas import assert_same_everywhere
 from .models import DOUBLE, Apply, TwoHeads, linear
 from .training import batches, descend, parameters, share, twin, wrap
 

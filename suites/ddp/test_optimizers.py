@@ -12,7 +12,8 @@ from torch.utils.data import DistributedSampler
 
 from disttest.testing.world import World
 
-from ..ranks import assert_different_everywhere, assert_same_everywhere, exchange, subgroup
+from ..ranks import exchange, subgroup
+from ..replicas import assert_different_everywhere, assert_same_everywhere
 from .models import DOUBLE, linear
 from .training import (
     assert_parameters_equal,

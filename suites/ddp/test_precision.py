@@ -9,7 +9,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere
+from ..replicas import assert_same_everywhere
 from .training import assert_gradients_equal, descend, gradients, ignoring, parameters, twin, wrap
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]

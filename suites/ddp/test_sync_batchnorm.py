@@ -9,7 +9,7 @@ from torch import nn
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere
+from ..replicas import assert_same_everywhere
 from .training import assert_gradients_equal, assert_parameters_equal, descend, parameters, share, twin, wrap
 
 pytestmark = [pytest.mark.world_size(), pytest.mark.usefixtures("leave_together")]

@@ -12,7 +12,7 @@ from torch import nn
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere
+from ..replicas import assert_same_everywhere
 from .models import DOUBLE, WIDTH, Apply, Switch, TwoHeads, linear
 from .training import (
     assert_gradients_equal,

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from disttest.testing.world import World
 
-from ..ranks import assert_same_everywhere
+from ..replicas import assert_same_everywhere
 from .models import DOUBLE, WIDTH
 
 

@@ -49,17 +49,21 @@ def load_what_tests_use(root: Path) -> tuple[str, ...]:
     """
     if "torch" not in sys.modules:
         return ()
-    waiting = {name: pattern for pattern, name in _LAZY if name not in sys.modules}
+    waiting = {name for _, name in _LAZY if name not in sys.modules}
     wanted: list[str] = []
     for _, source in sources_below(root):
-        code = _COMMENT.sub("", source)
-        found = [name for name, pattern in waiting.items() if pattern.search(code)]
-        for name in found:
-            del waiting[name]
+        found = [name for name in parts_needed(source) if name in waiting]
+        waiting.difference_update(found)
         wanted += found
         if not waiting:
             break
     return tuple(name for name in wanted if _load(name))
+
+
+def parts_needed(source: str) -> tuple[str, ...]:
+    """The modules that torch will import for what a source says."""
+    code = _COMMENT.sub("", source)
+    return tuple(name for pattern, name in _LAZY if pattern.search(code))
 
 
 def sources_below(root: Path) -> Iterator[tuple[Path, str]]:
