@@ -88,9 +88,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
     group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
-    group.addoption(
-        "--disttest-failed-first", dest="disttest_failed_first", action="store_true", help=internal
-    )
+    for name in ("failed-first", "cpu-steps"):
+        group.addoption(f"--disttest-{name}", action="store_true", help=internal)
     group.addoption("--disttest-chaos", dest="disttest_chaos", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)

@@ -18,6 +18,7 @@ from disttest.model.chaos_case import (
     UnharmedCall,
     UnharmedRank,
 )
+from disttest.model.cpu_step import CpuStep
 from disttest.model.deadlock_proof import Deadlock, DeadlockKind, Edge
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.gang import Gang, Slot
@@ -47,6 +48,7 @@ __all__ = [
     "Collective",
     "Contract",
     "Count",
+    "CpuStep",
     "Deadlock",
     "DeadlockKind",
     "DeadlockRule",

@@ -50,6 +50,8 @@ class WorldSettings(Frozen):
     """The port at which a rank waits for a debugger; None: none does."""
     terminal: str = ""
     """Device of the terminal on which ranks are debugged; empty: none is."""
+    cpu_steps: bool = False
+    """Whether the journal tells what each world has cost, step by step."""
 
     def may_debug(self, rank: int) -> bool:
         """Whether this rank may take the terminal."""

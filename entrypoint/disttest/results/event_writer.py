@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.model import TestResult, WorldShape
+from disttest.model import CpuStep, TestResult, WorldShape
 from disttest.results.events import Event, Noted, TestFinished, TestStarted, WorldEnded, WorldStarted
 from disttest.results.journal import Journal
 
@@ -24,9 +24,9 @@ class EventWriter:
         """A world holds slots, by their names; its process, if it has one here."""
         self.event(WorldStarted(at_s=self.now(), world_id=world_id, shape=shape, slots=tuple(slots), pid=pid))
 
-    def world_ended(self, world_id: str, reason: str = "") -> None:
+    def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
         """A world has let go of its slots."""
-        self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason))
+        self.event(WorldEnded(at_s=self.now(), world_id=world_id, reason=reason, cpu_steps=cpu_steps))
 
     def test_started(self, nodeid: str, *, attempt: int = 1, world_id: str = "") -> None:
         """An attempt began."""

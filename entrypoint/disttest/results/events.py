@@ -10,6 +10,7 @@ from disttest.model import (
     SCHEMA_VERSION,
     Code,
     Count,
+    CpuStep,
     Hardware,
     Invocation,
     Moment,
@@ -78,6 +79,8 @@ class WorldEnded(Event, tag="world_ended"):
 
     world_id: str
     reason: str = ""
+    cpu_steps: tuple[CpuStep, ...] = ()
+    """What its life has cost, step by step; only where it was asked for."""
 
 
 class TestStarted(Event, tag="test_started"):

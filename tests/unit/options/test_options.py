@@ -32,7 +32,7 @@ def test_defaults():
 def test_every_option_has_a_field_and_a_variable():
     fields = set(RunOptions.__struct_fields__)
 
-    found = {"given", "terminal"}  # by the session, not by an option
+    found = {"cpu_steps", "given", "terminal"}  # by the session, not by an option
     assert fields - found == {option.field for option in RUN_OPTIONS}
     assert all(option.variable == f"DISTTEST_{option.field.upper()}" for option in RUN_OPTIONS)
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from disttest.model import TestResult
+from disttest.model import CpuStep, TestResult
 from disttest.results.directory import Home
 from disttest.results.event_writer import EventWriter
 from disttest.results.events import Event
@@ -30,9 +30,9 @@ class JobRecorder(EventWriter):
         with self._lock:
             super().event(event)
 
-    def world_ended(self, world_id: str, reason: str = "") -> None:
+    def world_ended(self, world_id: str, reason: str = "", cpu_steps: tuple[CpuStep, ...] = ()) -> None:
         """A world has let go of its slots."""
-        super().world_ended(world_id, clean_text(reason))
+        super().world_ended(world_id, clean_text(reason), cpu_steps)
 
     def test_finished(self, result: TestResult, *, again: bool = False) -> None:
         """A test has its verdict, or another attempt follows; said on the terminal too."""

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from disttest.host.cpu_marks import CpuMarks
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S
-from disttest.model import ALONE, Cause, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
 from disttest.options.run import RunOptions
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.schedule import GangScheduler, Scheduler
@@ -91,6 +92,7 @@ class Controller(Listener):
         """What the names of its worlds begin with."""
         self._settled = settled_by_plugins(session.config)
         self._worlds = 0
+        self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
         self._enough = ""
         """Why the user wants no further test (``-x``), once it is so."""
         self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
@@ -178,6 +180,7 @@ class Controller(Listener):
     # --- worlds
 
     def _start(self, gang: Gang, slots: tuple[Slot, ...]) -> None:
+        self._marks.mark("listening")
         self._worlds += 1
         world_id = f"{self._letter}{self._worlds}"
         scratch = self._workplace.scratch / world_id
@@ -195,6 +198,7 @@ class Controller(Listener):
         )
         world = self._crew.start(gang, slots, order, self._parents().starter_for(gang))
         self._recorder.world_started(world_id, gang.shape, [slot.name for slot in slots], world.child.pid)
+        self._marks.mark("starts of worlds")
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """A test starts."""
@@ -220,7 +224,7 @@ class Controller(Listener):
         if world.owed and (closed is None or no_progress):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
-        self._recorder.world_ended(world.world_id, reason)
+        self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
         merge_coverage(Path(world.order.scratch_dir))
         for nodeid, left in closed.leftovers if closed else ():
             self._recorder.noted(left, nodeid)
@@ -245,6 +249,11 @@ class Controller(Listener):
         if world.owed and not cancelled:
             owed = tuple(test.nodeid for test in world.owed)
             self._scheduler.submit(rest_of(world.gang, owed))
+
+    def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
+        """What it has cost, and what this process has taken since the last one ended."""
+        self._marks.mark("listening")
+        return (*(world.closed.cpu_steps if world.closed else ()), *self._marks.take())
 
     def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
         """The world process itself died: the test it was at is an error, the others get a new world."""

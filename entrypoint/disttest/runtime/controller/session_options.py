@@ -73,7 +73,7 @@ def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
     for word in words:
         if not word.startswith("--disttest-"):
             yield word
-        elif "=" not in word and word != "--disttest-failed-first":
+        elif "=" not in word and word not in ("--disttest-failed-first", "--disttest-cpu-steps"):
             next(words, None)
 
 
@@ -84,9 +84,10 @@ def options_of(config: pytest.Config) -> RunOptions:
         pytest.UsageError: one makes no sense.
     """
     try:
-        return resolve_options(_flags_of(config))
+        options = resolve_options(_flags_of(config))
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
+    return msgspec.structs.replace(options, cpu_steps=config.getoption("disttest_cpu_steps"))
 
 
 def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:

@@ -15,7 +15,17 @@ import msgspec
 
 from disttest.errors import ProtocolError
 from disttest.masking import masker
-from disttest.model import UNREADABLE, ChaosCase, Deadlock, Frozen, Outcome, RankRecord, TestCase, TestResult
+from disttest.model import (
+    UNREADABLE,
+    ChaosCase,
+    CpuStep,
+    Deadlock,
+    Frozen,
+    Outcome,
+    RankRecord,
+    TestCase,
+    TestResult,
+)
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
 from disttest.runtime.messages.settled import Settled
@@ -77,6 +87,8 @@ class TestDone(Message):
     """The rank leaves with this code, now; None: it stays for the next order."""
     seen: dict[str, msgspec.Raw] = {}
     """Name of a sanitizer -> what its recorder has seen in the test."""
+    cpu_steps: tuple[CpuStep, ...] = ()
+    """What this rank has taken since it last said so, where that was asked."""
 
 
 class RanksJoined(Message):
@@ -172,6 +184,8 @@ class WorldClosed(Message):
     """Node id of the test and what it left behind, for what had to be cleaned up after it."""
     survivors: tuple[int, ...] = ()
     """Pids that could not be killed; their slots must not be used again."""
+    cpu_steps: tuple[CpuStep, ...] = ()
+    """What it and its ranks have taken, where that was asked."""
 
 
 class Cancel(Message):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave
 from disttest.model import WorldShape
@@ -56,6 +57,8 @@ from disttest.testing.world import World, provide_world
 if TYPE_CHECKING:
     from disttest.runtime.rank.gpu_state import GpuCare
 
+_BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
+"""Phase of a test -> the step that ends when it begins."""
 _getpid = os.getpid
 """Whatever a test puts in its place."""
 
@@ -63,12 +66,15 @@ _getpid = os.getpid
 class _Session:
     """The state of this rank between messages; one per process."""
 
-    def __init__(self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell) -> None:
+    def __init__(
+        self, spec: RankSpec, channel: Channel, session: pytest.Session, phase: PhaseCell, marks: CpuMarks
+    ) -> None:
         self.spec = spec
         self.channel = channel
         self.session = session
         self.order: RunTest | None = None
         self.phase = phase
+        self.marks = marks
         self.gpu: GpuCare | None = None
         self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
         self.recording = RankRecording(spec)
@@ -83,6 +89,7 @@ class _Session:
     def note_phase(self, phase: str, xfail: bool) -> None:
         """A phase of the running test begins."""
         self.phase.write(phase, xfail=xfail)
+        self.marks.mark(_BEFORE[phase])
         if phase != "call":
             return
         if shared_fixtures(self.session) > self.shared_before:  # what those have changed stays
@@ -168,6 +175,7 @@ def serve(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
+    marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
     channel = settle_in(spec, channel, session.config)
     draw_alike(session.config, spec, together=True)
     use_cuda_freely()
@@ -179,12 +187,13 @@ def serve(
         await_debugger(spec.settings, session.config, phase.hold)
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
-    state = _Session(spec, channel, session, phase)
+    state = _Session(spec, channel, session, phase, marks)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None
     own_tmp_path(session.config, spec.scratch)
     hasten_log_capture()
+    marks.mark("start")
     channel.send(RankReady())
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
         pass
@@ -273,6 +282,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.recording.begin(order, seed)
     run_protocol(items, order)
     state.recording.end()
+    state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
     cleanup = hygiene.clean_up(
         state.facts_before, state.facts_at_call, pristine=state.pristine, shared_fixtures=shared
@@ -281,6 +291,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
     save_coverage()
+    state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
     state.channel.send(
         TestDone(
@@ -290,6 +301,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             store_keys=cleanup.store_keys,
             seen=state.recorders.reports() | chaos.seen(items),
             exit_code=0 if chaos.leaves else None,
+            cpu_steps=state.marks.take(),
         )
     )
     return not chaos.leaves

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from disttest.deadlock.board import WaitBoard
+from disttest.host.cpu_marks import CpuMarks
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
 from disttest.host.leftovers.strays import name_strays
@@ -70,6 +71,7 @@ class WorldSupervisor:
         """Each test with its start on the monotonic clock."""
         self._store: Any = None
         self._segments = Segments(order.home.now)
+        self._marks = CpuMarks("world", asked=order.settings.cpu_steps)
 
     def run(self) -> None:
         """Start the ranks, run the tests until one breaks the world, end everything, say so."""
@@ -106,8 +108,10 @@ class WorldSupervisor:
         listener = self._listen()
         if self._board is not None:
             prepare_to_watch()
+        self._marks.mark("start")
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
+        self._marks.mark("forks of ranks")
         self._store = host_store(listener)
         deadline = time.monotonic() + self._order.settings.unless_debugged(WORLD_START_S)
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
@@ -177,7 +181,11 @@ class WorldSupervisor:
             attempt = self._begin(test, index, following)
             if following:
                 self._ranks.logs.prepare(self._logs_of(index + 1))
+            self._marks.mark("ranks start")
             self._ranks.watch(attempt)
+            self._marks.mark("watching")
+            for progress in attempt.ranks:
+                self._marks.add_of_child(progress.done.cpu_steps if progress.done else ())
             result = self._judge(attempt)
             # Ranks that have called different things may have left some that the next test would meet.
             self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
@@ -187,6 +195,7 @@ class WorldSupervisor:
             keep_seen(attempt, self._ranks.logs, order.settings.sanitize)
             self._on_shared_memory(at_once=True)
             self._report(attempt, result, speaking_reports(attempt, result))
+            self._marks.mark("verdict")
             self._ranks.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):
                 return
@@ -354,9 +363,17 @@ class WorldSupervisor:
         if masker.active:  # they name files and functions as they are
             for stacks in Path(self._order.scratch_dir).glob("*.stacks"):
                 stacks.unlink(missing_ok=True)
+        self._marks.mark_children("rank", "fork and end")
+        self._marks.mark("close")
         if not self._abandoned:
             self._controller.send(
-                WorldClosed(reason=self._reason, notes=notes, leftovers=leftovers, survivors=survivors)
+                WorldClosed(
+                    reason=self._reason,
+                    notes=notes,
+                    leftovers=leftovers,
+                    survivors=survivors,
+                    cpu_steps=self._marks.take(),
+                )
             )
 
     def _dismiss(self, limit_s: float) -> tuple[str, ...]:

@@ -1,0 +1,78 @@
+"""Where the CPU time of a process goes: it marks the end of each step, and what it has used since the last mark was that step."""
+
+from __future__ import annotations
+
+import functools
+import resource
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from disttest.model import CpuStep
+
+
+class _Used(NamedTuple):
+    cpu_s: float
+    faults: int
+
+    def plus(self, other: _Used) -> _Used:
+        return _Used(self.cpu_s + other.cpu_s, self.faults + other.faults)
+
+    def minus(self, other: _Used) -> _Used:
+        return _Used(self.cpu_s - other.cpu_s, max(0, self.faults - other.faults))
+
+
+_NOTHING = _Used(0.0, 0)
+_Sums = dict[tuple[str, str], _Used]
+"""Role and step -> what it has taken, as often as it came."""
+
+
+class CpuMarks:
+    """The marks of one process; nothing is read unless somebody has asked."""
+
+    def __init__(self, role: str, *, asked: bool, since_start: bool = True) -> None:
+        """Begin.
+
+        Args:
+            role: what the process is: ``rank``, ``world``, ``controller``.
+            asked: whether steps are kept.
+            since_start: the first step is all since this process was started.
+        """
+        self._role = role
+        self._asked = asked
+        self._own: _Sums = {}
+        self._of_children: _Sums = {}
+        self._last = _NOTHING if since_start or not asked else _used(resource.RUSAGE_SELF)
+
+    def mark(self, step: str) -> None:
+        """A step ends here."""
+        if self._asked:
+            before, self._last = self._last, _used(resource.RUSAGE_SELF)
+            _add(self._own, (self._role, step), self._last.minus(before))
+
+    def take(self) -> tuple[CpuStep, ...]:
+        """The sums since the last time, and those that children have told."""
+        sums = (*self._of_children.items(), *self._own.items())
+        self._of_children, self._own = {}, {}
+        return tuple(
+            CpuStep(role=role, step=step, cpu_s=used.cpu_s, faults=used.faults) for (role, step), used in sums
+        )
+
+    def add_of_child(self, steps: Iterable[CpuStep]) -> None:
+        """A child has told its steps."""
+        for each in steps:
+            _add(self._of_children, (each.role, each.step), _Used(each.cpu_s, each.faults))
+
+    def mark_children(self, role: str, step: str) -> None:
+        """All children have ended: what they have used beyond what they told."""
+        if self._asked:
+            told = functools.reduce(_Used.plus, self._of_children.values(), _NOTHING)
+            _add(self._of_children, (role, step), _used(resource.RUSAGE_CHILDREN).minus(told))
+
+
+def _add(sums: _Sums, key: tuple[str, str], used: _Used) -> None:
+    sums[key] = sums.get(key, _NOTHING).plus(used)
+
+
+def _used(whose: int) -> _Used:
+    usage = resource.getrusage(whose)
+    return _Used(usage.ru_utime + usage.ru_stime, usage.ru_minflt)
