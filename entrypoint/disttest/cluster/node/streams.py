@@ -19,7 +19,7 @@ GREEN_LIMIT = 32 * 1024
 
 
 def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
-    """The logs of these ranks; a log that is empty or missing is left out."""
+    """The logs of these ranks, empty ones too, since their paths are told; a log that is missing is left out."""
     try:
         tree = Tree(results)
     except OSError:
@@ -28,9 +28,7 @@ def log_texts(results: Path, ranks: Iterable[RankRecord]) -> Iterator[LogText]:
         with contextlib.suppress(OSError):
             fd = tree.open(record.log)
             green = record.end is RankEnd.REPORTED and record.outcome in (Outcome.PASSED, Outcome.SKIPPED)
-            text = read_capped(fd, GREEN_LIMIT if green else LIMIT)
-            if text:
-                yield LogText(path=record.log, text=text)
+            yield LogText(path=record.log, text=read_capped(fd, GREEN_LIMIT if green else LIMIT))
 
 
 def read_capped(fd: int, limit: int) -> str:
