@@ -44,7 +44,7 @@ def finish_run(
     """
     on_github = environ.get("GITHUB_ACTIONS") == "true"
     lost = _write(run, results)
-    lost += _published(lambda: publish_summary(results, environ))
+    lost += _published(lambda: publish_summary(run, results, environ))
     if on_github:
         github.send(sys.stdout, render_annotations(run).rstrip("\n"))
     print_final(Console(), run, results_dir=results, failures=failures)

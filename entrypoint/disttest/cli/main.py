@@ -75,7 +75,7 @@ def _write_reports(result: RunResult, results: Path) -> None:
 
     write_reports(result, results)
     publish_outputs(run_outputs(result, results.absolute(), result.exit_code), environment())
-    publish_summary(results, environment())
+    publish_summary(result, results, environment())
 
 
 def _leave(code: int, *, shown: bool = False) -> NoReturn:

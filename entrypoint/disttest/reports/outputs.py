@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from disttest import github
-from disttest.beneath import read_regular
 from disttest.errors import ExitCode
 from disttest.reports.aggregates import tally
 from disttest.reports.write import REPORTERS
@@ -114,10 +113,12 @@ def publish_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> N
             github.write_output(Path(file), name, value)
 
 
-def publish_summary(results_dir: Path, environ: Mapping[str, str]) -> None:
-    """Show the summary on the page of the workflow's run, where there is one."""
-    file, text = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
-    if not file or not text.exists():
+def publish_summary(run: RunResult, results_dir: Path, environ: Mapping[str, str]) -> None:
+    """Show the summary on the page of the workflow's run, where there is one: without links, as no logs lie beside it."""
+    from disttest.reports.summary import render_summary
+
+    file, written = environ.get("GITHUB_STEP_SUMMARY"), Path(_path(results_dir, "summary"))
+    if not file or not written.exists():
         return
-    if not github.append_summary(Path(file), read_regular(text).decode("utf-8", "replace")):
-        github.append_summary(Path(file), f"The summary is too long for this page: see `{text}`.")
+    if not github.append_summary(Path(file), render_summary(run, results_dir, links=False)):
+        github.append_summary(Path(file), f"The summary is too long for this page: see `{written}`.")

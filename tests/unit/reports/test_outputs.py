@@ -19,6 +19,7 @@ from disttest.reports.outputs import (
     publish_summary,
     run_outputs,
 )
+from disttest.reports.write import write_reports
 
 
 @pytest.mark.parametrize(
@@ -74,11 +75,20 @@ def test_values_with_newlines_are_written_whole(tmp_path: Path) -> None:
 
 def test_without_a_step_nothing_is_written(tmp_path: Path) -> None:
     publish_outputs({"tests": "1"}, {})
-    publish_summary(tmp_path, {})
+    publish_summary(sample_runs.mixed_run(), tmp_path, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_summary_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "summary.md").write_text("# Fine\n")
-    publish_summary(tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
-    assert (tmp_path / "page").read_text() == "# Fine\n\n"
+def test_the_summary_is_shown_without_links_to_logs_that_are_not_there(tmp_path: Path) -> None:
+    run = sample_runs.mixed_run(tmp_path)
+    write_reports(run, tmp_path, ("summary",))
+    publish_summary(run, tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
+    assert "](logs/" in (tmp_path / "summary.md").read_text()
+    shown = (tmp_path / "page").read_text()
+    assert "## ❌ disttest: failed" in shown
+    assert "](logs/" not in shown
+
+
+def test_a_summary_that_could_not_be_written_is_not_shown(tmp_path: Path) -> None:
+    publish_summary(sample_runs.mixed_run(), tmp_path, {"GITHUB_STEP_SUMMARY": str(tmp_path / "page")})
+    assert list(tmp_path.iterdir()) == []
