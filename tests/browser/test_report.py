@@ -85,6 +85,26 @@ class TestFindings:
         expect(sheet.locator(".lanes .track")).to_have_count(2)
         expect(sheet.locator(".repeat code")).to_contain_text(f"::{name}[2xgloo]'")
 
+    @pytest.mark.parametrize(
+        ("name", "code"), [("test_segfault", "ctypes.string_at(0)"), ("test_hang", "time.sleep(600)")]
+    )
+    def test_the_card_of_a_crash_and_of_a_hang_shows_the_line(self, visit, red, name, code):
+        page = visit().open(red)
+        card = page.locator(
+            "#failures .card", has=page.get_by_role("button", name=re.compile(f"::{name}\\["))
+        )
+
+        expect(card.locator(".source")).to_have_text(code)
+
+    def test_the_commands_of_a_card_are_folded(self, visit, red):
+        page = visit().open(red)
+        cards = page.locator("#failures .card")
+        assert cards.count() > 13
+        assert page.locator("#failures").bounding_box()["height"] < 150 * cards.count()
+        expect(cards.first.locator(".repeat")).to_be_hidden()
+        cards.first.get_by_text("repeat").click()
+        expect(cards.first.locator(".repeat")).to_be_visible()
+
     def test_a_hang_shows_where_each_rank_stood(self, visit, red):
         page = visit().open(red)
         page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()

@@ -78,13 +78,24 @@ def locate(test: TestOutcome, repository: Repository) -> Location | None:
 
 
 def source_line(test: TestOutcome, repository: Repository) -> str:
-    """The code of that line, as pytest's traceback has it; empty where it has not."""
+    """The code of that line, as the traceback or the stacks have it; empty where they have not."""
     place = locate(test, repository)
+    if place is None:
+        return ""
     for text in map(clean, _words(test.final)):
         for match in reversed(list(_PYTEST.finditer(text))):
-            if place is not None and _location(match, repository) == place:
+            if _location(match, repository) == place:
                 return _code_at(text, match)
+        for match in _FRAME.finditer(text):
+            if _location(match, repository) == place:
+                return _code_below(text, match)
     return ""
+
+
+def _code_below(text: str, match: re.Match[str]) -> str:
+    """The line after a frame, if it is code, which Python indents by two more."""
+    below = text[match.end() :].partition("\n")[2].partition("\n")[0]
+    return below.strip() if below.startswith("    ") and not _FRAME.match(below) else ""
 
 
 def _code_at(text: str, match: re.Match[str]) -> str:

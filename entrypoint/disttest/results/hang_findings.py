@@ -246,7 +246,12 @@ def _frames(rank: RankRecord) -> Iterator[Frame]:
 
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:
-    return next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+    return next((frame for frame in frames if not is_library(frame.file)), None)
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is none of the user's."""
+    return _LIBRARY.search(file) is not None
 
 
 def _only(ranks: Sequence[RankRecord]) -> int | None:

@@ -41,6 +41,9 @@ class TestSource:
             (f"{ASSERTION}\n/opt/venv/site-packages/torch/x.py:5: RuntimeError", "assert x[0] == 3"),
             ("no traceback", ""),
             ("tests/a.py:3: in test_x", ""),
+            ('  File "tests/a.py", line 3, in test_x\n    helper()\n', "helper()"),
+            ('  File "tests/a.py", line 3, in test_x\n', ""),
+            ('  File "tests/a.py", line 3, in f\n  File "tests/b.py", line 4, in g\n    boom()\n', "boom()"),
         ],
     )
     def test_the_line_of_the_place_is_found_in_the_traceback(self, details, code):
@@ -49,6 +52,20 @@ class TestSource:
         run = sample.finish()
 
         assert code == source_line(run.tests[0], Repository.of(run))
+
+    def test_a_hang_shows_the_line_that_its_stacks_have(self):
+        stacks = (
+            'Current thread (most recent call first):\n  File "/venv/site-packages/torch/x.py", line 9 in barrier\n'
+            '  File "/nowhere/repo/tests/a.py", line 3 in test_x\n    dist.barrier()\n'
+            '  File "/nowhere/repo/tests/a.py", line 9 in main'
+        )
+        sample = SampleRun()
+        sample.test(
+            Outcome.FAILED, culprit=1, message="m", ranks=(rank(0), rank(1, hung=True, stacks=stacks))
+        )
+        run = sample.finish()
+
+        assert "dist.barrier()" == source_line(run.tests[0], Repository.of(run))
 
 
 class TestWhich:

@@ -43,6 +43,7 @@ from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, question
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
+from disttest.runtime.world.stack_code import with_code
 
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
@@ -196,7 +197,7 @@ class Supervisor:
             if progress.is_over:
                 continue
             self.note_end(progress)
-            progress.stacks = shorten_stacks(evidence.stacks)
+            progress.stacks = masker.text(with_code(shorten_stacks(evidence.stacks)))
             progress.collectives = evidence.collectives
             progress.hung = deadline_passed and not attempt.deadlock_expected
             progress.met_deadlock = deadline_passed and attempt.deadlock_expected
@@ -240,7 +241,8 @@ class Supervisor:
             progress.start_log = RankLog(handle.log, limit=self._settings.log_limit).tail(_START_LOG_KEPT)
         progress.last_words = self._last_words(progress, attempt)
         if progress.death and progress.death.signal is not None:
-            progress.crash = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
+            stacks = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
+            progress.crash = masker.text(with_code(stacks))
         attempt.note_death(progress)
 
     def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
