@@ -53,21 +53,44 @@ FAULTY = """
     def test_leaves_a_child():
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
-    def die(queue):
+    # Started without a time limit, and there when a test with one begins: how long a start takes is the machine's.
+    def die(told, queue):
+        told.wait()
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    @pytest.mark.timeout(3)
-    def test_waits_for_a_dead_child():
+    @pytest.fixture(scope="module")
+    def child():
         context = multiprocessing.get_context("fork")
-        queue = context.Queue()
-        process = context.Process(target=die, args=(queue,))
+        told, queue = context.Event(), context.Queue()
+        process = context.Process(target=die, args=(told, queue))
         process.start()
-        queue.get()
+        yield told, queue
+        process.kill()
+
+    @pytest.fixture(scope="module")
+    def rank():
+        code = "import time; print('a rank speaks', flush=True); time.sleep(600)"
+        seen, speaks = os.pipe()
+        rank = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "RANK": "1"}, stdout=speaks)
+        assert os.read(seen, 1)
+        yield rank
+        rank.kill()
+
+    def test_starts_a_child(child):
+        subprocess.run(["echo", "a child speaks"], check=True)
 
     @pytest.mark.timeout(3)
-    def test_waits_for_ranks():
-        code = "import time; print('a rank speaks', flush=True); time.sleep(600)"
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "RANK": "1"})
+    def test_waits_for_a_dead_child(child):
+        told, queue = child
+        told.set()
+        queue.get()
+
+    def test_starts_a_rank(rank):
+        pass
+
+    @pytest.mark.timeout(3)
+    def test_waits_for_ranks(rank):
+        rank.wait()
 
     def test_flaky(request):
         mark = request.config.rootpath / "was-here"
@@ -109,7 +132,9 @@ def test_every_test_has_its_own_verdict(ended):
         "test_exits": Outcome.ERROR,
         "test_hangs": Outcome.FAILED,
         "test_leaves_a_child": Outcome.PASSED,
+        "test_starts_a_child": Outcome.PASSED,
         "test_waits_for_a_dead_child": Outcome.FAILED,
+        "test_starts_a_rank": Outcome.PASSED,
         "test_waits_for_ranks": Outcome.FAILED,
         "test_flaky": Outcome.PASSED,
         "test_skipped": Outcome.SKIPPED,
@@ -135,11 +160,15 @@ def test_failures_say_what_happened(ended):
 def test_processes_of_a_test_are_named_and_ended(ended):
     (note,) = [n for n in ended.result("test_leaves_a_child").notes if "which was killed" in n]
     assert note.startswith("the test leaked process ") and "import time" in note
-    dead = ended.result("test_waits_for_a_dead_child")
+    (speaker,) = ended.result("test_starts_a_child").ranks
+    assert "a child speaks" in (ended.results / speaker.log).read_text()
+    # A second attempt starts them anew, within its limit.
+    dead, waiting = (
+        next(test.attempts[0] for test in ended.run.tests if test.test.name == name)
+        for name in ("test_waits_for_a_dead_child", "test_waits_for_ranks")
+    )
     assert "was killed by SIGSEGV, and nobody waited for it" in dead.message
-    waiting = ended.result("test_waits_for_ranks")
     assert "(rank 1, " in waiting.ranks[0].stacks
-    assert "a rank speaks" in (ended.results / waiting.ranks[0].log).read_text()
 
 
 SHARED = """

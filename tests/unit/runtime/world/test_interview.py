@@ -16,6 +16,28 @@ from disttest.runtime.world.evidence import question
 LIMIT_S = 0.2
 
 
+class FakeTime:
+    """Time that passes only while somebody sleeps: how busy this machine is decides nothing."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture(autouse=True)
+def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr(evidence, "time", fake)
+    return fake
+
+
 class FakeRank:
     """Answers at the look that it is told, and notes what it was asked and what it had answered by then."""
 
@@ -68,24 +90,16 @@ def test_a_silent_rank_is_asked_for_its_collectives_before_the_limit() -> None:
     assert interview(FakeRank(stacks_at=1000)) == ["stacks,flight-0 after no stacks"]
 
 
-def test_a_stopped_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-
+def test_a_stopped_rank_is_not_waited_for(time: FakeTime) -> None:
     assert interview(FakeRank(stacks_at=1000, stopped=True)) == ["stacks"]
-    assert not slept
+    assert not time.slept
 
 
-def test_a_rank_without_a_handler_is_asked_for_its_collectives_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-
+def test_a_rank_without_a_handler_is_asked_for_its_collectives_at_once(time: FakeTime) -> None:
     told = interview(FakeRank(stacks_at=1000, deaf=True, flight_at=2))
 
     assert told == ["stacks,flight-0 after no stacks"]
-    assert len(slept) == 1
+    assert len(time.slept) == 1
 
 
 def test_whether_a_process_handles_a_signal_is_read_from_the_kernel() -> None:
