@@ -25,6 +25,9 @@ TYPED = {
     "tests/integration/test_sanitizers_page.py::test_the_how_to_about_a_loss_that_differs": {
         "docs/loss-differs.md"
     },
+    "tests/integration/test_planning_page.py::test_a_plan_and_a_merge_are_made_as_the_page_says": {
+        "docs/planning.md"
+    },
     "tests/integration/test_readme.py::test_the_first_screen_works_from_a_clone_and_literally": {
         ("README.md", "Your own tests"),
         ("docs/tutorial.md", "Install"),
@@ -47,14 +50,6 @@ IN_OTHER_WORDS = {
         "Kubernetes",
     ): "tests/kubernetes/test_kubernetes_launchers.py::test_collectives_pass_over_two_nodes_in_the_words_of_the_page",
     ("docs/image.md", "The image"): "tests/docker/test_image.py::test_bundled_suites_run_by_name",
-    (
-        "docs/planning.md",
-        "Over runners",
-    ): "tests/unit/cli/test_plan_and_merge.py::test_a_plan_is_written_and_shown",
-    (
-        "docs/planning.md",
-        "Merge",
-    ): "tests/unit/cli/test_plan_and_merge.py::test_shards_are_merged_and_reported",
 }
 """Title of a page -> the test that gives its commands to what they need: a cluster, an engine of containers, make."""
 
