@@ -7,10 +7,15 @@ from terminal import Terminal
 
 from disttest.model import Outcome
 
-LIMIT_S = 2
+LIMIT_S = 6
+"""Of tests that do next to nothing: what they do while nobody holds them has to fit on any machine."""
 SUITE = f"""
     import pytest
     import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    def test_warm(world):
+        dist.barrier()
 
     @pytest.mark.world_size(2)
     @pytest.mark.timeout({LIMIT_S})
@@ -37,6 +42,40 @@ COLLECTED_BY_RANKS = """
     def test_all_fail(world):
         here = 80 + world.rank
         assert world.size == 3
+"""
+
+
+HOSTED = f"""
+    import pytest
+    import torch.testing._internal.common_distributed as common
+
+    class TestProcesses(common.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        @pytest.mark.timeout({LIMIT_S})
+        def test_1_stops(self):
+            secret = 40 + self.rank
+            breakpoint()
+            assert secret
+
+        def test_2_fails(self):
+            here = 70 + self.rank
+            assert self.rank == 0
+
+    class TestStaying(common.MultiProcContinuousTest):
+        world_size = 2
+
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+
+        def test_3_fails(self):
+            there = 90 + self.rank
+            assert self.rank == 0
 """
 
 
@@ -85,6 +124,29 @@ def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_fro
     result = ended.result("test_all_fail")
     assert "all 2 ranks failed: AssertionError: assert 2 == 3" == result.message
     assert 1 == ended.exit_code
+
+
+def test_a_rank_that_a_class_of_torch_starts_gets_the_terminal_too(lab):
+    terminal = Terminal(lab.write(test_hosted=HOSTED), "test_hosted.py", "--host", "--debug-rank", "1")
+    prompt(terminal, 1, 1)
+    time.sleep(LIMIT_S + 0.5)
+    answer(terminal, "p secret + 1000", "1041")
+    terminal.answer("c\n")
+    prompt(terminal, 1, 3)
+    answer(terminal, "p here + 1000", "1071")
+    terminal.answer("c\n")
+    prompt(terminal, 1, 5)
+    answer(terminal, "p there + 1000", "1091")
+    terminal.answer("c\n")
+    ended = terminal.end()
+
+    assert Outcome.PASSED is ended.result("test_1_stops").outcome, ended.output
+    for name in ("test_2_fails", "test_3_fails"):
+        failed = ended.result(name)
+        assert (Outcome.FAILED, 1) == (failed.outcome, failed.culprit), ended.output
+    assert 2 == ended.output.count("rank 1 failed: AssertionError")
+    assert "(rank 0)" not in ended.output
+    assert "(main process)" not in ended.output
 
 
 def test_without_a_terminal_the_way_to_one_is_told(lab):

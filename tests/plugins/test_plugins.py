@@ -715,6 +715,40 @@ def test_debugpy(lab: Lab, debugged: Callable[..., subprocess.Popen[str]]) -> No
     assert not [note for test in ended.run.tests for note in test.final.notes]
 
 
+STARTS_RANKS = """
+    import torch.testing._internal.common_distributed as common
+
+    class TestProcesses(common.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_fails(self):
+            here = 1070 + self.rank
+            assert self.rank == 0
+"""
+
+
+@pytest.mark.plugins("debugpy")
+def test_debugpy_in_a_rank_that_a_class_of_torch_starts(
+    lab: Lab, debugged: Callable[..., subprocess.Popen[str]]
+) -> None:
+    port = free_port()
+    lab.write(test_hosted=STARTS_RANKS)
+    process = debugged("test_hosted.py", "--host", "--debug-rank", "1", "--debugpy", str(port))
+    client = DebugClient(port)
+    client.attach({}, ["uncaught"])
+    thread, frame = client.stopped()
+    assert ("test_fails", "1071") == (frame["name"], client.value("here", frame))
+    client.ask("continue", threadId=thread)
+    client.until_closed()
+
+    failed = ended_run(process, lab).result("test_fails")
+    assert (Outcome.FAILED, 1) == (failed.outcome, failed.culprit)
+
+
 HANGS = """
     import pytest
     import torch.distributed as dist

@@ -18,12 +18,20 @@ from disttest.results.headline import raised_line
 from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.debug_adapter import PostMortem
 
 
 class Account:
     """The rank's own account of its test: what the method raised, however its surroundings translate that into exit codes."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, post_mortem: PostMortem | None = None) -> None:
+        """An account of one test.
+
+        Args:
+            channel: to the main process.
+            post_mortem: shows somebody where the test has failed, before anybody is told that it has.
+        """
+        self.post_mortem = post_mortem
         self._channel = channel
         self._raised: BaseException | None = None
         self._raised_at_s = 0.0
@@ -45,7 +53,11 @@ class Account:
 
     def note(self, error: BaseException) -> None:
         """The test raised this, just now."""
+        if error is self._raised:
+            return
         self._raised, self._raised_at_s = error, time.monotonic()
+        if self.post_mortem is not None and self._failure() is not None:
+            self.post_mortem(error)
 
     def report_text(self, text: str) -> None:
         """The test says by itself that it failed; the text is a traceback."""

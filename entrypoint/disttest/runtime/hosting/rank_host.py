@@ -18,6 +18,7 @@ from disttest.model import Outcome, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
 from disttest.results.rulings import disagreement
 from disttest.runtime.hosting.account import Account
+from disttest.runtime.hosting.debugged import debug_hosted_rank
 from disttest.runtime.hosting.raised import thread_records
 from disttest.runtime.hosting.ranks import account_for, run_once, serve_tests, settle_in
 from disttest.runtime.hosting.team import (
@@ -27,6 +28,7 @@ from disttest.runtime.hosting.team import (
     blame_for_waiting,
     foreign_record,
 )
+from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
@@ -56,6 +58,7 @@ class ForkHost:
         self._team: Team | None = None
         self._kept: Team | None = None
         self._starts = 0
+        self._phase = PhaseCell(spec.phases, spec.place) if spec.settings.is_debugged else None
 
     @property
     def on_gpus(self) -> bool:
@@ -220,6 +223,8 @@ class ForkHost:
         spec, config, parent = self._spec, self._config, os.getpid()
         log = team.supervisor.logs.open(self._log(rank))
         board = team.board.path if team.board else None
+        held = team.held
+        held_at = held.path if held else None
 
         def be_rank() -> None:
             die_with_parent(parent)
@@ -229,9 +234,10 @@ class ForkHost:
             belong_to_this_process(mine)
             settle_in(config, log, stacks, spec.threads)
             flight.answer_questions(questions, rank)
+            post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
             watch_waits(board, rank)
             flight.note_start()
-            own_account = account_for(mine)
+            own_account = account_for(mine, post_mortem)
             mine.send(RankReady())
             code = main(rank, mine, own_account)
             save_coverage()
@@ -242,7 +248,12 @@ class ForkHost:
         theirs.close()
         team.ranks.append(Rank(rank, child))
         handle = RankProcessHandle(
-            rank=rank, channel=ours, child=child, evidence=EvidenceSource(child, stacks, questions), log=log
+            rank=rank,
+            channel=ours,
+            child=child,
+            evidence=EvidenceSource(child, stacks, questions),
+            log=log,
+            held=lambda: held is not None and held.is_held(rank),
         )
         team.supervisor.add(handle)
 
@@ -261,7 +272,7 @@ class ForkHost:
                 for handle in team.supervisor.handles
             ],
         )
-        attempt.rule, attempt.skips = rule, self._skips
+        attempt.rule, attempt.skips, attempt.main = rule, self._skips, self._phase
         attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
         return attempt
 
@@ -272,6 +283,8 @@ class ForkHost:
         supervisor.begin(attempt)
         with self._heeding_the_world(supervisor, attempt):
             supervisor.watch(attempt)
+        attempt.hold(time.monotonic(), on=False)
+        self._began_s += attempt.paused_s
         supervisor.close_logs(attempt)
         records = tuple(attempt.read(progress) for progress in attempt.ranks)
         if never_joined:

@@ -14,6 +14,7 @@ from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_c
 from disttest.runtime.messages.protocol import Channel, TestDone
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
+from disttest.runtime.rank.debug_adapter import PostMortem
 from disttest.runtime.rank.log_capture import forget_log_capture
 from disttest.runtime.rank.rank import next_order
 from disttest.runtime.rank.waits import begin_waits
@@ -39,10 +40,10 @@ def settle_in(config: pytest.Config, log: Path, stacks: Path, threads: int) -> N
     hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
 
 
-def account_for(channel: Channel) -> Account:
+def account_for(channel: Channel, post_mortem: PostMortem | None) -> Account:
     """A new account of this rank, also the current one."""
     global _account
-    _account = Account(channel)
+    _account = Account(channel, post_mortem)
     return _account
 
 
@@ -68,7 +69,7 @@ def serve_tests(
         point_output_at(order.log)
         flight.note_start()
         begin_waits()
-        mine = account_for(channel)
+        mine = account_for(channel, mine.post_mortem)
         error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)
         channel.send(TestDone(leaks=watchdog.stop_leftover()))

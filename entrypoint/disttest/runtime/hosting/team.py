@@ -17,6 +17,7 @@ from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
 from disttest.model import DeadlockRule, Outcome, RankEnd, RankRecord
 from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
 from disttest.results.headline import raised_line
+from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
 from disttest.runtime.messages.protocol import Leave, clean_text
 from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -33,6 +34,14 @@ class HostedAttempt(Attempt):
     skips: Mapping[int, str] = MappingProxyType({})
     waits_for_peers: bool = False
     """Torch's way: only an error ends the others early, a death does not."""
+    main: PhaseCell | None = None
+    """Where the main process says that one of its ranks is debugged, so that its own limit stands still, too."""
+
+    def hold(self, now_s: float, *, on: bool) -> None:
+        """Have the limits stand still while a rank is debugged."""
+        super().hold(now_s, on=on)
+        if self.main is not None:
+            self.main.hold(on)
 
     def note_death(self, progress: RankProgress) -> None:
         """A rank ended: a failure unless its code says otherwise."""
@@ -87,6 +96,8 @@ class Team:
     def __init__(self, spec: RankSpec, size: int) -> None:
         self.supervisor = Supervisor(spec.home, spec.settings)
         self.board = self._make_board(spec.settings.deadlock, size)
+        self.held = PhaseBoard(size) if spec.settings.is_debugged and size else None
+        """Which of its ranks somebody debugs."""
         self.ranks: list[Rank] = []
         self.owner: object = None
         self.broken = False
@@ -113,8 +124,8 @@ class Team:
         for rank in self.ranks:
             _ = rank.exitcode  # remembered: tests may look at it later
         self.supervisor.close()
-        if self.board is not None:
-            self.board.close()
+        for board in filter(None, (self.board, self.held)):
+            board.close()
         if forked_children() - self.before:
             kill_descendants(spare=self.before)
 

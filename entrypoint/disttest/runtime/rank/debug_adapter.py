@@ -22,6 +22,8 @@ from disttest.limits import TICK_S
 from disttest.options.run import WorldSettings
 
 _LOOPBACK = "127.0.0.1"
+PostMortem = Callable[[BaseException], None]
+"""Shows somebody where a test has failed, by what it raised."""
 
 
 def tell_debugger(settings: WorldSettings) -> tuple[str, ...]:
@@ -48,12 +50,11 @@ def check_debugger(port: int) -> None:
         ) from None
 
 
-def await_debugger(settings: WorldSettings, config: pytest.Config, hold: Callable[[bool], None]) -> None:
-    """Wait until a debugger has connected to this rank and has set its breakpoints.
+def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> PostMortem:
+    """Wait until a debugger has connected to this rank and has set its breakpoints; return what shows it what was raised.
 
     Args:
         settings: of the run.
-        config: pytest's.
         hold: told whether the world is to stand still: as long as a debugger is connected.
 
     Raises:
@@ -68,7 +69,8 @@ def await_debugger(settings: WorldSettings, config: pytest.Config, hold: Callabl
     hold(True)
     threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
     sys.breakpointhook = pdb.set_trace = debugpy.breakpoint
-    config.pluginmanager.register(_PostMortem(debugpy), "disttest-debugger")
+    stop_where_raised: PostMortem = debugpy.trigger_exception_handler
+    return stop_where_raised
 
 
 def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
@@ -80,13 +82,13 @@ def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
         time.sleep(TICK_S)
 
 
-class _PostMortem:
+class StopsWhereATestFails:
     """The pytest plugin that has the debugger stop where a test fails, if it is to stop at uncaught exceptions."""
 
-    def __init__(self, debugpy: Any) -> None:
-        self._debugpy = debugpy
+    def __init__(self, stop: PostMortem) -> None:
+        self._stop = stop
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
         """pytest has caught the exception, so that debugpy could not know that nobody else did."""
         if call.excinfo is not None:
-            self._debugpy.trigger_exception_handler(call.excinfo.value)
+            self._stop(call.excinfo.value)

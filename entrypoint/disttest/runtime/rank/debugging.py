@@ -11,14 +11,18 @@ import os
 import pdb
 import sys
 from collections.abc import Callable, Generator
+from types import TracebackType
 from typing import Any, NoReturn
 
 import pytest
+from _pytest._io import TerminalWriter
 from _pytest.config import create_terminal_writer
 from _pytest.runner import check_interactive_exception
 
 from disttest.host.process import flush_output
+from disttest.model import rank_name
 from disttest.options.run import WorldSettings
+from disttest.testing.hosting import RanksFailed
 
 _STREAMS = (0, 1, 2)
 
@@ -30,19 +34,28 @@ def debug_in_rank(
 
     Args:
         settings: of the run.
-        rank: this one.
+        rank: this one; the main process of hosted ranks is none of them, and is debugged only if whoever fails is.
         config: pytest's.
         hold: told when the world is to stand still, and when it may go on.
     """
     if config.pluginmanager.hasplugin("pdbinvoke"):  # pytest's own would ask a log
         config.pluginmanager.unregister(name="pdbinvoke")
-    if settings.may_debug(rank):
-        debugging = _Debugging(_Terminal(settings.terminal, hold), rank)
-        config.pluginmanager.register(debugging, "disttest-debugging")
-        sys.breakpointhook = debugging.stop_here
+    debugger = debug_at_breakpoints(settings, rank, hold)
+    if debugger is not None:
+        config.pluginmanager.register(_Debugging(debugger), "disttest-debugging")
+
+
+def debug_at_breakpoints(
+    settings: WorldSettings, rank: int, hold: Callable[[bool], None]
+) -> RankDebugger | None:
+    """Have this rank stop at ``breakpoint()``, if it may be debugged; else it passes by, or says how that is asked for."""
+    debugger = RankDebugger(Terminal(settings.terminal, hold), rank) if settings.may_debug(rank) else None
+    if debugger is not None:
+        sys.breakpointhook = debugger.stop_here
     else:
         sys.breakpointhook = _pass_by if settings.is_debugged else _refuse
     pdb.set_trace = sys.breakpointhook
+    return debugger
 
 
 def _pass_by(*_arguments: Any, **_named: Any) -> None:
@@ -56,7 +69,7 @@ def _refuse(*_arguments: Any, **_named: Any) -> NoReturn:
     )
 
 
-class _Terminal:
+class Terminal:
     """The terminal of the user, which one rank has at a time."""
 
     def __init__(self, device: str, hold: Callable[[bool], None]) -> None:
@@ -101,9 +114,9 @@ class _Terminal:
 class _Debugger(pdb.Pdb):
     """Takes the terminal when it stops, and keeps it until the test is to run on."""
 
-    def __init__(self, terminal: _Terminal, rank: int) -> None:
+    def __init__(self, terminal: Terminal, name: str) -> None:
         super().__init__(nosigint=True)  # a handler that it sets would be the test's leak
-        self.prompt = f"(rank {rank}) "
+        self.prompt = f"({name}) "
         self._terminal = terminal
 
     def interaction(self, *where: Any) -> None:
@@ -119,39 +132,69 @@ class _Debugger(pdb.Pdb):
         super().set_quit()
 
 
-class _Debugging:
-    """The pytest plugin of a rank that may be debugged."""
+class RankDebugger:
+    """Debugs one rank at the terminal: at ``breakpoint()``, and where its test has failed."""
 
-    def __init__(self, terminal: _Terminal, rank: int) -> None:
-        self._terminal = terminal
-        self._rank = rank
+    def __init__(self, terminal: Terminal, rank: int) -> None:
+        self.terminal = terminal
+        self._name = rank_name(rank)
 
     def stop_here(self, *_arguments: Any, **_named: Any) -> None:
         """What ``breakpoint()`` does: stop in the line that follows."""
-        _Debugger(self._terminal, self._rank).set_trace(sys._getframe(1))  # noqa: SLF001
+        _Debugger(self.terminal, self._name).set_trace(sys._getframe(1))  # noqa: SLF001
+
+    def look_at(
+        self,
+        what: str,
+        traceback: TracebackType | None,
+        tell: Callable[[TerminalWriter], None],
+        config: pytest.Config,
+    ) -> None:
+        """The test has failed in this rank: look at where.
+
+        Args:
+            what: has failed.
+            traceback: of what was raised.
+            tell: writes what was raised.
+            config: pytest's.
+        """
+        self.terminal.take()
+        try:
+            writer = create_terminal_writer(config, sys.stdout)
+            writer.sep(">", f"{self._name} failed: {what}")
+            tell(writer)
+            debugger = _Debugger(self.terminal, self._name)
+            debugger.reset()
+            debugger.interaction(None, traceback)
+        except bdb.BdbQuit:
+            pass
+        finally:
+            self.terminal.release()
+
+
+class _Debugging:
+    """The pytest plugin of a rank that may be debugged."""
+
+    def __init__(self, debugger: RankDebugger) -> None:
+        self._debugger = debugger
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         """A phase is over, and stepping through it; a failure stops the world before it is told, since that ends it."""
-        self._terminal.release()
+        self._debugger.terminal.release()
         report = yield
-        self._terminal.wait(check_interactive_exception(call, report))
+        self._debugger.terminal.wait(_is_own(call) and check_interactive_exception(call, report))
         return report
 
     def pytest_exception_interact(
         self, call: pytest.CallInfo[None], report: pytest.TestReport, node: pytest.Item
     ) -> None:
-        """The test has failed in this rank: look at where."""
-        assert call.excinfo is not None
-        self._terminal.take()
-        try:
-            writer = create_terminal_writer(node.config, sys.stdout)
-            writer.sep(">", f"rank {self._rank} failed: {report.nodeid}")
-            report.toterminal(writer)
-            debugger = _Debugger(self._terminal, self._rank)
-            debugger.reset()
-            debugger.interaction(None, call.excinfo.tb)
-        except bdb.BdbQuit:
-            pass
-        finally:
-            self._terminal.release()
+        """The test has failed in this rank."""
+        if _is_own(call):
+            assert call.excinfo is not None
+            self._debugger.look_at(report.nodeid, call.excinfo.tb, report.toterminal, node.config)
+
+
+def _is_own(call: pytest.CallInfo[None]) -> bool:
+    """Whether it was raised in this process; what its ranks have raised was looked at there."""
+    return call.excinfo is None or not call.excinfo.errisinstance(RanksFailed)

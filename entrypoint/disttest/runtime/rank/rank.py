@@ -19,7 +19,7 @@ import pytest
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave
-from disttest.model import WorldShape
+from disttest.model import MAIN_RANK, WorldKind, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
@@ -40,7 +40,7 @@ from disttest.runtime.rank.child import (
     renew_libraries,
     use_cuda_freely,
 )
-from disttest.runtime.rank.debug_adapter import await_debugger
+from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debugger
 from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.inactive_plugins import stand_aside
@@ -184,7 +184,8 @@ def serve(
     phase = PhaseCell(spec.phases, spec.place)
     debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
     if spec.settings.awaits_debugger(spec.rank):
-        await_debugger(spec.settings, session.config, phase.hold)
+        stop = await_debugger(spec.settings, phase.hold)
+        session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
     state = _Session(spec, channel, session, phase, marks)
@@ -245,7 +246,8 @@ def serve_orders(
         run: what is done for one test.
     """
     phase = PhaseCell(spec.phases, spec.place)
-    debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
+    rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
+    debug_in_rank(spec.settings, rank, session.config, phase.hold)
     Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail)).take_over()
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
