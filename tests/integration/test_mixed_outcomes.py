@@ -180,7 +180,7 @@ def test_a_disagreement_names_the_ranks_and_what_each_came_to(ended):
             "ranks disagree: rank 0 skipped, rank 1 xpassed (strict)"
         ),
         "test_red_marked_by_one_while_its_peer_waits[2xgloo-1]": (
-            "ranks disagree: rank 0 still ran without an xfail mark, rank 1 xfailed"
+            "ranks disagree: rank 0 still running without an xfail mark, rank 1 xfailed"
         ),
         "test_red_not_run_by_one[2xgloo-1]": "ranks disagree: rank 0 passed, rank 1 did not run it",
     }

@@ -15,7 +15,7 @@ class VerdictRule(StrEnum):
 
 
 class FlakyRule(StrEnum):
-    """What a test is worth that passed only when it was tried again."""
+    """How a test counts that passed only on a retry."""
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"

@@ -100,7 +100,7 @@ class RunOptions(WorldSettings):
     infra_retries: int = default_of("infra-retries")
     """The same for an attempt that a broken machine has spoiled; counted apart."""
     flaky: FlakyRule = default_of("flaky")
-    """What a test is worth that passed only when it was tried again."""
+    """How a test counts that passed only on a retry."""
     repeat: int = default_of("repeat")
     """How often each test is run."""
     contain: bool = default_of("contain")

@@ -35,10 +35,10 @@ class RankState(StrEnum):
     """Its set-up or tear-down failed."""
     DIED = "died"
     """Its process exited or was killed without our doing, or its channel broke."""
-    HUNG = "still ran at the deadline"
-    ENDED = "still ran without an xfail mark"
+    HUNG = "still running at the deadline"
+    ENDED = "still running without an xfail mark"
     """We ended it because of a peer, or since the run was cancelled."""
-    ENDED_XFAIL = "still ran, marked xfail"
+    ENDED_XFAIL = "still running, marked xfail"
     """The same, and in this rank too the test is expected to fail."""
 
 

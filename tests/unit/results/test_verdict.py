@@ -249,7 +249,7 @@ def test_an_xfail_of_one_rank_only_is_no_xfail_of_the_test():
     result = verdict(reported(0, XFAIL, message="mine"), killed(1))
 
     assert (Outcome.FAILED, Cause.TEST, None) == (result.outcome, result.cause, result.culprit)
-    assert "ranks disagree: rank 0 xfailed, rank 1 still ran without an xfail mark" == result.message
+    assert "ranks disagree: rank 0 xfailed, rank 1 still running without an xfail mark" == result.message
 
 
 def test_ranks_that_disagree_are_named_with_what_they_came_to_and_what_to_do():
