@@ -35,7 +35,6 @@ class TimeLimits:
         self._tests = tests
         self._asked = asked
         self._began_s = 0.0
-        self._children: set[int] = set()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -46,8 +45,7 @@ class TimeLimits:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """The time goes on; what fixtures have started is theirs to end."""
-        self._children = started_children()
+        """The time goes on."""
         with self._limited(item, "call"):
             return (yield)
 
@@ -64,11 +62,14 @@ class TimeLimits:
         if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
             yield
             return
+        children = (
+            started_children() if phase == "call" else set()
+        )  # what fixtures have started is theirs to end
 
         def interrupt(*_: object) -> None:
             __tracebackhide__ = True
             item.add_report_section(phase, "other threads", _other_threads())
-            ended = end_new_children(self._children) if phase == "call" else ()
+            ended = end_new_children(children) if phase == "call" else ()
             pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
 
         before = signal.signal(signal.SIGALRM, interrupt)
