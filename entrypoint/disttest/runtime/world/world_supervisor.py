@@ -238,13 +238,18 @@ class WorldSupervisor:
             test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
         )
         self._began.append((test.nodeid, attempt.started_s))
-        self._controller.send(TestBegan(nodeid=test.nodeid))
         self._phases.reset()
         self._ranks.begin(attempt)
-        if not self._ranks.agree_on(test.nodeid):
-            return attempt
+        if self._ranks.agree_on(test.nodeid):
+            self._give_out(attempt, index, following)
+        # Last: it wakes the controller, which would take a processor from the ranks that wait.
+        self._controller.send(TestBegan(nodeid=test.nodeid))
+        return attempt
+
+    def _give_out(self, attempt: Attempt, index: int, following: str | None) -> None:
+        test = attempt.test
         folder, scratch = self._folder_of(index), str(self._scratch(index))
-        for handle, progress in zip(self._ranks.handles, ranks, strict=True):
+        for handle, progress in zip(self._ranks.handles, attempt.ranks, strict=True):
             if handle.gone:
                 continue
             handle.channel.send(
@@ -259,7 +264,6 @@ class WorldSupervisor:
                     chaos=test.chaos,
                 )
             )
-        return attempt
 
     def _judge(self, attempt: Attempt) -> TestResult:
         settings = self._order.settings
