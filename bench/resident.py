@@ -2,10 +2,11 @@
 
     python bench/resident.py [--rounds 20]
 
-Each round saves the file anew, with another number in it, and runs it in turn with ``disttest run --resident``, ``disttest run``,
-``pytest`` and ``torchrun -m pytest``; what is measured ends with the command. Prints median, 95th percentile and ratios in one
-table, and the machine's load. The first run of each is left out: it starts the resident parent, and writes byte code for the
-others. The aim of ``--resident`` is 0.5 s in the median and 1 s at the 95th percentile. Nothing here asserts a time.
+Each round saves the file anew, with another number in it, and runs it in turn with ``disttest run --resident``, ``disttest
+run``, ``pytest`` and ``torchrun -m pytest``; what is measured ends with the command. Prints median, 95th percentile and ratios
+in one table, and the machine's load; a line for each round goes to standard error. The first run of each is left out: it starts
+the resident parent, and writes byte code for the others. The aim of ``--resident`` is 0.5 s in the median and 1 s at the 95th
+percentile. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--rounds", type=int, default=20, help="two at least")
+    rounds = max(2, parser.parse_args().rounds)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as runtime:
         environ = {**os.environ, "XDG_RUNTIME_DIR": runtime}
         try:
@@ -87,6 +88,8 @@ def measure(folder: Path, environ: Mapping[str, str], rounds: int) -> dict[str, 
     for number in range(rounds + 1):
         for name, (source, command) in COMMANDS.items():
             waits[name].append(wait(folder, source.format(number=number + 1), command, environ))
+        told = ", ".join(f"{seconds[-1]:.1f}" for seconds in waits.values())
+        print(f"round {number} of {rounds}: {told} s", file=sys.stderr, flush=True)
     return {name: seconds[1:] for name, seconds in waits.items()}
 
 
