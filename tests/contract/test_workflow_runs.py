@@ -175,3 +175,13 @@ def test_a_name_is_taken_for_good(tmp_path: Path) -> None:
     asked = {"name": "a", "path": "results"}
     assert artifacts.upload(tmp_path, asked).outcome == "success"
     assert "409 Conflict" in artifacts.upload(tmp_path, asked).log
+
+
+def test_a_path_that_other_systems_cannot_have_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "test_x::y.log").touch()
+    artifacts = Artifacts(tmp_path / "artifacts")
+    assert (
+        "files in artifact is not valid" in artifacts.upload(tmp_path, {"name": "a", "path": "results"}).log
+    )
+    assert artifacts.names() == set()

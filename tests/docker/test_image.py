@@ -180,6 +180,43 @@ def test_labels_and_variables_say_what_it_is(engine: Engine, image: str) -> None
     assert config["User"] == ""
 
 
+SERVES = """
+mkdir served
+id -u > served/user
+python3 -m http.server --bind 127.0.0.1 --directory served 8123 > server.log 2>&1 &
+until python3 -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:8123/user')" 2>/dev/null; do sleep 0.1; done
+echo "the server is up"
+"""
+ASKS_IT = """
+import os, urllib.request, pytest
+
+@pytest.mark.world_size(2)
+def test_served(world):
+    served = urllib.request.urlopen("http://127.0.0.1:8123/user").read()
+    assert int(served) == os.getuid() == 1234
+"""
+
+
+def test_a_script_starts_in_the_container_what_the_tests_talk_to(launcher: Launcher, image: str) -> None:
+    (launcher.workspace / "set up.sh").write_text(SERVES)
+    (launcher.workspace / "test_served.py").write_text(ASKS_IT)
+    asked = ("--image", image, "--network=none", "test_served.py", "--setup", "set up.sh")
+    done = launcher.run(*asked, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the server is up" in done.stderr
+    assert "1 passed" in done.stdout
+    assert ours(launcher.engine) == []
+
+
+def test_a_script_that_fails_in_the_container_is_no_tests_failure(launcher: Launcher, image: str) -> None:
+    (launcher.workspace / "set up.sh").write_text("echo the database is missing >&2\nexit 3\n")
+    (launcher.workspace / "test_served.py").write_text(ASKS_IT)
+    done = launcher.run("--image", image, "test_served.py", "--setup", "set up.sh", timeout_s=300)
+    assert done.returncode == 10, done.stdout + done.stderr
+    assert "the database is missing" in done.stderr
+    assert not (launcher.workspace / "results").exists()
+
+
 CERTIFIED = """\
 FROM {image}
 COPY certificates /usr/local/share/ca-certificates

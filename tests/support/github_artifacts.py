@@ -9,7 +9,8 @@ from pathlib import Path
 
 from github_runner import StepResult
 
-REFUSED = frozenset('":<>|*?\r\n\\/')
+REFUSED_IN_PATHS = frozenset('":<>|*?\r\n')
+REFUSED_IN_NAMES = REFUSED_IN_PATHS | frozenset("\\/")
 
 
 class Artifacts:
@@ -30,11 +31,13 @@ class Artifacts:
         """upload-artifact, for one folder or file."""
         assert set(inputs) <= {"name", "path"}, f"not understood: {set(inputs)}"
         name, source = inputs["name"], workspace / inputs["path"]
-        if not name or REFUSED & set(name):
+        if not name or REFUSED_IN_NAMES & set(name):
             return failed(f"The artifact name is not valid: {name!r}")
         files = list(visible(source))
         if not files:
             return StepResult(outcome="success", log=f"No files were found with the provided path: {source}")
+        if odd := [file for file in files if REFUSED_IN_PATHS & set(str(file.relative_to(workspace)))]:
+            return failed(f"The path for one of the files in artifact is not valid: {odd[0]}")
         if name in self.names():
             return failed(
                 f"409 Conflict: an artifact with this name already exists on the workflow run: {name}"
