@@ -40,6 +40,7 @@ from planted import (
     copy_programs,
     programs_of,
     results_of,
+    wrong,
     wrong_partings,
 )
 
@@ -236,19 +237,19 @@ def try_planted(family: Planted, straggle_s: float, slots: int) -> bool:
         folder = Path(name)
         targets = copy_programs(folder, family.modules)
         run(targets, folder, *family.options, "--slots", str(slots), PLANTED_STRAGGLE_S=str(straggle_s))
-        results = results_of(read_run(folder))
-    programs = programs_of(family.modules)
-    wrong = {n: why for n, program in programs.items() if (why := family.check(program, results[n]))}
-    right = len(programs) - len(wrong)
-    print(f"{family.title}: {right} of {len(programs)}", flush=True)
-    for name, why in wrong.items():
+        ran = read_run(folder)
+    tried = len(programs_of(family.modules))
+    missed = wrong(ran, family.modules, family.check)
+    right = tried - len(missed)
+    print(f"{family.title}: {right} of {tried}", flush=True)
+    for name, why in missed.items():
         print(f"  {name}: {why}")
-    times = [s for result in results.values() if (s := seconds_to_proof(result)) is not None]
+    times = [s for result in results_of(ran).values() if (s := seconds_to_proof(result)) is not None]
     if times:
         print(
             f"  from the last event to the proof: median {statistics.median(times):.2f} s, p99 {p99(times):.2f} s"
         )
-    return right >= family.aim * len(programs)
+    return right >= family.aim * tried
 
 
 def try_partings(slots: int) -> bool:
@@ -259,12 +260,12 @@ def try_partings(slots: int) -> bool:
         for fault, results in (("", "right"), ("1", "astray")):
             run(targets, folder, *NO_DEADLOCK, *NUMBERS, "--slots", str(slots), PLANTED_FAULT=fault)
             (folder / "results").rename(folder / results)
-        wrong = wrong_partings(folder / "right", folder / "astray")
+        missed = wrong_partings(folder / "right", folder / "astray")
     programs = programs_of(VALUES_RUNS)
-    print(f"first differences of two runs found: {len(programs) - len(wrong)} of {len(programs)}")
-    for name, why in wrong.items():
+    print(f"first differences of two runs found: {len(programs) - len(missed)} of {len(programs)}")
+    for name, why in missed.items():
         print(f"  {name}: {why}")
-    return not wrong
+    return not missed
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import shutil
 import planted
 import pytest
 from lab import Ended
-from planted import HANGS_ON_DEVICES, TRAPS_ON_DEVICES, Program, copy_programs, programs_of, results_of
+from planted import HANGS_ON_DEVICES, TRAPS_ON_DEVICES, Program, copy_programs, wrong
 
 
 @pytest.fixture(scope="module", params=["", "1"], ids=["sleeping", "spinning"])
@@ -19,15 +19,9 @@ def watched(request, cuda_labs) -> Ended:
     return lab.run("run", *targets, "--timeout", "60", "--sanitize", "off", limit_s=600)
 
 
-def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
-    """The programs that did not come out as they should, and why."""
-    programs, results = programs_of(modules), results_of(ended.run)
-    return {name: why for name, program in programs.items() if (why := check(program, results[name]))}
-
-
 def test_hangs_are_proven(watched):
-    assert wrong(watched, HANGS_ON_DEVICES, Program.check_hang) == {}
+    assert wrong(watched.run, HANGS_ON_DEVICES, Program.check_hang) == {}
 
 
 def test_nothing_is_said_of_what_only_looks_like_one(watched):
-    assert wrong(watched, TRAPS_ON_DEVICES, Program.check_quiet) == {}
+    assert wrong(watched.run, TRAPS_ON_DEVICES, Program.check_quiet) == {}

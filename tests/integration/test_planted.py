@@ -24,6 +24,7 @@ from planted import (
     copy_programs,
     programs_of,
     results_of,
+    wrong,
     wrong_partings,
 )
 
@@ -76,12 +77,6 @@ def looked_at(tmp_path_factory, nothing_left) -> Ended:
     return run(tmp_path_factory.mktemp("looked_at"), modules, "--sanitize", "values:warn")
 
 
-def wrong(ended: Ended, modules: tuple[str, ...], check) -> dict[str, str]:
-    """The programs that did not come out as they should, and why."""
-    programs, results = programs_of(modules), results_of(ended.run)
-    return {name: why for name, program in programs.items() if (why := check(program, results[name]))}
-
-
 def test_half_of_them_follow_reports_of_users():
     for modules in (HANGS, ORDERS, RACES, (*VALUES, *VALUES_RUNS)):
         programs = programs_of(modules).values()
@@ -90,7 +85,7 @@ def test_half_of_them_follow_reports_of_users():
 
 
 def test_hangs_are_proven(watched):
-    unproven = wrong(watched, HANGS, Program.check_hang)
+    unproven = wrong(watched.run, HANGS, Program.check_hang)
     assert NOT_PROVEN.keys() == unproven.keys(), unproven
 
 
@@ -100,32 +95,32 @@ def test_every_hang_fails(watched):
 
 
 def test_what_only_looks_like_a_deadlock_is_none(watched):
-    assert {} == wrong(watched, TRAPS, Program.check_quiet)
+    assert {} == wrong(watched.run, TRAPS, Program.check_quiet)
 
 
 def test_calls_that_do_not_fit_are_found_though_the_test_passes(compared):
-    unfound = wrong(compared, ORDERS, Program.check_order)
+    unfound = wrong(compared.run, ORDERS, Program.check_order)
     assert NOT_FOUND.keys() == unfound.keys(), unfound
 
 
 def test_nothing_is_said_of_good_programs(compared):
-    assert {} == wrong(compared, GOOD, Program.check_quiet)
+    assert {} == wrong(compared.run, GOOD, Program.check_quiet)
 
 
 def test_races_are_found_though_the_test_passes(raced):
-    assert {} == wrong(raced, RACES, Program.check_order)
+    assert {} == wrong(raced.run, RACES, Program.check_order)
 
 
 def test_no_race_is_seen_where_there_is_none(raced):
-    assert {} == wrong(raced, (*NO_RACES, *GOOD), Program.check_quiet)
+    assert {} == wrong(raced.run, (*NO_RACES, *GOOD), Program.check_quiet)
 
 
 def test_numbers_that_part_are_found_though_the_test_passes(looked_at):
-    assert {} == wrong(looked_at, VALUES, Program.check_values)
+    assert {} == wrong(looked_at.run, VALUES, Program.check_values)
 
 
 def test_nothing_is_said_of_numbers_that_are_right(looked_at):
-    assert {} == wrong(looked_at, (*VALUES_GOOD, *GOOD), Program.check_quiet)
+    assert {} == wrong(looked_at.run, (*VALUES_GOOD, *GOOD), Program.check_quiet)
 
 
 def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):

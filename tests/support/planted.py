@@ -212,6 +212,14 @@ def results_of(run: RunResult) -> dict[str, TestResult]:
     return {test.test.nodeid.rpartition("::")[2].partition("[")[0]: test.final for test in run.tests}
 
 
+def wrong(
+    run: RunResult, modules: Iterable[str], check: Callable[[Program, TestResult], str]
+) -> dict[str, str]:
+    """The programs of these modules that did not come out as they should, and why."""
+    programs, results = programs_of(modules), results_of(run)
+    return {name: why for name, program in programs.items() if (why := check(program, results[name]))}
+
+
 def harmed_results_of(run: RunResult) -> dict[str, list[TestResult]]:
     """What each program came to under each fault, by the name of its test."""
     found: dict[str, list[TestResult]] = {}

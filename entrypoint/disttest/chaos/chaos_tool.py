@@ -15,7 +15,7 @@ from disttest.chaos.seen import ChaosSeen, SeenError
 from disttest.chaos.strike import FaultRaised, strike
 from disttest.model import ChaosCase, SeenCall, UnharmedCall
 from disttest.observe import Call, Group, Tool, Wait, as_text
-from disttest.sanitizers.words import title_of
+from disttest.observe.operations import title_of
 
 _MOST_CALLS = 50_000
 _MOST_ERRORS = 50

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from disttest.deadlock import wait_words
 from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 from disttest.model import RANKS_DISAGREE, rank_names
+from disttest.observe.operations import title_of
 
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks may bring different tensors to."""
@@ -52,6 +53,6 @@ def _tell(called: Mapping[int, IssuedCollective]) -> str:
     by_call: dict[str, list[int]] = {}
     for rank, signature in called.items():
         place = f" at {signature.where}" if signature.where else ""
-        call = f"{wait_words.call_name(signature.op)} of {signature.tensors}{place}"
+        call = f"{title_of(signature.op)} of {signature.tensors}{place}"
         by_call.setdefault(call, []).append(rank)
     return ", ".join(f"{rank_names(who)} called {call}" for call, who in by_call.items())

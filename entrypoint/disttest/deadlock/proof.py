@@ -15,6 +15,7 @@ from disttest.deadlock import wait_words
 from disttest.deadlock.layout import Direction, read_ranks
 from disttest.deadlock.snapshot import Counts, GroupKey, Snapshot, Waiting
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
+from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
 
 _WITH_ROOT_ALONE = frozenset({"scatter", "gather"})
@@ -131,7 +132,7 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
         if theirs is None:
             continue
         if theirs[0] != wait.op:
-            other = f"{wait_words.call_name(theirs[0])} in its place"
+            other = f"{title_of(theirs[0])} in its place"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
         if theirs[1] != wait.root:
             other = f"it with root {theirs[1]} instead of {wait.root}"
@@ -259,7 +260,7 @@ def _edge(each: Open, situation: Situation) -> Edge:
         reason=_reason(each, situation),
         group=group,
         seq=wait.seq,
-        op=wait_words.call_name(wait.op),
+        op=title_of(wait.op),
     )
 
 

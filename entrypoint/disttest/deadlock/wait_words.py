@@ -4,26 +4,8 @@ from __future__ import annotations
 
 from disttest.deadlock.layout import Direction
 from disttest.deadlock.snapshot import GroupState, Waiting
+from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
-
-_CALLS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "allgather_base": "all_gather_into_tensor",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_base": "reduce_scatter_tensor",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-    "recv_any_source": "recv",
-}
-"""torch's names -> those of ``torch.distributed``, where they differ."""
-
-
-def call_name(op: str) -> str:
-    """``all_reduce`` for ``allreduce``."""
-    return _CALLS.get(op, op)
 
 
 def group_name(name: str, state: GroupState | None) -> str:
@@ -46,11 +28,11 @@ def wait_name(wait: Waiting, group: str) -> str:
 def _call(wait: Waiting, group: str) -> str:
     if wait.peer is not None:
         return _p2p_name(wait, group)
-    return f"{call_name(wait.op)} #{wait.seq} of group {group}"
+    return f"{title_of(wait.op)} #{wait.seq} of group {group}"
 
 
 def _p2p_name(wait: Waiting, group: str) -> str:
     other = "any rank" if wait.peer == ANY_SOURCE else f"rank {wait.peer}"
     way = "to" if wait.direction is Direction.SEND else "from"
     tag = f" with tag {wait.tag}" if wait.tag else ""
-    return f"{call_name(wait.op)} #{wait.seq} {way} {other}{tag} of group {group}"
+    return f"{title_of(wait.op)} #{wait.seq} {way} {other}{tag} of group {group}"

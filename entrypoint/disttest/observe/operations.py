@@ -69,6 +69,20 @@ IN_PLACE = frozenset(
 )
 """Names of the collectives without outputs: they write what they read."""
 
+_TITLES = {
+    "allgather": "all_gather",
+    "allgather_base": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recv_any_source": "recv",
+    "reduce_scatter_base": "reduce_scatter_tensor",
+}
+"""Names of operations -> those of ``torch.distributed``, where they differ."""
+
 FUNCTIONAL = (
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",
@@ -91,6 +105,11 @@ FUNCTIONAL = (
 
 WAIT = "wait_tensor"
 """The one of ``_c10d_functional`` that waits."""
+
+
+def title_of(op: str) -> str:
+    """``all_reduce`` for ``allreduce``: the function that users call."""
+    return _TITLES.get(op, op)
 
 
 def argument(args: Sequence[Any], place: int | None, default: Any = None) -> Any:

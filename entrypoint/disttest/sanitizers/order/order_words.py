@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from disttest.observe import ANY_SOURCE
+from disttest.observe.operations import title_of
 from disttest.sanitizers.order.stream import CallSignature
-from disttest.sanitizers.words import title_of
 
 _FROM_ROOT = frozenset({"broadcast", "scatter"})
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from disttest.observe.operations import title_of
 from disttest.sanitizers.values.trace import Content, Role, TensorPlace, Trace
-from disttest.sanitizers.words import title_of
 
 _OF_CALLS = frozenset({Role.INPUT, Role.OUTPUT})
 
