@@ -1,10 +1,13 @@
 """One rank in a debugger, at a terminal, while its world and its limits wait."""
 
+import os
 import re
 import time
+from pathlib import Path
 
 from terminal import Terminal
 
+from disttest.limits import MAIN_MARGIN_S
 from disttest.model import Outcome
 
 LIMIT_S = 6
@@ -79,11 +82,40 @@ HOSTED = f"""
 """
 
 
+MAIN = """
+    import torch.testing._internal.common_distributed as common
+
+    class TestMain(common.MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            size = self.world_size
+            assert "2" in self._testMethodName
+            self._spawn_processes()
+
+        def test_1_not_set_up(self):
+            pass
+
+        def test_2_all_fail(self):
+            assert self.rank == 2
+"""
+
+
 def prompt(terminal, rank, count):
     """Wait until a rank has asked so often."""
     asked = f"(rank {rank}) "
     terminal.read_until(lambda screen: screen.count(asked) >= count)
     assert terminal.screen.count(asked) == count, terminal.screen
+
+
+def until_another_waits(terminal):
+    """Wait until one more rank wants the terminal: the answer to the first would begin the grace of those that do not yet."""
+    inode = os.stat(terminal.device).st_ino
+    deadline_s = time.monotonic() + 240
+    while not re.search(rf"-> FLOCK .*:{inode} ", Path("/proc/locks").read_text()):
+        assert time.monotonic() < deadline_s, terminal.screen
+        time.sleep(0.05)
 
 
 def answer(terminal, words, shows):
@@ -115,6 +147,7 @@ def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_fro
     terminal = Terminal(lab.write(test_thread=COLLECTED_BY_RANKS), "test_thread.py", "--pdb")
     asked = re.compile(r"\(rank (\d)\) ")
     first = int(asked.search(terminal.read_until(lambda screen: asked.search(screen) is not None))[1])
+    until_another_waits(terminal)
     for rank in (first, 1 - first):
         prompt(terminal, rank, 1)
         answer(terminal, "p here + 1000", str(1080 + rank))
@@ -129,7 +162,7 @@ def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_fro
 def test_a_rank_that_a_class_of_torch_starts_gets_the_terminal_too(lab):
     terminal = Terminal(lab.write(test_hosted=HOSTED), "test_hosted.py", "--host", "--debug-rank", "1")
     prompt(terminal, 1, 1)
-    time.sleep(LIMIT_S + 0.5)
+    time.sleep(LIMIT_S + MAIN_MARGIN_S + 0.5)  # longer than the rank may take, and than its main process
     answer(terminal, "p secret + 1000", "1041")
     terminal.answer("c\n")
     prompt(terminal, 1, 3)
@@ -147,6 +180,26 @@ def test_a_rank_that_a_class_of_torch_starts_gets_the_terminal_too(lab):
     assert 2 == ended.output.count("rank 1 failed: AssertionError")
     assert "(rank 0)" not in ended.output
     assert "(main process)" not in ended.output
+
+
+def test_a_main_process_is_debugged_for_what_it_has_raised_itself(lab):
+    terminal = Terminal(lab.write(test_main=MAIN), "test_main.py", "--pdb")
+    terminal.read_until(lambda screen: "(main process) " in screen)
+    answer(terminal, "p size + 1000", "1002")
+    terminal.answer("c\n")
+    asked = re.compile(r"\(rank (\d)\) ")
+    first = int(asked.search(terminal.read_until(lambda screen: asked.search(screen) is not None))[1])
+    until_another_waits(terminal)
+    for rank in (first, 1 - first):
+        prompt(terminal, rank, 1)
+        terminal.answer("c\n")
+    ended = terminal.end()
+
+    assert ended.result("test_1_not_set_up").outcome.is_bad
+    assert (
+        "all 2 ranks failed, rank 0: AssertionError: assert 0 == 2" == ended.result("test_2_all_fail").message
+    )
+    assert 2 == ended.output.count("(main process) "), "its ranks' failure is not asked about once more"
 
 
 def test_without_a_terminal_the_way_to_one_is_told(lab):

@@ -27,6 +27,7 @@ class Terminal:
         self.screen = ""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._reader, theirs = pty.openpty()
+        self.device = os.ttyname(theirs)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         clean = {name: value for name, value in lab.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
         self.process = subprocess.Popen(

@@ -18,7 +18,9 @@ from disttest.results.headline import raised_line
 from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 from disttest.runtime.rank.bridge import shorten
-from disttest.runtime.rank.debug_adapter import PostMortem
+
+PostMortem = Callable[[BaseException, Callable[[], None]], None]
+"""Shows somebody what a test has raised; calls the other one, which tells the main process of it, once it is safe to."""
 
 
 class Account:
@@ -29,7 +31,7 @@ class Account:
 
         Args:
             channel: to the main process.
-            post_mortem: shows somebody where the test has failed, before anybody is told that it has.
+            post_mortem: shows somebody where the test has failed, while the world stands still.
         """
         self.post_mortem = post_mortem
         self._channel = channel
@@ -53,11 +55,7 @@ class Account:
 
     def note(self, error: BaseException) -> None:
         """The test raised this, just now."""
-        if error is self._raised:
-            return
         self._raised, self._raised_at_s = error, time.monotonic()
-        if self.post_mortem is not None and self._failure() is not None:
-            self.post_mortem(error)
 
     def report_text(self, text: str) -> None:
         """The test says by itself that it failed; the text is a traceback."""
@@ -71,7 +69,14 @@ class Account:
         error = self._raised
         assert error is not None
         message, text = tell(error)
-        self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s)
+
+        def report() -> None:
+            self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s)
+
+        if self.post_mortem is None:
+            report()
+        else:
+            self.post_mortem(error, report)
 
     def report_end(self, code: int, skips: Mapping[int, str]) -> None:
         """The test is over, and the rank is about to leave with this code."""

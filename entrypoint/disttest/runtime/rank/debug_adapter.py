@@ -22,8 +22,8 @@ from disttest.limits import TICK_S
 from disttest.options.run import WorldSettings
 
 _LOOPBACK = "127.0.0.1"
-PostMortem = Callable[[BaseException], None]
-"""Shows somebody where a test has failed, by what it raised."""
+StopWhereRaised = Callable[[BaseException], None]
+"""Has a debugger stop where a test has failed, by what it raised."""
 
 
 def tell_debugger(settings: WorldSettings) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def check_debugger(port: int) -> None:
         ) from None
 
 
-def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> PostMortem:
+def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> StopWhereRaised:
     """Wait until a debugger has connected to this rank and has set its breakpoints; return what shows it what was raised.
 
     Args:
@@ -69,7 +69,7 @@ def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> Pos
     hold(True)
     threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
     sys.breakpointhook = pdb.set_trace = debugpy.breakpoint
-    stop_where_raised: PostMortem = debugpy.trigger_exception_handler
+    stop_where_raised: StopWhereRaised = debugpy.trigger_exception_handler
     return stop_where_raised
 
 
@@ -85,7 +85,7 @@ def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
 class StopsWhereATestFails:
     """The pytest plugin that has the debugger stop where a test fails, if it is to stop at uncaught exceptions."""
 
-    def __init__(self, stop: PostMortem) -> None:
+    def __init__(self, stop: StopWhereRaised) -> None:
         self._stop = stop
 
     def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:

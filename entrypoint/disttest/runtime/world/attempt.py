@@ -205,8 +205,6 @@ class Attempt:
     """Since when somebody debugs a rank, so that no limit counts."""
     paused_s: float = 0.0
     """How long somebody has done so."""
-    resumed_s: float = 0.0
-    """When somebody last stopped doing so: the grace after a failure begins then, at the earliest."""
     deadlock: Deadlock | None = None
     """The proof that its ranks wait for each other."""
     deadlock_expected: bool = False
@@ -244,7 +242,7 @@ class Attempt:
     def note_failure(self, at_s: float) -> None:
         """Remember the first failure."""
         if self.failed_s is None:
-            self.failed_s = max(at_s, self.resumed_s)
+            self.failed_s = at_s
 
     def cancel(self, reason: str, at_s: float) -> None:
         """Give it up; the first reason counts."""
@@ -263,7 +261,7 @@ class Attempt:
         elif self.held_s is not None:
             self.paused_s += now_s - self.held_s
             self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
-            self.held_s, self.resumed_s = None, now_s
+            self.held_s = None
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or a deadlock or a cancellation ends it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import unittest
-from typing import cast
+from collections.abc import Callable
+from typing import NoReturn, cast
 
 import pytest
 
@@ -40,21 +41,29 @@ class Line:
         self.said.append(message)
 
 
-def test_a_failure_is_shown_once_and_before_it_is_told() -> None:
-    line, shown = Line(), []
-    account = Account(cast("Channel", line), lambda error: shown.append((error, len(line.said))))
+def test_a_failure_is_told_by_who_shows_it() -> None:
+    line = Line()
+    seen: list[object] = []
+
+    def show(error: BaseException, report: Callable[[], None]) -> None:
+        seen.extend([error, len(line.said)])
+        report()
+        seen.append(len(line.said))
+
+    account = Account(cast("Channel", line), show)
     error = ValueError("boom")
     account.note(error)
-    account.note(error)
-    account.report_failure()
+    account.report_text("Traceback ...")
+    account.report_end(10, {})
 
-    assert shown == [(error, 0)]
-    assert 1 == len(line.said)
+    assert seen == [error, 0, 1]
 
 
 @pytest.mark.parametrize("error", [unittest.SkipTest("not here"), SystemExit(3)])
 def test_what_is_no_failure_is_not_shown(error: BaseException) -> None:
-    shown: list[BaseException] = []
-    Account(cast("Channel", Line()), shown.append).note(error)
+    def show(*_: object) -> NoReturn:
+        raise AssertionError(error)
 
-    assert not shown
+    account = Account(cast("Channel", Line()), show)
+    account.note(error)
+    account.report_end(3, {3: "a skip"})

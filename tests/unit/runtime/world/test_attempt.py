@@ -188,16 +188,6 @@ def test_limits_stand_still_while_a_rank_is_debugged():
     assert 100.0 == running.started_s, "what ranks said before is told by the same clock"
 
 
-def test_what_a_rank_tells_once_its_debugger_has_closed_begins_the_grace_then():
-    running = attempt()
-    running.hold(105.0, on=True)
-    running.hold(505.0, on=False)
-    running.note_failure(104.9)
-
-    assert not running.overdue(505.2, grace_s=0.3)
-    assert running.overdue(505.4, grace_s=0.3)
-
-
 def test_the_rest_of_the_limit_counts_afterwards():
     running = attempt()
     running.hold(105.0, on=True)
