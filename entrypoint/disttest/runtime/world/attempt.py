@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from disttest.host.process import Exit, signal_name
-from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S
+from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
 from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, RankRecord, TestCase, WorldKind
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
@@ -263,9 +263,14 @@ class Attempt:
             self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
             self.held_s = None
 
+    @property
+    def _stands_still(self) -> bool:
+        """Whether no limit counts now."""
+        return self.held_s is not None and not self.cancelled
+
     def overdue(self, now_s: float, grace_s: float) -> bool:
         """Whether the test's deadline, or the grace after a failure, has passed, or a deadlock or a cancellation ends it."""
-        if self.held_s is not None and not self.cancelled:
+        if self._stands_still:
             return False
         if now_s - self.started_s - self.paused_s >= self.limit_s:
             return True
@@ -277,6 +282,8 @@ class Attempt:
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
         """Seconds until :meth:`overdue` may turn true by itself."""
+        if self._stands_still:
+            return NO_LIMIT_S
         limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)

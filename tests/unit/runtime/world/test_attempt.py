@@ -181,6 +181,7 @@ def test_limits_stand_still_while_a_rank_is_debugged():
     running.note_failure(105.1)
     running.hold(500.0, on=True)
     assert not running.overdue(500.0, grace_s=0.3)
+    assert running.next_check_s(500.0, grace_s=0.3) > 100, "nobody looks at the clock all the time"
 
     running.hold(505.0, on=False)
     assert not running.overdue(505.05, grace_s=0.3)
