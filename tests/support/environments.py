@@ -13,6 +13,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from disttest.emulated_device import default_cache
+
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 OURS = ("disttest", "dist_tests", "_disttest", "_dist_tests")
 """How what the project itself has installed begins."""
@@ -51,7 +53,7 @@ def environment_with(lock: Path, names: Sequence[str]) -> Path:
     """
     requirements = "".join(_entry(lock.read_text(), name) for name in names)
     key = hashlib.sha256(f"{SITE_PACKAGES}\n{sys.version}\n{requirements}".encode()).hexdigest()[:16]
-    folder = Path.home() / ".cache" / "disttest" / f"environment-{key}"
+    folder = default_cache(os.environ) / f"environment-{key}"
     if not folder.exists():
         fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
         fresh.parent.mkdir(parents=True, exist_ok=True)
