@@ -343,3 +343,24 @@ def test_threads_that_a_fork_can_do_without_do_not_cost_forking(lab, start):
 
     assert ended.exit_code == 0, ended.output
     assert "forking is unsafe" not in ended.output
+
+
+TORCH = """
+    import os
+    import torch
+
+    assert "1" == os.environ["OMP_NUM_THREADS"]
+    torch.ones(600, 600) @ torch.ones(600, 600)
+"""
+
+
+def test_what_is_imported_before_our_plugin_has_one_thread(lab):
+    """A filter of warnings imports numpy, a plugin of the command line torch; with threads, ranks would be interpreters."""
+    (lab.folder / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error::numpy.exceptions.VisibleDeprecationWarning\n"
+    )
+    lab.write(early=TORCH, test_beside=BESIDE)
+    ended = lab.run("test_beside.py", "--", "-p", "early", OMP_NUM_THREADS="4")
+
+    assert ended.exit_code == 0, ended.output
+    assert "forking is unsafe" not in ended.output
