@@ -24,7 +24,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,18 +124,25 @@ def run_file(path: Path, harness: str, options: Options) -> FileRun:
 
 
 def _measure(path: Path, harness: str, options: Options, folder: Path) -> dict[str, float]:
+    command, environ = _command(path, harness, options, folder), _environment(path, options, folder)
+    return measure(command, path.parent, environ, folder / "output.txt", options.limit_s)
+
+
+def measure(
+    command: Sequence[str], cwd: Path, environ: Mapping[str, str], output: Path, limit_s: float
+) -> dict[str, float]:
+    """Run a command to its end or its limit; what it leaves is ended. The caller has adopted orphans.
+
+    Returns:
+        ``seconds``, ``cpu_seconds`` of all its processes, and ``code`` of its exit.
+    """
     before, began_s = _cpu_of_children(), time.monotonic()
-    with (folder / "output.txt").open("w") as output:
+    with output.open("w") as file:
         process = subprocess.Popen(
-            _command(path, harness, options, folder),
-            cwd=path.parent,
-            env=_environment(path, options, folder),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
         )
         try:
-            process.wait(options.limit_s)
+            process.wait(limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -137,6 +137,7 @@ def _environment(suite: Suite, way: str, place: Place, record: Path) -> dict[str
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "FOREIGN_", "PYTEST_"))}
     paths = [place.tests, place.site, ROOT / "tools"]
     ours = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "FOREIGN_RECORD": str(record)}
+    ours["PYTHONHASHSEED"] = "0"  # names of tests that were made from sets
     return {**kept, **suite.environ, **(suite.own_environ if way == "own" else {}), **ours}
 
 
@@ -184,7 +185,7 @@ def table(rows: Sequence[str]) -> Iterator[str]:
 
     yield (
         f"torch {torch.__version__}, pytest {pytest.__version__}, Python {sys.version.split()[0]}, "
-        f"{os.cpu_count()} processors:"
+        f"{os.cpu_count()} processors that other work shared (load {os.getloadavg()[0]:.0f}):"
     )
     yield ""
     yield "| project | its tests | changed | `disttest run` | verdicts | its own way | ours | times quicker, times less CPU |"

@@ -1,4 +1,6 @@
-"""A pytest plugin for :mod:`foreign`: puts tests into a shuffled order and writes each verdict down as it is known.
+"""A pytest plugin for :mod:`foreign` and :mod:`foreign_projects`: writes each verdict down as it is known.
+
+Tests are put into a shuffled order if ``FOREIGN_SEED`` is set.
 
 A file of JSON lines, not JUnit: what was known stays known when a run is cut short at its limit.
 """
@@ -25,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The same order for the same seed, whatever collected them."""
+    if "FOREIGN_SEED" not in os.environ:
+        return
     items.sort(key=lambda item: item.nodeid)
     random.Random(os.environ["FOREIGN_SEED"]).shuffle(items)
 
@@ -54,6 +58,7 @@ class _Recorder:
         worst = max(reports, key=lambda report: _GRAVITY.index(report.outcome))
         self._write(
             test=_name(nodeid),
+            file=nodeid.partition("::")[0],
             outcome="xfailed" if hasattr(worst, "wasxfail") and worst.skipped else worst.outcome,
             seconds=sum(report.duration for report in reports),
             message=_message(worst),
