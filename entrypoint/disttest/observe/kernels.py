@@ -129,9 +129,13 @@ def _note_handle(call: Call, result: Any) -> dist.Work | None:
 def _read(operation: Operation, args: tuple[Any, ...]) -> Call | None:
     """The record of a call; None where nothing is sent (tracing), or where it cannot be understood."""
     try:
-        inputs, outputs = (tensors(argument(args, at)) for at in (operation.inputs, operation.outputs))
-        if any(tensor.is_meta for tensor in inputs or outputs):
-            return None
+        inputs, outputs = (
+            tensors(argument(args, operation.inputs)),
+            tensors(argument(args, operation.outputs)),
+        )
+        for tensor in inputs or outputs:
+            if tensor.is_meta:
+                return None
         return _record(operation, args, inputs, outputs)
     except Exception as error:  # noqa: BLE001  # whatever it is, the user's call goes on
         hub.note_gap(f"c10d::{operation.op}: {type(error).__name__}: {error}")

@@ -7,13 +7,16 @@ at the end that have their default values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 
-class Operation(NamedTuple):
+@dataclass(frozen=True)
+class Operation:
     """A row."""
 
     op: str
@@ -30,12 +33,12 @@ class Operation(NamedTuple):
     blocks: bool = False
     """It has no handle: it returns when it is done."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """As records tell it."""
         return self.op.strip("_")
 
-    @property
+    @cached_property
     def is_p2p(self) -> bool:
         """Whether it is a send or a receive."""
         return self.tag is not None
@@ -106,6 +109,8 @@ FUNCTIONAL = (
 WAIT = "wait_tensor"
 """The one of ``_c10d_functional`` that waits."""
 
+_SEQUENCES = (list, tuple)  # a union of types would be made anew for each call
+
 
 def title_of(op: str) -> str:
     """``all_reduce`` for ``allreduce``: the function that users call."""
@@ -121,8 +126,8 @@ def tensors(value: Any) -> tuple[torch.Tensor, ...]:
     """All tensors in an argument: one, a list, or a list of lists."""
     if value is None:
         return ()
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, _SEQUENCES):
         return (value,)
-    if value and isinstance(value[0], list | tuple):
+    if value and isinstance(value[0], _SEQUENCES):
         return tuple(tensor for each in value for tensor in each)
     return tuple(value)

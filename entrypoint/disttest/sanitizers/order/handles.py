@@ -7,15 +7,24 @@ nothing ever reads, is waited for by nobody: that is sure.
 from __future__ import annotations
 
 import dis
-from functools import lru_cache
 from types import CodeType
 
 _STORES = frozenset({"STORE_FAST"})
 
 
-@lru_cache(maxsize=4096)
+_known: dict[tuple[int, int], tuple[CodeType, bool]] = {}
+"""By address, which stays since the code is kept: the hash of a code object reads all of it, each time."""
+
+
 def is_thrown_away(code: CodeType, at: int) -> bool:
     """Whether the result of the call at this offset (``f_lasti``) is used by nobody."""
+    known = _known.get((id(code), at))
+    if known is None:
+        known = _known[id(code), at] = code, _has_no_use(code, at)
+    return known[1]
+
+
+def _has_no_use(code: CodeType, at: int) -> bool:
     following = next((each for each in dis.get_instructions(code) if each.offset > at), None)
     if following is None:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import Enum, auto
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,36 @@ if TYPE_CHECKING:
 _KEEPING = frozenset({"_coalescing_manager", "monitored_barrier", "recv", "send"})
 """Functions of torch that wait for the handle themselves, or hand it on otherwise than by returning it."""
 _BATCH = "batch_isend_irecv"
+
+
+class _Way(Enum):
+    """What a function between the kernel and the user's line does with a handle."""
+
+    RETURNS = auto()
+    KEEPS = auto()
+    """Or waits, or needs none: functions of torch that issue calls for themselves (join, FSDP)."""
+    BATCHES = auto()
+
+
+_ways: dict[int, tuple[CodeType, _Way]] = {}
+"""By address of the code, which stays since it is kept."""
+
+
+def _way_of(code: CodeType) -> _Way:
+    known = _ways.get(id(code))
+    if known is None:
+        known = _ways[id(code)] = code, _find_way(code)
+    return known[1]
+
+
+def _find_way(code: CodeType) -> _Way:
+    name, file = code.co_name, code.co_filename
+    if name == _BATCH:
+        return _Way.BATCHES
+    if file.endswith("/distributed_c10d.py"):
+        return _Way.KEEPS if name in _KEEPING else _Way.RETURNS
+    passes_on = "/torch/" not in file or file.endswith("/c10d_logger.py")
+    return _Way.RETURNS if passes_on else _Way.KEEPS
 
 
 class OrderRecorder(SanitizerRecorder):
@@ -126,18 +157,14 @@ def sign(call: Call, *, thread: int = 0, batched: bool = False, dropped: bool = 
 def _handling(call: Call) -> tuple[bool, bool]:
     """Whether a call is part of a batch, and whether its caller has thrown its handle away.
 
-    torch's functions that lie between the kernel and the user's line tell it: ``send`` is an ``isend`` with a wait, and
-    functions of torch that issue calls for themselves (join, FSDP) may keep a handle, or need none.
+    torch's functions that lie between the kernel and the user's line tell it: ``send`` is an ``isend`` with a wait.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
     direct = True
     while frame is not None and frame.f_code is not call.site.code:
-        name, file = frame.f_code.co_name, frame.f_code.co_filename
-        if name == _BATCH:
+        way = _way_of(frame.f_code)
+        if way is _Way.BATCHES:
             return True, False
-        if file.endswith("/distributed_c10d.py"):
-            direct = direct and name not in _KEEPING
-        elif "/torch/" in file and not file.endswith("/c10d_logger.py"):
-            direct = False
+        direct = direct and way is _Way.RETURNS
         frame = frame.f_back
     return False, direct and frame is not None and is_thrown_away(frame.f_code, frame.f_lasti)
