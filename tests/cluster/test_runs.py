@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster_programs import FAULTS, SPAN, assert_lost, waits
 from cluster_run import ClusterRun
 
 from disttest.model import Cause, Outcome, RankEnd
@@ -20,59 +20,6 @@ from disttest.model import Cause, Outcome, RankEnd
 from .conftest import ClusterLab
 
 SKEW = Path(__file__).parents[1] / "support" / "clock_skew.c"
-SPAN = ("--nodes", "2", "--world-sizes", "4")
-
-FAULTS = """
-    import os, signal, subprocess, sys, time
-    import pytest
-    import torch
-    import torch.distributed as dist
-
-    pytestmark = pytest.mark.world_size()
-
-    def test_first(world):
-        assert dist.get_world_size() == 4
-
-    def test_raises_on_the_other_node(world):
-        if world.rank == 2:
-            raise ValueError("boom")
-        dist.barrier()
-
-    def test_crashes(world):
-        if world.rank == 3:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        dist.barrier()
-
-    @pytest.mark.timeout(3)
-    def test_hangs(world):
-        if world.rank == 2:
-            while True:
-                time.sleep(0.1)
-        dist.all_reduce(torch.ones(2))
-
-    def test_floods(world):
-        line = b"x" * 1023 + b"\\n"
-        for _ in range(25 * 1024):
-            os.write(1, line)
-
-    def test_leaves_a_process_in_a_session_of_its_own(world):
-        subprocess.Popen(["sleep", "86399"], start_new_session=True)
-
-    def test_needs_a_shared_folder(world, world_tmp_path):
-        raise AssertionError("never runs")
-
-    @pytest.mark.nodes(1)
-    @pytest.mark.world_size(2)
-    def test_on_one_node(world):
-        assert os.environ["GROUP_WORLD_SIZE"] == "1"
-
-    def test_last(world):
-        x = torch.full((2,), float(world.rank))
-        dist.all_reduce(x)
-        assert x[0] == 6
-        assert os.environ["GROUP_RANK"] == str(world.rank // 2)
-        assert os.environ["LOCAL_RANK"] == str(world.rank % 2)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +59,7 @@ class TestFaultsOfOneTest:
         assert "ranks 0,1,3 wait at test_faults.py:" in result.message
         assert "rank 2 is on node n2" in result.message
         assert all(record.hung and record.stacks for record in result.ranks)
-        assert 3 <= result.duration_s
+        assert 5 <= result.duration_s
 
     def test_a_flood_is_capped_on_its_way(self, faults: ClusterRun) -> None:
         result = faults.result("test_floods[4")
@@ -167,34 +114,8 @@ def test_the_suites_pass_over_two_nodes_whose_clocks_differ_by_an_hour(lab: Clus
         assert before <= each.final.started_at_s <= time.time(), each.test.nodeid
 
 
-WAITS = """
-    import os, time
-    from pathlib import Path
-    import pytest
-    import torch
-    import torch.distributed as dist
-
-    pytestmark = pytest.mark.world_size(4)
-
-    def test_before(world):
-        dist.barrier()
-
-    @pytest.mark.timeout(60)
-    def test_waits(world):
-        dist.barrier()
-        if world.rank == 0:
-            Path("here").write_text("here")
-        for _ in range(600):
-            dist.all_reduce(torch.ones(1))
-            time.sleep(0.1)
-
-    def test_after(world):
-        pass
-"""
-
-
 def test_a_node_that_is_killed_in_a_collective(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS)
+    lab.write(test_waits=waits())
     node = lab.cluster.nodes[1]
     run = lab.on_slurm("test_waits.py", *SPAN, "--silence-limit", "8")
     run.await_file(lab.folder / "here")
@@ -203,17 +124,13 @@ def test_a_node_that_is_killed_in_a_collective(lab: ClusterLab) -> None:
         run.wait()
     finally:
         lab.cluster.start_node(node)
-    assert run.exit_code == 7, run.output
-    assert run.result("test_before[4").outcome is Outcome.PASSED
-    result = run.result("test_waits[4")
-    assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
-    assert re.search(r"ranks 2-3 of 4 on node n2 left no record: node lost: ", result.message), result.message
+    result = assert_lost(run, "ranks 2-3 of 4 on node n2 left no record: node lost: ")
     assert {record.rank for record in result.ranks} <= {0, 1}
     assert run.result("test_after[4").cause is Cause.INFRASTRUCTURE
 
 
 def test_nodes_that_are_cut_off_from_each_other(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS.replace("timeout(60)", "timeout(6)"))
+    lab.write(test_waits=waits(limit_s=6))
     run = lab.on_slurm("test_waits.py", *SPAN, "--timeout", "6")
     run.await_file(lab.folder / "here")
     with lab.cluster.cut_off(*lab.cluster.nodes):
@@ -227,7 +144,7 @@ def test_nodes_that_are_cut_off_from_each_other(lab: ClusterLab) -> None:
 
 
 def test_the_controller_is_killed_while_a_job_runs(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS.replace("range(600)", "range(20)"))
+    lab.write(test_waits=waits(steps=20))
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     lab.cluster.kill_controller()
@@ -243,7 +160,7 @@ def test_the_controller_is_killed_while_a_job_runs(lab: ClusterLab) -> None:
 
 
 def test_a_client_that_is_killed_leaves_nothing(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS)
+    lab.write(test_waits=waits())
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     os.kill(_client(run), signal.SIGKILL)
@@ -253,7 +170,7 @@ def test_a_client_that_is_killed_leaves_nothing(lab: ClusterLab) -> None:
 def test_leftovers_of_a_client_that_died_with_its_srun(lab: ClusterLab) -> None:
     """Its job waits in the queue; the next command of this machine finds it by name, and no living client's."""
     with _busy(lab):
-        lab.write(test_waits=WAITS)
+        lab.write(test_waits=waits())
         doomed = lab.on_slurm("test_waits.py", *SPAN)
         _until(lambda: any(f"-{_client(doomed)}-" in job for job in lab.cluster.jobs()))
         for process in [psutil.Process(_client(doomed)), *psutil.Process(_client(doomed)).children()]:
@@ -271,7 +188,7 @@ def test_leftovers_of_a_client_that_died_with_its_srun(lab: ClusterLab) -> None:
 
 
 def test_a_cancelled_run_writes_its_reports(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS)
+    lab.write(test_waits=waits())
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     os.kill(_client(run), signal.SIGTERM)
@@ -286,7 +203,7 @@ def test_a_cancelled_run_writes_its_reports(lab: ClusterLab) -> None:
 
 def test_the_time_limit_of_a_job(lab: ClusterLab) -> None:
     """Slurm ends a job at its limit, which it keeps in minutes: it is told to shorten the limit to now."""
-    lab.write(test_waits=WAITS.replace("timeout(60)", "timeout(300)").replace("range(600)", "range(3000)"))
+    lab.write(test_waits=waits(limit_s=300, steps=3000))
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     done = lab.cluster.on_login(
@@ -294,30 +211,22 @@ def test_the_time_limit_of_a_job(lab: ClusterLab) -> None:
     )
     assert done.returncode == 0, done.stderr
     run.wait(150)
-    assert run.exit_code == 7, run.output
-    result = run.result("test_waits[4")
-    assert result.cause is Cause.INFRASTRUCTURE
-    assert "time limit: " in result.message, result.message
-    assert "--job-limit" in result.message
+    assert_lost(run, "time limit: ", "--job-limit")
 
 
 def test_a_job_that_is_preempted(lab: ClusterLab) -> None:
-    lab.write(test_waits=WAITS)
+    lab.write(test_waits=waits())
     run = lab.on_slurm("test_waits.py", *SPAN)
     run.await_file(lab.folder / "here")
     urgent = lab.cluster.on_login("srun", "-J", "other", "-p", "urgent", "-N2", "--exclusive", "true")
     assert urgent.returncode == 0, urgent.stderr
     run.wait()
-    assert run.exit_code == 7, run.output
-    assert run.result("test_before[4").outcome is Outcome.PASSED
-    result = run.result("test_waits[4")
-    assert result.cause is Cause.INFRASTRUCTURE
-    assert "preempted: " in result.message, result.message
+    assert_lost(run, "preempted: ")
 
 
 def test_a_queue_that_is_full(lab: ClusterLab) -> None:
     with _busy(lab):
-        lab.write(test_waits=WAITS)
+        lab.write(test_waits=waits())
         run = lab.on_slurm("test_waits.py", *SPAN, "--queue-limit", "4").wait()
     assert run.exit_code == 7, run.output
     message = run.result("test_waits[4").message
@@ -375,98 +284,6 @@ PLANNED = """
     def test_on_one_node(world):
         dist.barrier()
 """
-
-
-class TestRefused:
-    def test_more_nodes_than_there_are(self, lab: ClusterLab) -> None:
-        lab.write(test_waits=WAITS)
-        run = lab.on_slurm("test_waits.py", "--nodes", "3").wait()
-        assert run.exit_code == 6
-        assert "--nodes 3, and the pool has 2 nodes that work" in run.output
-
-    def test_a_job_too_big(self, lab: ClusterLab) -> None:
-        lab.write(test_waits=WAITS)
-        run = lab.on_slurm("test_waits.py", *SPAN, "--gpus-per-node", "9").wait()
-        assert run.exit_code == 7, run.output
-        assert "Requested node configuration is not available" in run.result("test_waits[4").message
-
-    def test_a_partition_that_does_not_exist(self, lab: ClusterLab) -> None:
-        lab.write(test_waits=WAITS)
-        run = lab.on_slurm("test_waits.py", *SPAN, "--partition", "nope").wait()
-        assert run.exit_code == 9
-        assert "Partition nope not found" in run.output
-
-    def test_a_controller_that_does_not_answer(self, lab: ClusterLab) -> None:
-        lab.write(test_waits=WAITS)
-        lab.cluster.stop_controller()
-        try:
-            run = lab.on_slurm("test_waits.py", *SPAN).wait()
-        finally:
-            lab.cluster.start_controller()
-        assert run.exit_code == 9, run.output
-        assert "Slurm says: " in run.output
-        assert "Unable to contact slurm controller" in run.output
-
-    def test_slurm_is_not_installed(self, lab: ClusterLab) -> None:
-        lab.write(test_waits=WAITS)
-        run = lab.on_slurm("test_waits.py", PATH="/nonexistent").wait()
-        assert run.exit_code == 9
-        assert "srun cannot be run here" in run.output
-
-    def test_other_sources_on_a_node(self, lab: ClusterLab) -> None:
-        """The second node has another helper beside the tests: the same ids, another digest."""
-        lab.write(test_waits=WAITS, helper="VALUE = 1")
-        other = lab.folder.parent / "other"
-        other.mkdir()
-        (other / "helper.py").write_text("VALUE = 2\n")
-        node = lab.cluster.nodes[1]
-        target = str(lab.folder / "helper.py")
-        assert lab.cluster.on_node(node, "mount", "--bind", str(other / "helper.py"), target).returncode == 0
-        try:
-            run = lab.on_slurm("test_waits.py", *SPAN).wait()
-        finally:
-            lab.cluster.on_node(node, "umount", target)
-        assert run.exit_code == 7, run.output
-        message = run.result("test_waits[4").message
-        assert "the tests on node n2 are not those on the client" in message
-
-    def test_another_version_on_a_node(self, lab: ClusterLab) -> None:
-        import disttest
-
-        lab.write(test_waits=WAITS)
-        other = lab.folder.parent / "version"
-        other.mkdir()
-        real = Path(disttest.__file__)
-        (other / "__init__.py").write_text(real.read_text().replace(disttest.__version__, "9.9.9"))
-        node = lab.cluster.nodes[1]
-        assert (
-            lab.cluster.on_node(node, "mount", "--bind", str(other / "__init__.py"), str(real)).returncode
-            == 0
-        )
-        try:
-            run = lab.on_slurm("test_waits.py", *SPAN).wait()
-        finally:
-            lab.cluster.on_node(node, "umount", str(real))
-        assert run.exit_code == 7, run.output
-        assert f"disttest 9.9.9 on node n2, {disttest.__version__} on the client" in run.output
-
-    def test_ranks_without_gpus(self, lab: ClusterLab) -> None:
-        """The scheduler grants one GPU to each node, and the tests have two ranks for each."""
-        lab.write(test_waits=WAITS)
-        arguments = (
-            "test_waits.py",
-            *SPAN,
-            "--launcher",
-            "slurm",
-            "--device",
-            "cuda",
-            "--gpus-per-node",
-            "1",
-        )
-        run = lab.start("run", *arguments, "--backend", "gloo").wait()
-        assert run.exit_code == 7, run.output
-        message = run.result("test_waits[4").message
-        assert "was granted 1 GPUs (CUDA_VISIBLE_DEVICES=0), and the job has 2 ranks for it" in message
 
 
 def _client(run: ClusterRun) -> int:
