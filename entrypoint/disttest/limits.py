@@ -199,6 +199,8 @@ GOODBYE_S = 5.0
 Longer only when the scheduler's controller is away. All verdicts are there then; its own client (srun) is left
 to wait for it.
 """
+SCHEDULERS_WORD_S = 20.0
+"""The same where the scheduler told a node to end: only it knows why, and that is what is told of the tests."""
 PIPE_DRAIN_S = 1.0
 """After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
 PORT_PAUSE_S = 1.0

@@ -288,7 +288,7 @@ class TestTheEnd:
     def test_a_pod_that_vanishes_was_deleted_by_others(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.pods.clear()
-        end = gang.end(wait=True)
+        end = gang.end(told=False)
         assert end.state is JobState.EVICTED
         assert "it was deleted, and not by this run" in end.reason
 
@@ -296,24 +296,24 @@ class TestTheEnd:
         gang = self.running(cluster)
         cluster.pods.clear()
         cluster.node_ready = "Unknown"
-        assert gang.end(wait=True).state is JobState.NODE_LOST
+        assert gang.end(told=False).state is JobState.NODE_LOST
 
     def test_a_pod_that_runs_on_has_lost_its_connection(self, cluster: Cluster) -> None:
         gang = self.running(cluster, nodes=1)
-        end = gang.end(wait=True)
+        end = gang.end(told=False)
         assert end.state is JobState.NODE_LOST
         assert "the connection to it was lost" in end.reason
 
     def test_a_pod_that_was_told_to_end_has_lost_nothing(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.node_ready = "Unknown"
-        assert gang.end(wait=False, told=True).state is JobState.COMPLETED
-        assert gang.end(wait=False).state is JobState.NODE_LOST
+        assert gang.end(told=True).state is JobState.COMPLETED
+        assert gang.end(told=False).state is JobState.NODE_LOST
 
     def test_an_api_server_that_does_not_answer(self, cluster: Cluster) -> None:
         gang = self.running(cluster)
         cluster.answers = False
-        assert gang.end(wait=True).state is JobState.UNREACHABLE
+        assert gang.end(told=False).state is JobState.UNREACHABLE
         assert not gang.remove()
 
     def test_everything_is_found_by_its_label(self, cluster: Cluster) -> None:

@@ -290,6 +290,13 @@ class TestRefusals:
     def test_a_quota_that_is_used_up_is_waited_for(self) -> None:
         assert words.waits_for_quota(self.QUOTA.format(2)).startswith("exceeded quota: gpus, requested: ")
 
+    def test_what_kubectl_says_of_a_stream_is_a_refusal_only_where_a_right_is_missing(self) -> None:
+        missing = 'pods "x" is forbidden: User "y" cannot create resource "pods/attach" in API group ""'
+        end = words.stream_refusal(missing)
+        assert end is not None
+        assert (end.state, end.reason) == (JobState.REJECTED, missing)
+        assert words.stream_refusal("error: unable to upgrade connection: container not found") is None
+
     def test_a_quota_that_is_too_small_is_not(self) -> None:
         assert words.waits_for_quota(self.QUOTA.format(8)) == ""
         assert words.refusal(self.QUOTA.format(8)).advice.startswith("The namespace may never have so much")

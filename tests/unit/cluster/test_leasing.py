@@ -24,6 +24,7 @@ from disttest.cluster.protocol.wire import (
     ToNode,
     Versions,
 )
+from disttest.limits import GOODBYE_S, SCHEDULERS_WORD_S
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
 from disttest.results.directory import Home
@@ -183,3 +184,22 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
 
     (message, _) = [test.final.message for test in fold(read_events(tmp_path / FILE_NAME)).tests]
     assert words in message
+
+
+@pytest.mark.parametrize(
+    ("reason", "patience_s"),
+    [("", GOODBYE_S), ("the disk is full", GOODBYE_S), (f"{SCHEDULER_ENDED} (SIGTERM)", SCHEDULERS_WORD_S)],
+)
+def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
+    tmp_path: Path, reason: str, patience_s: float
+) -> None:
+    now_s = [0.0]
+    recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
+    expected = ExpectedNode(versions=VERSIONS, digest="d")
+    setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
+    conductor = LeaseConductor(setting)
+    conductor.hear(0, NodeDone(reason=reason))
+    now_s[0] = patience_s
+    assert not conductor.is_over
+    now_s[0] = patience_s + 0.1
+    assert conductor.is_over

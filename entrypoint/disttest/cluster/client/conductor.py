@@ -40,7 +40,7 @@ from disttest.cluster.protocol.wire import (
     is_ours,
 )
 from disttest.errors import ProtocolError
-from disttest.limits import CLIENT_ALIVE_S, GOODBYE_S, NODE_OVERRUN_S, NODES_READY_S
+from disttest.limits import CLIENT_ALIVE_S, GOODBYE_S, NODE_OVERRUN_S, NODES_READY_S, SCHEDULERS_WORD_S
 from disttest.model import Frozen
 from disttest.options.registry import default_of
 from disttest.options.run import RunOptions
@@ -170,7 +170,8 @@ class Conductor(ABC):
     @property
     def is_over(self) -> bool:
         """Whether every node has said its last word, and the scheduler has had time to see it."""
-        return self._done_s is not None and self._clock() - self._done_s > GOODBYE_S
+        goodbye_s = SCHEDULERS_WORD_S if self._ended_by_scheduler else GOODBYE_S
+        return self._done_s is not None and self._clock() - self._done_s > goodbye_s
 
     def leave(self) -> None:
         """Every node is done, and the scheduler does not confirm it."""

@@ -34,7 +34,7 @@ from disttest.cluster.schedulers.agent_command import NOT_INSIDE, travelling
 from disttest.cluster.schedulers.kubectl import Kubectl, PodBoard, clean
 from disttest.cluster.schedulers.kubernetes_gang import PodGang, Turn
 from disttest.cluster.schedulers.kubernetes_objects import ListOf, Node, Owned, WantedPod
-from disttest.cluster.schedulers.kubernetes_words import CONTAINER
+from disttest.cluster.schedulers.kubernetes_words import CONTAINER, stream_refusal
 from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.errors import SchedulerError
 from disttest.limits import CLIENT_ALIVE_S, JOB_CANCEL_S, KUBERNETES_KILL_S, KUBERNETES_RETRY_S, TICK_S
@@ -174,21 +174,25 @@ class KubernetesRun:
     def _keep_limits(self) -> None:
         waited_s = time.monotonic() - self._cancelled_s
         if waited_s > JOB_CANCEL_S and self._end is None:
-            self._end = self._gang.end(wait=False)
+            self._end = self._gang.end(told=True)
             self._gang.remove()
         if waited_s > KUBERNETES_KILL_S:
             self._streams.signal(signal.SIGKILL)
 
     def _ended(self) -> JobOutcome:
+        complaints = clean("\n".join(self._complaints))
+        # What an agent that was heard has printed may have any words.
+        unheard = self._seen.state is JobState.QUEUED
         end = (
             self._gang.refused
             or self._end
-            or self._gang.end(wait=not self._cancelled, told=bool(self._cancelled))
+            or (stream_refusal(complaints) if unheard else None)
+            or self._gang.end(told=bool(self._cancelled))
         )
         if self._cancelled and end.state in (JobState.COMPLETED, JobState.UNREACHABLE):
             return JobOutcome(state=JobState.CANCELLED, reason=self._cancelled, exit_code=end.exit_code)
         if end.state is JobState.COMPLETED and not end.reason:
-            return msgspec.structs.replace(end, reason=clean("\n".join(self._complaints)))
+            return msgspec.structs.replace(end, reason=complaints)
         return end
 
     def _remove(self) -> None:

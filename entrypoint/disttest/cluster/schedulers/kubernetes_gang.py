@@ -194,14 +194,14 @@ class PodGang:
 
     # --- the end
 
-    def end(self, *, wait: bool, told: bool = False) -> JobOutcome:
+    def end(self, *, told: bool) -> JobOutcome:
         """How its pods ended.
 
         Args:
-            wait: give the kubelets the time to say so; a pod that runs on then has lost its connection.
-            told: the agents were told to end, and have: nobody waits for their pods, or asks about their nodes.
+            told: the agents were told to end: nobody waits for their pods, or asks about nodes of those that run on. Else
+                the kubelets have the time to say so, and a pod that runs on then has lost its connection.
         """
-        deadline = self._clock() + (KUBERNETES_FINAL_S if wait else 0.0)
+        deadline = self._clock() + (0.0 if told else KUBERNETES_FINAL_S)
         while not (answered := self.look(fresh=True)) or len(self.over()) < len(self._names):
             if self._clock() >= deadline:
                 break

@@ -261,6 +261,12 @@ def refusal(complaint: str) -> JobOutcome:
     )
 
 
+def stream_refusal(complaint: str) -> JobOutcome | None:
+    """What it means that a pod's agent may not be heard; None if that is not what kubectl complains of."""
+    return refusal(complaint) if re.search(_FORBIDDEN, complaint) else None
+
+
+_FORBIDDEN = r"\(Forbidden\)|is forbidden"
 _REFUSALS = (
     (
         r"exceeded quota",
@@ -268,7 +274,7 @@ _REFUSALS = (
         "The namespace may never have so much at once: ask for less, or for a larger quota",
     ),
     (
-        r"\(Forbidden\)|is forbidden",
+        _FORBIDDEN,
         JobState.REJECTED,
         "The role that disttest needs is in docs/clusters.md (kubectl auth can-i --list says what you have)",
     ),
