@@ -44,7 +44,7 @@ compat: $(READY)
 
 browser: tests/browser/node_modules/.ready
 
-contract docker integration: tests/contract/node_modules/.ready
+contract docker integration kubernetes: tests/contract/node_modules/.ready
 
 tests/%/node_modules/.ready: tests/%/package-lock.json
 	npm ci --prefix tests/$* --ignore-scripts --no-audit --no-fund

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_programs import SPAN, waits
+from cluster_run import ClusterRun
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane, kubernetes_plane
+from kubernetes_pods import Pods
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,20 @@ def lab(plane: KubernetesPlane, tmp_path: Path) -> Iterator[KubernetesLab]:
     made = KubernetesLab(plane, tmp_path)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def waiting(lab: KubernetesLab) -> ClusterRun:
+    """A run whose ranks are in a loop of collectives over both nodes."""
+    lab.write(test_waits=waits(limit_s=120, steps=1200))
+    run = lab.on_kubernetes("test_waits.py", *SPAN, "--silence-limit", "20")
+    run.await_file(lab.folder / "here", limit_s=240)
+    return run
+
+
+@pytest.fixture
+def pods(plane: KubernetesPlane) -> Iterator[Pods]:
+    made = Pods(plane)
+    yield made
+    if made.names:
+        plane.kubectl("delete", "pod", "--ignore-not-found", "--grace-period=0", "--force", *made.names)

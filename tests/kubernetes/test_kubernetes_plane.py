@@ -4,79 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_image import IMAGE
 from kubernetes_leftovers import cgroups, remove_dead
 from kubernetes_node import wait_until
 from kubernetes_plane import KubernetesPlane, is_ready
-
-LIMIT_S = 120.0
-
-
-class Pods:
-    """Pods of a test; they go with it."""
-
-    def __init__(self, plane: KubernetesPlane) -> None:
-        self.plane = plane
-        self.names: list[str] = []
-
-    def create(
-        self, name: str, command: Sequence[str], *, node: str = "", limits: Mapping[str, str] | None = None
-    ) -> str:
-        """A pod with one container that runs a command."""
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "command": list(command),
-            "resources": {"limits": dict(limits or {})},
-        }
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name},
-            "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 1,
-                "containers": [container],
-                **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
-            },
-        }
-        self.names.append(name)
-        self.plane.kubectl("create", "-f", "-", given=json.dumps(pod))
-        return name
-
-    def await_phase(self, name: str, *phases: str) -> dict[str, Any]:
-        """The status of a pod that has reached one of these phases."""
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            status: dict[str, Any] = next(
-                pod["status"] for pod in self.plane.pods() if pod["metadata"]["name"] == name
-            )
-            if status.get("phase") in phases:
-                return status
-            assert time.monotonic() < deadline, f"{status}\n{self.plane.logs()}"
-            time.sleep(0.1)
-
-    def log(self, name: str) -> str:
-        return self.plane.kubectl("logs", name).stdout
-
-
-@pytest.fixture
-def pods(plane: KubernetesPlane) -> Iterator[Pods]:
-    made = Pods(plane)
-    yield made
-    if made.names:
-        plane.kubectl("delete", "pod", "--ignore-not-found", "--grace-period=0", "--force", *made.names)
+from kubernetes_pods import LIMIT_S, Pods
 
 
 def end_of(status: Mapping[str, Any]) -> dict[str, Any]:
