@@ -105,7 +105,7 @@ docs: $(READY)
 	$(BIN)/python tools/command_doc.py
 	$(BIN)/python tools/marks_doc.py
 
-# The docs as a site, in build/site. `make picture` takes the picture of a report anew (needs Chromium).
+# The docs as a site, in build/site. `make picture` takes the pictures of a report and a summary anew (needs Chromium).
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
