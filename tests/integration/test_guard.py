@@ -68,6 +68,28 @@ def test_cancel_writes_reports_and_leaves_nothing(lab, name):
     assert (ended.results / "summary.md").exists()
 
 
+HANDLES_SIGTERM = """
+    import os, signal
+
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+"""
+
+
+def test_a_handler_of_imported_code_does_not_make_the_end_look_orderly(lab):
+    """Some install one as they are imported, as composer does; worlds take the signal another way."""
+    process = lab.write(conftest=HANDLES_SIGTERM, test_slow=SLOW).start("test_slow.py", *SLOTS)
+    wait_for_slow_worlds(lab)
+
+    process.send_signal(signal.SIGTERM)
+    ended = finish(lab, process)
+
+    assert 128 + signal.SIGTERM == ended.exit_code, ended.output
+    started, _ = slow_results(ended)
+    assert [(Outcome.ERROR, True)] * 2 == [
+        (result.outcome, "in test_slow" in result.ranks[0].stacks) for result in started
+    ]
+
+
 HOSTED = """
     import pathlib, time
     from torch.testing._internal.common_distributed import MultiProcessTestCase
