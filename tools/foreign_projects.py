@@ -70,17 +70,19 @@ class WayRun(NamedTuple):
     cpu_seconds: float
 
 
-class Place(NamedTuple):
+class ProjectFolders(NamedTuple):
     """Where a project lies."""
 
     site: Path
     tests: Path
 
 
-def install(project: Project, cache: Path) -> Place:
+def install(project: Project, cache: Path) -> ProjectFolders:
     """Download a project, its tests and what it needs, once."""
     folder = cache / f"{project.name}-{project.version}"
-    place = Place(folder / "site", folder / "source" if project.tests == "sdist" else folder / "site")
+    place = ProjectFolders(
+        folder / "site", folder / "source" if project.tests == "sdist" else folder / "site"
+    )
     if not (folder / "complete").exists():
         pinned = f"{project.name}=={project.version}"
         if project.tests == "sdist":
@@ -93,7 +95,7 @@ def install(project: Project, cache: Path) -> Place:
     return place
 
 
-def run_both(suite: Suite, place: Place, folder: Path, limit_s: float) -> tuple[WayRun, WayRun]:
+def run_both(suite: Suite, place: ProjectFolders, folder: Path, limit_s: float) -> tuple[WayRun, WayRun]:
     """Run a suite in both ways.
 
     Raises:
@@ -109,7 +111,7 @@ def _pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", "-q", *arguments], check=True)
 
 
-def run_way(suite: Suite, way: str, place: Place, folder: Path, limit_s: float) -> WayRun:
+def run_way(suite: Suite, way: str, place: ProjectFolders, folder: Path, limit_s: float) -> WayRun:
     """Run a suite by ``own`` or ``ours``, or read what an earlier call has kept of it."""
     done, record = folder / "done.json", folder / "record.jsonl"
     if not done.exists():
@@ -133,7 +135,7 @@ def _command(suite: Suite, way: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "disttest", "run", *ours, *suite.paths, "--", *recorder]
 
 
-def _environment(suite: Suite, way: str, place: Place, record: Path) -> dict[str, str]:
+def _environment(suite: Suite, way: str, place: ProjectFolders, record: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "FOREIGN_", "PYTEST_"))}
     paths = [place.tests, place.site, ROOT / "tools"]
     ours = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "FOREIGN_RECORD": str(record)}
