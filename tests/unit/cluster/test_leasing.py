@@ -187,11 +187,11 @@ def test_the_schedulers_word_counts_where_it_told_the_node_to_end(
 
 
 @pytest.mark.parametrize(
-    ("reason", "patience_s"),
+    ("reason", "limit_s"),
     [("", GOODBYE_S), ("the disk is full", GOODBYE_S), (f"{SCHEDULER_ENDED} (SIGTERM)", SCHEDULERS_WORD_S)],
 )
 def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
-    tmp_path: Path, reason: str, patience_s: float
+    tmp_path: Path, reason: str, limit_s: float
 ) -> None:
     now_s = [0.0]
     recorder = JobRecorder(Journal(tmp_path / FILE_NAME), Home(path=str(tmp_path)), lambda _line: None)
@@ -199,7 +199,7 @@ def test_the_scheduler_has_longer_for_its_word_where_only_it_knows_why(
     setting = JobSetting(JOB, recorder, expected, JobLimits(), RunOptions(), lambda: now_s[0])
     conductor = LeaseConductor(setting)
     conductor.hear(0, NodeDone(reason=reason))
-    now_s[0] = patience_s
+    now_s[0] = limit_s
     assert not conductor.is_over
-    now_s[0] = patience_s + 0.1
+    now_s[0] = limit_s + 0.1
     assert conductor.is_over
