@@ -1,6 +1,7 @@
 """What the sanitizers cost, over the bundled suites, and what they find in the planted programs.
 
     python bench/sanitize.py [--turns 5] [--suites ddp,fsdp,…] [--straggle 60] [--markdown] [--only calls|cost|planted]
+                             [--tools deadlock,order,…]
 
 Calls: the least that a rank needs for an all_reduce in a group of its own, so that no other rank is waited for.
 Cost: each suite runs with nothing on, with each tool alone and with both of the default; they take turns, each turn begins
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,11 +150,10 @@ def spend(suite: str, options: tuple[str, ...], world_sizes: str) -> Spent:
     )
 
 
-def measure(suite: str, turns: int, world_sizes: str) -> Iterator[dict[str, Spent]]:
+def measure(suite: str, names: Sequence[str], turns: int, world_sizes: str) -> Iterator[dict[str, Spent]]:
     """Runs of a suite with each choice of tools, in turns that begin with another one each time."""
-    names = list(TOOLS)
     for turn in range(turns):
-        order = names[turn % len(names) :] + names[: turn % len(names)]
+        order = (*names[turn % len(names) :], *names[: turn % len(names)])
         yield {name: spend(suite, TOOLS[name], world_sizes) for name in order}
         print(f"{suite}: turn {turn + 1} of {turns}", file=sys.stderr)
 
@@ -190,7 +190,7 @@ def cost_rows(measured: Mapping[str, list[dict[str, Spent]]]) -> Iterator[tuple[
     """A row for each suite and choice of tools."""
     yield ("suite", "tests", "tools", "time", "processor time")
     for suite, turns in measured.items():
-        for name in TOOLS:
+        for name in sorted(turns[0], key=list(TOOLS).index):
             if name == "none":
                 tests_s = statistics.median(turn[name].tests_s for turn in turns)
                 cpu_s = statistics.median(turn[name].cpu_s for turn in turns)
@@ -272,6 +272,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--suites", default=",".join(SUITES), help="names with commas between them")
+    parser.add_argument(
+        "--tools", type=lambda text: text.split(","), default=[name for name in TOOLS if name != "none"]
+    )
     parser.add_argument("--world-size", default="2")
     parser.add_argument(
         "--straggle", type=float, default=2, help="seconds for which traps look like a deadlock"
@@ -286,7 +289,7 @@ def main() -> int:
         print(render(list(call_rows(arguments.turns)), markdown=arguments.markdown), end="\n\n")
     if arguments.only in (None, "cost"):
         measured = {
-            suite: list(measure(suite, arguments.turns, arguments.world_size))
+            suite: list(measure(suite, ("none", *arguments.tools), arguments.turns, arguments.world_size))
             for suite in arguments.suites.split(",")
         }
         changed = sorted(set(changed_verdicts(measured)))

@@ -102,6 +102,17 @@ def test_two_groups_are_read_in_two_orders(world):
         reduced(world, group).cpu()
 
 
+@hangs("cycle", size=2, waits=(0, 1), says=("first", "second", "before it"), report="pytorch/torchtitan#4064")
+def test_two_groups_are_used_in_two_orders(world):
+    groups = [dist.new_group(group_desc=name) for name in ("first", "second")]
+    numbers = [ones(world) for _ in groups]
+    for group in groups:
+        reduced(world, group).cpu()  # so that nobody waits for a group to be connected
+    for group, each in zip(groups if world.is_first else groups[::-1], numbers, strict=True):
+        dist.all_reduce(each, group=group)
+    torch.cuda.synchronize()
+
+
 @hangs("cycle", size=2, waits=(0, 1), says=("all_reduce", "ready"))
 def test_one_waits_for_its_gpu_and_one_for_a_key(world):
     store = dist.distributed_c10d._get_default_store()

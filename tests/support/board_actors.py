@@ -40,6 +40,7 @@ class Actor:
         thread=1,
         inputs=(),
         site=NOWHERE,
+        behind=None,
     ):
         key = (group.name, op, peer, tag) if peer is not None else group.name
         seq = self._numbers[key] = self._numbers.get(key, 0) + 1
@@ -60,6 +61,7 @@ class Actor:
             thread=thread,
             by_cpp=by_cpp,
             in_backward=by_cpp,
+            behind=behind,
         )
         self.tool.on_issue(call)
         return call

@@ -156,7 +156,9 @@ class BoardTool(BoardWriter, Tool):
         root = layout.NO_RANK if call.root is None else call.root
         at = self._base + layout.ring_place(place, call.seq)
         op = self._texts.get(call.op) or self._text(call.op)
-        _pack_signature(self._memory, at, op, self._tensors(call), self._place(call.site), root)
+        group, seq = call.behind or ("", 0)
+        behind = self._groups.get(group, 0)
+        _pack_signature(self._memory, at, op, self._tensors(call), self._place(call.site), behind, root, seq)
         _pack_last(self._memory, self._base + place + layout.LAST_AT, call.seq)
 
     def _add_group(self, group: Group) -> int:

@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-SLOT = 12288
+SLOT = 13312
 """Bytes for each rank."""
 
 OBSERVED_AT = 0
@@ -55,8 +55,8 @@ GROUP = struct.Struct("<HHHxxI")
 """Name, description, ranks, number of the last collective; behind it what the last ones were."""
 LAST = struct.Struct("<I")
 LAST_AT = struct.calcsize("<HHHxx")
-SIGNATURE = struct.Struct("<HHHxxi")
-"""Operation, tensors, place, root."""
+SIGNATURE = struct.Struct("<HHHHiI")
+"""Operation, tensors, place, group that it is behind, root, number that it is behind."""
 RING = 8
 GROUPS = Table(WAITS.end, GROUP.size + RING * SIGNATURE.size, 20)
 

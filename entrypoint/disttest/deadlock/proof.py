@@ -13,15 +13,20 @@ import msgspec
 
 from disttest.deadlock import wait_words
 from disttest.deadlock.layout import Direction, read_ranks
-from disttest.deadlock.snapshot import Counts, GroupKey, Snapshot, Waiting
+from disttest.deadlock.queued_calls import (
+    QueuedCall,
+    called,
+    current_call,
+    issued,
+    needs,
+    never_begin,
+    parts_of,
+    queued_behind,
+)
+from disttest.deadlock.snapshot import Counts, Snapshot, Waiting
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
-
-_WITH_ROOT_ALONE = frozenset({"scatter", "gather"})
-"""What ranks other than the root do with the root and nobody else."""
-_FROM_ROOT, _TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
-"""Whose senders a GPU lets go as soon as there is room for what they send."""
 
 
 class Open(Frozen):
@@ -64,7 +69,7 @@ def find_deadlock(situation: Situation) -> Deadlock | None:
         waits = tuple(open_waits(rank, everybody, situation))
         if not waits or None in waits:
             return None
-        found += [wait for wait in waits if wait is not None]
+        found += [wait for wait in dict.fromkeys(waits) if wait is not None]
     return _proof(found, situation)
 
 
@@ -126,19 +131,19 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
     members = [member for member in wait.group[1] if member != rank and _counts(wait, rank, member)]
     if any(member not in everybody for member in members):
         return None
-    missing = tuple(m for m in members if _issued(everybody[m], wait.group) < wait.seq)
+    missing = tuple(m for m in members if issued(everybody[m], wait.group) < wait.seq)
     for member in members:
-        theirs = _called(everybody[member], wait.group, wait.seq)
+        theirs = called(everybody[member], wait.group, wait.seq)
         if theirs is None:
             continue
-        if theirs[0] != wait.op:
-            other = f"{title_of(theirs[0])} in its place"
+        if theirs.op != wait.op:
+            other = f"{title_of(theirs.op)} in its place"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
-        if theirs[1] != wait.root:
-            other = f"it with root {theirs[1]} instead of {wait.root}"
+        if theirs.root != wait.root:
+            other = f"it with root {theirs.root} instead of {wait.root}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
     if not missing:
-        return None
+        return _open_queued(rank, wait, everybody) if wait.kind is WaitKind.DEVICE else None
     first = _first_missing(rank, wait, everybody, missing)
     return Open(rank=rank, wait=first, kind=DeadlockKind.CYCLE, ranks=missing)
 
@@ -148,7 +153,7 @@ def _first_missing(
 ) -> Waiting:
     """The wait, but of several calls in the queue of a GPU for the first that others have not made."""
     assert wait.group is not None
-    seq = 1 + min(_issued(everybody[member], wait.group) for member in missing)
+    seq = 1 + min(issued(everybody[member], wait.group) for member in missing)
     state = everybody[rank].groups.get(wait.group)
     call = state.calls.get(seq) if state else None
     if wait.kind is not WaitKind.DEVICE or call is None:
@@ -157,22 +162,45 @@ def _first_missing(
     return first if any(_counts(first, rank, member) for member in missing) else wait
 
 
+def _open_queued(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    """Everybody has made the call; it is open if some GPU never comes to it, and told of the one that this GPU is at."""
+    assert wait.group is not None
+    last = QueuedCall(rank, wait.group, wait.seq)
+    never = never_begin(last, everybody)
+    current = current_call(last, never, everybody)
+    stuck = [part for part in parts_of(current, everybody) if part in never and part.rank != rank]
+    signature = called(everybody[rank], current.group, current.seq)
+    if not stuck or signature is None:
+        return None
+    first = msgspec.structs.replace(
+        wait,
+        group=current.group,
+        seq=current.seq,
+        op=signature.op,
+        root=signature.root,
+        keys=signature.where,
+    )
+    return Open(
+        rank=rank,
+        wait=first,
+        kind=DeadlockKind.CYCLE,
+        ranks=tuple(sorted(part.rank for part in stuck)),
+        other=_told_behind(stuck[0], everybody),
+    )
+
+
+def _told_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> str:
+    """``all_reduce #1 of group second before it``."""
+    before = queued_behind(call, everybody)
+    signature = before and called(everybody[before.rank], before.group, before.seq)
+    if before is None or signature is None:
+        return ""
+    group = wait_words.group_name(before.group[0], everybody[before.rank].groups.get(before.group))
+    return f"{title_of(signature.op)} #{before.seq} of group {group} before it"
+
+
 def _counts(wait: Waiting, rank: int, member: int) -> bool:
-    """Whether a rank's part of a collective needs that of another member."""
-    if wait.kind is WaitKind.DEVICE and wait.op in _FROM_ROOT | _TO_ROOT:
-        return (member if wait.op in _FROM_ROOT else rank) == wait.root
-    return wait.op not in _WITH_ROOT_ALONE or rank == wait.root or member == wait.root
-
-
-def _issued(snapshot: Snapshot, group: GroupKey) -> int:
-    state = snapshot.groups.get(group)
-    return state.issued if state else 0
-
-
-def _called(snapshot: Snapshot, group: GroupKey, seq: int) -> tuple[str, int | None] | None:
-    state = snapshot.groups.get(group)
-    signature = state.calls.get(seq) if state else None
-    return (signature.op, signature.root) if signature and signature.op else None
+    return needs(wait.op, wait.root, rank, member, in_queue=wait.kind is WaitKind.DEVICE)
 
 
 # --- point-to-point calls

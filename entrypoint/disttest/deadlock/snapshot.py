@@ -54,6 +54,8 @@ class IssuedCollective(Frozen):
     tensors: str
     """The inputs: ``float32[4, 3]``; empty where there are none, or no space was left."""
     where: str
+    behind: tuple[GroupKey, int] | None = None
+    """Group and number of what has to be over first, of a call in the queue of a GPU."""
 
 
 class GroupState(Frozen):
@@ -106,7 +108,8 @@ class _Reader:
 
     def snapshot(self) -> Snapshot:
         slot = self._slot
-        groups = dict(filter(None, map(self._group, layout.GROUPS.places())))
+        self._name_groups()
+        groups = dict(map(self._group, self._keys))
         return Snapshot(
             is_observed=bool(slot[layout.OBSERVED_AT]),
             has_gap=bool(slot[layout.GAP_AT]),
@@ -125,19 +128,28 @@ class _Reader:
         text = self._slot[place + layout.LENGTH.size :][: min(length, layout.LONGEST_TEXT)]
         return "".join(c if c.isprintable() else "?" for c in text.decode("utf-8", "replace"))
 
-    def _group(self, place: int) -> tuple[GroupKey, GroupState] | None:
-        name, description, ranks, issued = layout.GROUP.unpack_from(self._slot, place)
-        if not name:
-            return None
-        key = self._keys[place] = (self._text(name), layout.read_ranks(self._text(ranks)))
+    def _name_groups(self) -> None:
+        """First of all: calls name groups, too."""
+        for place in layout.GROUPS.places():
+            name, _, ranks, _ = layout.GROUP.unpack_from(self._slot, place)
+            if name:
+                self._keys[place] = (self._text(name), layout.read_ranks(self._text(ranks)))
+
+    def _group(self, place: int) -> tuple[GroupKey, GroupState]:
+        _, description, _, issued = layout.GROUP.unpack_from(self._slot, place)
         numbers = range(max(1, issued - layout.RING + 1), issued + 1)
         calls = {seq: self._signature(layout.ring_place(place, seq)) for seq in numbers}
-        return key, GroupState(description=self._text(description), issued=issued, calls=calls)
+        return self._keys[place], GroupState(description=self._text(description), issued=issued, calls=calls)
 
     def _signature(self, place: int) -> IssuedCollective:
-        op, tensors, where, root = layout.SIGNATURE.unpack_from(self._slot, place)
+        op, tensors, where, group, root, seq = layout.SIGNATURE.unpack_from(self._slot, place)
+        behind = self._keys.get(group)
         return IssuedCollective(
-            op=self._text(op), root=_rank(root), tensors=self._text(tensors), where=self._text(where)
+            op=self._text(op),
+            root=_rank(root),
+            tensors=self._text(tensors),
+            where=self._text(where),
+            behind=(behind, seq) if behind is not None else None,
         )
 
     def _waiting(self, place: int) -> Waiting | None:

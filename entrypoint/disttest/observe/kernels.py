@@ -7,7 +7,7 @@ tensors. ``redispatch`` lets go of the GIL while a backend blocks (``call_boxed`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from disttest.observe import hub
 from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.groups import known
 from disttest.observe.operations import FUNCTIONAL, OPERATIONS, WAIT, Operation, argument, tensors
-from disttest.observe.records import ANY_SOURCE, Call, Wait, WaitKind
+from disttest.observe.records import ANY_SOURCE, Call, Group, Wait, WaitKind
 from disttest.observe.sites import call_site
 
 _KEY = "BackendSelect"
@@ -67,7 +67,7 @@ def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
             return redispatch(below, *args, **kwargs)
         hub.tell("on_issue", call)
         hub.thread.last = light = call.without_tensors()
-        device = _queue_of(call)
+        device = _queue_of(call.group, call.inputs or call.outputs)
         wait = _begin_to_block(operation, light, device)
         try:
             result = _hand_on(call, redispatch, below, args, kwargs)
@@ -93,14 +93,19 @@ def _begin_to_block(operation: Operation, call: Call, device: torch.device | Non
     return None
 
 
-def _queue_of(call: Call) -> torch.device | None:
-    """The GPU in whose queue a call is going to be; None: the host waits for it."""
-    if not call.group.queues:
+def _queue_of(group: Group, tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """The GPU in whose queue a call with these tensors is going to be; None: the host waits for it."""
+    if not group.queues:
         return None
-    tensors = call.inputs or call.outputs
     if not tensors:
         return torch.accelerator.current_accelerator()
     return None if tensors[0].device.type == "cpu" else tensors[0].device
+
+
+def _behind(group: Group, tensors: Sequence[torch.Tensor]) -> tuple[str, int] | None:
+    """What a call is going to be behind there."""
+    device = _queue_of(group, tensors)
+    return None if device is None or hub.queues is None else hub.queues.last_before(device)
 
 
 def _hand_on(call: Call, redispatch: Kernel, below: Any, args: Any, kwargs: Any) -> Any:
@@ -129,10 +134,8 @@ def _note_handle(call: Call, result: Any) -> dist.Work | None:
 def _read(operation: Operation, args: tuple[Any, ...]) -> Call | None:
     """The record of a call; None where nothing is sent (tracing), or where it cannot be understood."""
     try:
-        inputs, outputs = (
-            tensors(argument(args, operation.inputs)),
-            tensors(argument(args, operation.outputs)),
-        )
+        inputs = tensors(argument(args, operation.inputs))
+        outputs = tensors(argument(args, operation.outputs))
         for tensor in inputs or outputs:
             if tensor.is_meta:
                 return None
@@ -174,6 +177,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         by_cpp=not thread.from_python,
         in_backward=bool(thread.backward),
         is_functional=thread.issued is not None,
+        behind=_behind(group.group, inputs or outputs),
     )
 
 

@@ -255,6 +255,8 @@ def _shutdown(original: Original) -> Original:
         with hub.waiting(WaitKind.GROUP):
             original(self)
         if (group := groups.forget(self)) is not None:
+            if hub.queues is not None:
+                hub.queues.forget(group.name)
             hub.tell("on_group", group, made=False)
 
     return shutdown

@@ -67,6 +67,16 @@ class Queues(Replacements):
         elif len(self._loose) > _MOST_CALLS:
             del self._loose[next(iter(self._loose))]
 
+    def last_before(self, device: torch.device) -> tuple[str, int] | None:
+        """Group and number of the last collective that a call in the current stream of a device has to wait for."""
+        if not self._last:
+            return None
+        queued = self._behind.get(_current(device), {}).values()
+        # Whether somebody has waited for what C++ has issued is inferred: not sure enough to follow from.
+        sure = [call for call in queued if not call.is_p2p and (call.is_functional or not call.by_cpp)]
+        last = max(sure, key=lambda call: call.n, default=None)
+        return None if last is None else (last.group.name, last.seq)
+
     def note_done(self, wait: Wait) -> None:
         """A thread has waited: the current stream does from here on, if it was for calls of a GPU."""
         if wait.call is not None:
@@ -76,6 +86,14 @@ class Queues(Replacements):
             for call, _ in list(self._loose.values()):
                 if call.by_cpp and not call.is_functional:
                     self._note_joined(call)
+
+    def forget(self, group: str) -> None:
+        """A group is destroyed, and another one may get its name and begin to count anew."""
+        for last in (*self._last.values(), *self._behind.values()):
+            last.pop(group, None)
+        for call, _ in list(self._loose.values()):
+            if call.group.name == group:
+                del self._loose[call.n]
 
     def _note_joined(self, call: Call) -> None:
         queued = self._loose.pop(call.n, None)

@@ -118,6 +118,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The autograd engine runs in this thread."""
     is_functional: bool = False
     """Issued by a functional collective: a wait for the tensor that it has returned ends it."""
+    behind: tuple[str, int] | None = None
+    """Of a call in the queue of a GPU: name of the group and number of the last collective that its stream has to come
+    through before it; None where there is none, or it is not known."""
 
     @property
     def is_p2p(self) -> bool:

@@ -8,7 +8,7 @@ from board_actors import Stage, group_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.deadlock.layout import Direction
+from disttest.deadlock.layout import RING, Direction
 from disttest.deadlock.proof import find_deadlock
 from disttest.model import DeadlockKind
 from disttest.observe import ANY_SOURCE, WaitKind
@@ -486,3 +486,123 @@ def test_a_call_in_a_queue_that_gives_up_before_the_test():
 
     assert len(gives_up_s) == 1
     assert find_deadlock(msgspec.structs.replace(situation, deadline_s=gives_up_s.pop() + 1)) is None
+
+
+FIRST, SECOND = (group_of(0, 1, name=name, description=name) for name in ("first", "second"))
+
+
+def queues_in_turn(*calls):
+    """A rank that waits for its GPU, whose stream comes to each call when the one before it is over.
+
+    Args:
+        calls: operation, group and root of each.
+    """
+
+    def program(actor):
+        made = []
+        for op, group, root in calls:
+            behind = (made[-1].group.name, made[-1].seq) if made else None
+            made.append(actor.call(op, group, root=root, behind=behind))
+        actor.queue(*made)
+
+    return program
+
+
+def in_turn(*groups):
+    return queues_in_turn(*(("allreduce", group, None) for group in groups))
+
+
+def test_gpus_come_to_the_calls_of_two_groups_in_two_orders():
+    deadlock = stage_of(in_turn(FIRST, SECOND), in_turn(SECOND, FIRST)).judge()
+
+    assert deadlock.kind is DeadlockKind.GROUPS
+    queue = "(in the queue of its GPU)"
+    assert edges(deadlock) == [
+        (
+            0,
+            f"all_reduce #1 of group first {queue}",
+            (1,),
+            "which has called all_reduce #1 of group second before it",
+        ),
+        (
+            1,
+            f"all_reduce #1 of group second {queue}",
+            (0,),
+            "which has called all_reduce #1 of group first before it",
+        ),
+    ]
+
+
+def test_gpus_may_be_busy_where_all_come_to_the_calls_of_two_groups_in_one_order():
+    assert stage_of(in_turn(FIRST, SECOND, FIRST), in_turn(FIRST, SECOND, FIRST)).judge() is None
+
+
+def test_what_is_not_behind_another_call_may_run_beside_it():
+    def side_by_side(*groups):
+        return lambda actor: actor.queue(*(actor.call("allreduce", group, is_async=True) for group in groups))
+
+    assert stage_of(side_by_side(FIRST, SECOND), side_by_side(SECOND, FIRST)).judge() is None
+    assert stage_of(in_turn(FIRST, SECOND), side_by_side(SECOND, FIRST)).judge() is None
+
+
+def test_a_root_that_sends_comes_to_its_next_call_without_the_others():
+    def broadcasts(*groups):
+        return queues_in_turn(*(("broadcast", group, 0) for group in groups))
+
+    assert stage_of(broadcasts(FIRST, SECOND), broadcasts(SECOND, FIRST)).judge() is None
+
+
+def test_three_gpus_of_which_each_comes_to_one_of_its_two_groups_first():
+    ring = [group_of(a, b, name=f"{a}{b}", description=f"{a}{b}") for a, b in ((0, 1), (1, 2), (0, 2))]
+    stage = stage_of(in_turn(ring[0], ring[2]), in_turn(ring[1], ring[0]), in_turn(ring[2], ring[1]))
+
+    assert {edge.rank for edge in stage.judge().edges} == {0, 1, 2}
+
+
+def test_a_gpu_comes_to_no_call_behind_one_that_a_third_rank_does_not_make():
+    three = group_of(0, 1, 2, name="three", description="three")
+    stage = stage_of(in_turn(FIRST), in_turn(three, FIRST), waits_for_key)
+
+    deadlock = stage.judge()
+
+    queue = "(in the queue of its GPU)"
+    assert edges(deadlock)[0] == (
+        0,
+        f"all_reduce #1 of group first {queue}",
+        (1,),
+        "which has called all_reduce #1 of group three before it",
+    )
+    assert edges(deadlock)[1] == (1, f"all_reduce #1 of group three {queue}", (0, 2), "")
+    assert [edge.rank for edge in deadlock.edges] == [0, 1, 2]
+    assert stage_of(in_turn(FIRST), in_turn(three, FIRST), idle).judge() is None
+
+
+def test_who_waits_for_one_call_alone_is_told_which_one_its_gpu_is_at():
+    def waits_for_last(*groups):
+        def program(actor):
+            made = []
+            for group in groups:
+                made.append(actor.call("allreduce", group, behind=(made[-1].group.name, 1) if made else None))
+            actor.queue(made[-1])
+
+        return program
+
+    deadlock = stage_of(waits_for_last(FIRST, SECOND), waits_for_last(SECOND, FIRST)).judge()
+
+    assert [(edge.rank, edge.group, edge.ranks) for edge in deadlock.edges] == [
+        (0, "first", (1,)),
+        (1, "second", (0,)),
+    ]
+
+
+def test_a_call_that_is_no_longer_on_the_board_counts_as_over():
+    def long_ago(first, second):
+        def program(actor):
+            before = actor.call("allreduce", first)
+            actor.call("allreduce", second, behind=(first.name, before.seq))
+            calls = [actor.call("allreduce", group) for _ in range(RING) for group in (FIRST, SECOND)]
+            actor.queue(*calls[-2:])
+
+        return program
+
+    assert stage_of(long_ago(FIRST, SECOND), long_ago(SECOND, FIRST)).judge() is None

@@ -123,6 +123,38 @@ def test_what_was_waited_for_is_not_waited_for_again(gpu, waits):
     assert waits == [[1]]
 
 
+def test_a_call_is_behind_the_last_one_that_its_stream_waits_for(gpu, waits):
+    assert gpu.queues.last_before(GPU) is None
+
+    first, _ = gpu.issue(1, is_async=False), gpu.issue(2, OTHER)
+    assert gpu.queues.last_before(GPU) == (first.group.name, 1)
+
+    gpu.join(gpu.issue(3, OTHER))
+    assert gpu.queues.last_before(GPU) == (OTHER.name, 3)
+
+    gpu.stream = 2
+    assert gpu.queues.last_before(GPU) is None
+
+
+def test_a_call_is_behind_nothing_that_was_waited_for_or_whose_group_is_gone(gpu, waits):
+    gpu.issue(1, is_async=False)
+    gpu.module.synchronize()
+    assert gpu.queues.last_before(GPU) is None
+
+    gpu.issue(2, OTHER, is_async=False)
+    gpu.queues.forget(OTHER.name)
+    assert gpu.queues.last_before(GPU) is None
+
+
+def test_a_call_is_not_known_to_be_behind_those_of_cpp(gpu, waits):
+    gpu.issue(1, by_cpp=True)
+    gpu.join(None, WaitKind.BACKWARD)
+    assert gpu.queues.last_before(GPU) is None
+
+    gpu.join(gpu.issue(2, by_cpp=True, is_functional=True))
+    assert gpu.queues.last_before(GPU) == (ALL.name, 2)
+
+
 def test_calls_of_cpp_are_in_the_stream_when_the_backward_pass_is_over(gpu, waits):
     gpu.issue(1, by_cpp=True)
     gpu.join(None, WaitKind.BACKWARD)
