@@ -1,0 +1,70 @@
+"""What a real Kubernetes refuses, and what has to wait there: said in the cluster's words, and no pod is left."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from cluster_programs import SPAN, waits
+from kubernetes_lab import KubernetesLab
+from kubernetes_plane import KubernetesPlane
+
+
+@pytest.fixture
+def lab(lab: KubernetesLab) -> KubernetesLab:
+    """With a test that never runs."""
+    return lab.write(test_waits=waits())
+
+
+def message_of(lab: KubernetesLab, *arguments: str, **options: str) -> str:
+    """What is said of a test that the infrastructure kept from running."""
+    run = lab.on_kubernetes("test_waits.py", *SPAN, *arguments, **options).wait(180)
+    assert run.exit_code == 7, run.output
+    return run.result("test_waits[4").message
+
+
+def test_an_image_that_does_not_exist(lab: KubernetesLab) -> None:
+    assert "disttest-test/nowhere:1" in message_of(lab, image="disttest-test/nowhere:1")
+
+
+def test_a_namespace_that_may_not_have_so_many_pods(lab: KubernetesLab) -> None:
+    with quota(lab.plane, "pods=1"):
+        assert "exceeded quota: small" in message_of(lab, "--queue-limit", "10")
+
+
+@contextlib.contextmanager
+def quota(plane: KubernetesPlane, hard: str) -> Iterator[None]:
+    plane.kubectl("create", "quota", "small", f"--hard={hard}")
+    try:
+        yield
+    finally:
+        plane.kubectl("delete", "quota", "small")
+
+
+def test_a_user_who_may_do_nothing(lab: KubernetesLab) -> None:
+    run = lab.on_kubernetes("test_waits.py", *SPAN, **lab.plane.environment("stranger")).wait()
+    assert run.exit_code == 9, run.output
+    assert 'User "stranger" cannot list resource "nodes"' in run.output
+
+
+def test_a_user_who_may_make_pods_and_not_attach_to_them(lab: KubernetesLab) -> None:
+    with rights(lab.plane, "stranger"):
+        message = message_of(lab, **lab.plane.environment("stranger"))
+    assert "rejected: " in message
+    assert 'User "stranger" cannot create resource "pods/attach"' in message
+    assert "docs/clusters.md" in message
+
+
+@contextlib.contextmanager
+def rights(plane: KubernetesPlane, user: str) -> Iterator[None]:
+    """What the docs' role has, apart from ``pods/attach``."""
+    verbs = "--verb=create,get,list,delete"
+    plane.kubectl("create", "role", "unattached", verbs, "--resource=pods,configmaps,events")
+    plane.kubectl("create", "rolebinding", "unattached", "--role=unattached", f"--user={user}")
+    plane.kubectl("create", "clusterrolebinding", "looks", "--clusterrole=disttest-nodes", f"--user={user}")
+    try:
+        yield
+    finally:
+        plane.kubectl("delete", "role,rolebinding", "unattached")
+        plane.kubectl("delete", "clusterrolebinding", "looks")
