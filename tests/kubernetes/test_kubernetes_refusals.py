@@ -9,6 +9,7 @@ import pytest
 from cluster_programs import SPAN, waits
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
+from kubernetes_pods import Pods
 
 
 @pytest.fixture
@@ -40,6 +41,15 @@ def quota(plane: KubernetesPlane, hard: str) -> Iterator[None]:
         yield
     finally:
         plane.kubectl("delete", "quota", "small")
+
+
+def test_a_cluster_that_is_full(lab: KubernetesLab, pods: Pods) -> None:
+    """Of somebody else's pods, which leave no processor."""
+    for node in lab.plane.seen_nodes():
+        name, processors = node["metadata"]["name"], node["status"]["allocatable"]["cpu"]
+        pods.create(f"other-{name}", ["sleep", "infinity"], node=name, limits={"cpu": processors})
+    message = message_of(lab, "--queue-limit", "10")
+    assert "queued: still waiting after 10 s (0/2 nodes are available: 2 Insufficient cpu" in message
 
 
 def test_a_user_who_may_do_nothing(lab: KubernetesLab) -> None:
