@@ -36,8 +36,9 @@ class RegistryCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
         titles = {option.field: title for title, options in groups_of(self.name or "") for option in options}
+        place = {field: number for number, field in enumerate(titles)}
         rows = defaultdict(list)
-        for param in self.get_params(ctx):
+        for param in sorted(self.get_params(ctx), key=lambda param: place.get(param.name or "", len(place))):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 own = PYTEST_GROUP if isinstance(param, PytestOption) else _OTHERS

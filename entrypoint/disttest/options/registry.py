@@ -65,7 +65,7 @@ def options_of(command: str) -> tuple[Option, ...]:
 
 _COMMON = (
     *("world-sizes", "backend", "device", "gpus", "timeout", "deadline", "results", "isolation", "retries"),
-    *("host", "contain", "progress", "resident"),
+    *("contain", "progress", "resident"),
 )
 """What most users of ``disttest run`` ever give."""
 

@@ -142,7 +142,10 @@ RUN_OPTIONS = (
     ),
     _of_each_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
     _of_each_run(
-        "infra-retries", WHOLE, "The same for attempts that a broken machine has spoiled.", default=0
+        "infra-retries",
+        WHOLE,
+        "How often an attempt that a broken machine has spoiled is tried again.",
+        default=0,
     ),
     _of_each_run(
         "flaky",
