@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cluster_programs
 import psutil
 import pytest
-from cluster_programs import FAULTS, SPAN, assert_lost, waits
+from cluster_programs import SPAN, assert_lost, waits
 from cluster_run import ClusterRun
 
 from disttest.model import Cause, Outcome, RankEnd
@@ -25,7 +26,9 @@ SKEW = Path(__file__).parents[1] / "support" / "clock_skew.c"
 @pytest.fixture(scope="module")
 def faults(shared_cluster, tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     """One run with all faults that end one test and not the run."""
-    lab = ClusterLab(shared_cluster, tmp_path_factory.mktemp("faults")).write(test_faults=FAULTS)
+    lab = ClusterLab(shared_cluster, tmp_path_factory.mktemp("faults")).write(
+        test_faults=cluster_programs.faults(hang_limit_s=3)
+    )
     return lab.on_slurm("test_faults.py", *SPAN, "--world-sizes", "2,4").wait()
 
 
@@ -59,7 +62,7 @@ class TestFaultsOfOneTest:
         assert "ranks 0,1,3 wait at test_faults.py:" in result.message
         assert "rank 2 is on node n2" in result.message
         assert all(record.hung and record.stacks for record in result.ranks)
-        assert 5 <= result.duration_s
+        assert 3 <= result.duration_s
 
     def test_a_flood_is_capped_on_its_way(self, faults: ClusterRun) -> None:
         result = faults.result("test_floods[4")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+import cluster_programs
 import pytest
-from cluster_programs import FAULTS, SPAN
+from cluster_programs import SPAN
 from cluster_run import ClusterRun
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
@@ -17,7 +18,9 @@ from disttest.model import Cause, Outcome, RankEnd
 @pytest.fixture(scope="module")
 def faults(shared_plane: KubernetesPlane, tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     """One run with all faults that end one test and not the run."""
-    lab = KubernetesLab(shared_plane, tmp_path_factory.mktemp("faults")).write(test_faults=FAULTS)
+    lab = KubernetesLab(shared_plane, tmp_path_factory.mktemp("faults")).write(
+        test_faults=cluster_programs.faults(hang_limit_s=25)
+    )
     return lab.on_kubernetes("test_faults.py", *SPAN).wait(240)
 
 

@@ -9,7 +9,14 @@ from disttest.model import Cause, Outcome, TestResult
 SPAN = ("--nodes", "2", "--world-sizes", "4")
 """The options with which these run: worlds of four over two nodes."""
 
-FAULTS = """
+
+def faults(*, hang_limit_s: int) -> str:
+    """All faults that end one test and not the run.
+
+    Args:
+        hang_limit_s: the time limit of the test that hangs; by then its other ranks have to wait for the one that does.
+    """
+    return f"""
     import os, signal, subprocess, time
     import pytest
     import torch
@@ -30,7 +37,7 @@ FAULTS = """
             os.kill(os.getpid(), signal.SIGSEGV)
         dist.barrier()
 
-    @pytest.mark.timeout(5)
+    @pytest.mark.timeout({hang_limit_s})
     def test_hangs(world):
         if world.rank == 2:
             while True:
@@ -60,7 +67,6 @@ FAULTS = """
         assert os.environ["GROUP_RANK"] == str(world.rank // 2)
         assert os.environ["LOCAL_RANK"] == str(world.rank % 2)
 """
-"""All faults that end one test and not the run."""
 
 
 def waits(*, limit_s: int = 60, steps: int = 600) -> str:
