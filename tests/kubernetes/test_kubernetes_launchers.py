@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes_credentials import NAMESPACE
 from kubernetes_image import IMAGE
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
 from launcher_conformance import STUB, ExitCodes, Heard, LauncherConformance, Make, job
 
 from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
-from disttest.cluster.protocol.wire import TakeJob, encode_order
+from disttest.cluster.protocol.wire import NodeReady, TakeJob, encode_order
 from disttest.cluster.schedulers.kubernetes import KubernetesLauncher
 
 
@@ -67,6 +68,40 @@ def test_a_namespace_where_nothing_is_allowed(make: Make) -> None:
     assert end.end.state is JobState.REJECTED
     assert "cannot create resource" in end.end.reason
     assert "docs/clusters.md" in end.end.advice
+
+
+def test_nodes_that_were_given_back_are_asked_for_again_and_attached_to(
+    make: Make, plane: KubernetesPlane
+) -> None:
+    plane.kubectl("create", "--filename=-", given=json.dumps(_holds_a_gpu("n2")))
+    launched = make("echo").start(job(gpus=2))
+    launched.send(encode_order(TakeJob(job=job(gpus=2))))
+
+    def make_room(_: Heard) -> None:
+        names = [pod["metadata"]["name"] for pod in plane.pods()]
+        if "holder" in names and any(name.endswith("-try2") for name in names):
+            plane.kubectl("delete", "pod", "holder", f"--namespace={NAMESPACE}")
+
+    heard = Heard(launched, limit_s=300).until_end(make_room)
+    (end,) = heard.ends
+    assert end.end.state is JobState.COMPLETED, end
+    assert {node for node, message in heard.messages if isinstance(message, NodeReady)} == {0, 1}
+
+
+def _holds_a_gpu(node: str) -> dict[str, object]:
+    container = {
+        "name": "holder",
+        "image": IMAGE,
+        "command": ["sleep", "infinity"],
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+    }
+    spec = {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "holder", "namespace": NAMESPACE},
+        "spec": spec,
+    }
 
 
 def test_collectives_pass_over_two_nodes_in_the_words_of_the_page(lab: KubernetesLab) -> None:

@@ -255,6 +255,20 @@ class TestWaiting:
         cluster.turn.give(a_job(2))
         until(cluster, gang, lambda: len(cluster.made) == 4)
 
+    def test_what_was_given_back_is_forgotten(self, cluster: Cluster) -> None:
+        gang = cluster.gang(a_job(nodes=3))
+        gang.step()
+        deleted, placed, other = cluster.pods
+        cluster.place(placed)
+        cluster.hold(other)
+        del cluster.pods[deleted]
+        until(cluster, gang, lambda: gang.over() == [0])
+        until(cluster, gang, lambda: not cluster.pods)
+        assert not gang.has_asked
+        assert (gang.over(), gang.running()) == ([], [])
+        until(cluster, gang, lambda: gang.has_asked)
+        assert [pod["metadata"]["name"][-7:] for pod in cluster.made[3:]] == ["n0-try2", "n1-try2", "n2-try2"]
+
     def test_what_holds_nothing_keeps_its_place_in_the_queue(self, cluster: Cluster) -> None:
         gang = cluster.gang(a_job())
         gang.step()

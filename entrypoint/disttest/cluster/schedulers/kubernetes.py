@@ -134,6 +134,8 @@ class KubernetesRun:
             self._keep_limits()
             return
         self._gang.step()
+        if self._attached and not self._gang.has_asked:
+            self._start_over()
         for node in self._gang.running():
             if node not in self._attached:
                 self._attach(node)
@@ -150,6 +152,14 @@ class KubernetesRun:
         if self._all_attached():
             self._streams.send(bytes(self._held))
             self._held.clear()
+
+    def _start_over(self) -> None:
+        """The pods were given back, and others come: what those were told and have said is void."""
+        self._streams.kill()
+        self._streams = PipedProcesses()
+        self._attached.clear()
+        self._complaints.clear()
+        self._seen = msgspec.structs.replace(self._seen, state=JobState.QUEUED)
 
     def _all_attached(self) -> bool:
         return len(self._attached) == self._job.shape.nodes

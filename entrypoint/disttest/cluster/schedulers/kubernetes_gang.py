@@ -105,6 +105,11 @@ class PodGang:
         elif self._turn.take(self._job):
             self._create()
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether its pods are asked for, and not given back."""
+        return bool(self._names)
+
     def running(self) -> list[int]:
         """Nodes whose container runs."""
         return [node for node, pod in self.pods.items() if pod.state_of(words.CONTAINER).running]
@@ -147,7 +152,9 @@ class PodGang:
         """Give back what it holds; others may need it to be done."""
         self._kubectl.delete(f"--selector={JOB}={self._job.name}", kinds="pods")
         self._turn.give(self._job)
-        self._names, self.pods, self._partly_s = (), {}, None
+        self.pods.clear()
+        self.gone.clear()
+        self._names, self._partly_s = (), None
         # Clients that wait for each other must not ask again in the same moment.
         self._next_s = self._clock() + pause_s * (0.5 + self._jitter())
 
