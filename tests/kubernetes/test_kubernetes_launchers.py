@@ -74,7 +74,7 @@ def test_nodes_that_were_given_back_are_asked_for_again_and_attached_to(
     make: Make, plane: KubernetesPlane
 ) -> None:
     plane.kubectl("create", "--filename=-", given=json.dumps(_holds_a_gpu("n2")))
-    launched = make("echo").start(job(gpus=2))
+    launched = make("exit", "0").start(job(gpus=2))
     launched.send(encode_order(TakeJob(job=job(gpus=2))))
 
     def make_room(_: Heard) -> None:
