@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from fake_scheduler import FakeScheduler
-from launcher_conformance import STUB, ExitCodes, Heard, LauncherConformance, Make, job
+from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 from slurm_cluster import SlurmCluster
 
 from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
@@ -135,34 +133,5 @@ def test_a_job_that_can_not_run_is_refused_with_slurms_words(
 
 
 @pytest.mark.parametrize("make", ["slurm"], indirect=True)
-def test_forty_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(make: Make) -> None:
-    shapes = [(1, 1), (2, 1), (1, 2), (2, 2)]
-    launcher = make("hold", "0.1")
-    held: list[tuple[str, str, float, float]] = []
-    lock = threading.Lock()
-
-    def gang(number: int) -> None:
-        nodes, gpus = shapes[number % len(shapes)]
-        spec = job(number, nodes=nodes, gpus=gpus)
-        launched = launcher.start(spec)
-        launched.send(encode_order(TakeJob(job=spec)))
-        heard = Heard(launched).until_end()
-        ready = {node: m for node, m in heard.messages if isinstance(m, NodeReady)}
-        until = {node: float(m.message) for node, m in heard.messages if isinstance(m, NodeNote)}
-        assert len(ready) == len(until) == nodes, heard.ends
-        assert all(len(each.gpus) == gpus for each in ready.values()), ready
-        with lock:
-            for node, each in ready.items():
-                held.extend((each.host, gpu, each.at_s, until[node]) for gpu in each.gpus)
-
-    threads = [threading.Thread(target=gang, args=(number,)) for number in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(held) == 10 * (1 + 2 + 2 + 4)
-    assert {(host, gpu) for host, gpu, _, _ in held} == {(n, g) for n in ("n1", "n2") for g in ("0", "1")}
-    for host, gpu in {(host, gpu) for host, gpu, _, _ in held}:
-        spans = sorted((start, end) for h, g, start, end in held if (h, g) == (host, gpu))
-        for (_, end), (start, _) in itertools.pairwise(spans):
-            assert end <= start, f"{host} GPU {gpu} held twice: {spans}"
+class TestGPUsOfSlurm(ExclusiveGPUs):
+    """Forty gangs."""

@@ -12,7 +12,7 @@ from kubernetes_credentials import NAMESPACE
 from kubernetes_image import IMAGE
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
-from launcher_conformance import STUB, ExitCodes, Heard, LauncherConformance, Make, job
+from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 
 from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
 from disttest.cluster.protocol.wire import NodeReady, TakeJob, encode_order
@@ -42,6 +42,27 @@ class TestKubernetes(LauncherConformance):
 
 class TestExitCodesOfPods(ExitCodes):
     """The agent's, as its pod tells it."""
+
+
+class TestGPUsOfPods(ExclusiveGPUs):
+    """Eight gangs: a pod takes some seconds. ``--trials 40`` has more."""
+
+    limit_s = 900.0
+
+    @pytest.fixture(autouse=True)
+    def _count(self, pytestconfig: pytest.Config) -> None:
+        self.gangs = pytestconfig.getoption("--trials") or 8
+
+
+def test_too_many_gpus_wait_with_the_schedulers_words(make: Make) -> None:
+    launched = make("echo").start(job(nodes=1, gpus=9))
+
+    def cancel_when_told(heard: Heard) -> None:
+        if "Insufficient nvidia.com/gpu" in launched.describe().reason:
+            launched.cancel("told")
+
+    (end,) = Heard(launched).until_end(cancel_when_told).ends
+    assert (end.end.state, end.end.reason) == (JobState.CANCELLED, "told")
 
 
 def ended(launcher: Launcher, **shape: int) -> Heard:

@@ -5,9 +5,11 @@ A module of tests has a fixture ``make`` and a class ``Test…(LauncherConforman
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
@@ -43,7 +45,7 @@ def job(number: int = 1, *, nodes: int = 2, gpus: int = 0, ranks: int = 1) -> Jo
         shape=JobShape(nodes=nodes, ranks_per_node=ranks, gpus_per_node=gpus),
         tests=(),
         targets=(),
-        limit_s=60,
+        limit_s=600,
     )
 
 
@@ -153,3 +155,47 @@ class ExitCodes:
         (end,) = Heard(launched).until_end().ends
         assert end.end.state is JobState.COMPLETED
         assert end.end.exit_code == 3
+
+
+class ExclusiveGPUs:
+    """For schedulers of two nodes with two GPUs each: no GPU has two jobs at a time."""
+
+    gangs = 40
+    limit_s = LIMIT_S
+
+    def test_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(self, make: Make) -> None:
+        launcher = make("hold", "0.1")
+        shapes = [(1, 1), (2, 1), (1, 2), (2, 2)]
+        wanted = [shapes[number % len(shapes)] for number in range(self.gangs)]
+        with ThreadPoolExecutor(self.gangs) as threads:
+            holds = [
+                threads.submit(_hold, launcher, at, *each, self.limit_s) for at, each in enumerate(wanted)
+            ]
+        spans = [span for hold in holds for span in hold.result()]
+        assert len(spans) == sum(nodes * gpus for nodes, gpus in wanted)
+        by_gpu: dict[str, list[tuple[float, float]]] = {}
+        for gpu, start_s, end_s in spans:
+            by_gpu.setdefault(gpu, []).append((start_s, end_s))
+        assert len(by_gpu) == 4, by_gpu
+        for gpu, held in by_gpu.items():
+            for (_, end_s), (start_s, _) in itertools.pairwise(sorted(held)):
+                assert end_s <= start_s, f"{gpu} held twice: {sorted(held)}"
+
+
+def _hold(
+    launcher: Launcher, number: int, nodes: int, gpus: int, limit_s: float
+) -> list[tuple[str, float, float]]:
+    """Hold GPUs with a job: which, from when, until when."""
+    spec = job(number, nodes=nodes, gpus=gpus)
+    launched = launcher.start(spec)
+    launched.send(encode_order(TakeJob(job=spec)))
+    heard = Heard(launched, limit_s=limit_s).until_end()
+    ready = {node: message for node, message in heard.messages if isinstance(message, NodeReady)}
+    until_s = {
+        node: float(message.message) for node, message in heard.messages if isinstance(message, NodeNote)
+    }
+    assert len(ready) == len(until_s) == nodes, heard.ends
+    assert all(len(each.gpus) == gpus for each in ready.values()), ready
+    return [
+        (f"{each.host} {gpu}", each.at_s, until_s[node]) for node, each in ready.items() for gpu in each.gpus
+    ]
