@@ -194,6 +194,7 @@ class TestTimeline:
         page = visit().open(mixed)
         page.get_by_role("button", name="Zoom in").click()
         before = view_of(page)
+        page.locator("#chart").scroll_into_view_if_needed()
         box = page.locator("#chart").bounding_box()
         page.mouse.move(box["x"] + 600, box["y"] + 60)
         page.mouse.down()
