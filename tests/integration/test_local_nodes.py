@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from lab import Ended, Lab
+from launching import wait_until
 
 from disttest.model import Cause, Outcome
 from disttest.planning.shard_plan import decode_plan
@@ -171,3 +173,37 @@ def test_green(world):
 def test_red(world):
     assert world.size == 3
 """
+
+
+COLLECTS_UNTIL_TOLD = """
+    import pathlib, time
+    import pytest
+
+    pytestmark = pytest.mark.world_size(2)
+    pathlib.Path("collecting").touch()
+    while not pathlib.Path("go-on").exists():
+        time.sleep(0.01)
+
+    def test_never_starts(world):
+        pathlib.Path("ran").touch()
+"""
+
+
+def test_a_signal_while_tests_are_collected_cancels_the_run(lab: Lab) -> None:
+    lab.write(test_slow=COLLECTS_UNTIL_TOLD)
+    process = lab.start("test_slow.py", "--launcher", "local", "--nodes", "2")
+    wait_until((lab.folder / "collecting").exists, "the tests are collected")
+    process.send_signal(signal.SIGTERM)
+    (lab.folder / "go-on").touch()
+    output, _ = process.communicate(timeout=120)
+    ended = Ended(process.returncode, output, lab.folder / "results")
+
+    assert ended.exit_code == 128 + signal.SIGTERM, output
+    assert ended.run.reason == "the run was cancelled by SIGTERM"
+    assert not (lab.folder / "ran").exists()
+    (test,) = ended.run.tests
+    assert (
+        test.final.message
+        == "did not start: its job ended before: cancelled: the run was cancelled by SIGTERM"
+    )
+    assert "did not start" in (ended.results / "junit.xml").read_text()

@@ -23,6 +23,7 @@ from disttest.planning.shard_plan import Grant
 if TYPE_CHECKING:
     from disttest.cli.selection import RunSelection
     from disttest.cluster.protocol.launcher import Capacity, Launcher
+    from disttest.host.signals import NotedSignals
     from disttest.results.directory import ResultsDirectory
     from disttest.results.fold import RunResult
 
@@ -178,6 +179,7 @@ def run_cluster(
     directory: ResultsDirectory,
     selection: RunSelection,
     invocation: Invocation,
+    signals: NotedSignals,
 ) -> RunResult:
     """Run on the chosen scheduler; returns the folded result."""
     from disttest.cluster.client.cluster_session import ClusterRequest, run_on_cluster
@@ -210,7 +212,9 @@ def run_cluster(
         ports=parse_ports(given["ports"]),
     )
     launcher = make_launcher(choice.launcher, given)
-    return run_on_cluster(request, options, launcher, directory, timings=known, tell=click.echo)
+    return run_on_cluster(
+        request, options, launcher, directory, timings=known, signals=signals, tell=click.echo
+    )
 
 
 @click.command(name="node-agent", hidden=True)

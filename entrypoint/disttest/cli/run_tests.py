@@ -192,7 +192,7 @@ def _run(request: _Request, signals: NotedSignals) -> int:
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, directory.path / "plan.json")
     if hardware is None:
-        result, owes_failures = _run_on_cluster(request, resolved, directory), True
+        result, owes_failures = _run_on_cluster(request, resolved, directory, signals), True
     else:
         result, owes_failures = _run_here(request, resolved, directory, hardware)
     code = finish_run(
@@ -216,7 +216,9 @@ def _ask_pytest(request: _Request, resolved: Targets, flags: Flags) -> int:
         return ask_pytest(resolved, filled(flags, Path(folder)), extra)
 
 
-def _run_on_cluster(request: _Request, resolved: Targets, directory: ResultsDirectory) -> RunResult:
+def _run_on_cluster(
+    request: _Request, resolved: Targets, directory: ResultsDirectory, signals: NotedSignals
+) -> RunResult:
     return run_cluster(
         request.cluster,
         request.targets,
@@ -226,6 +228,7 @@ def _run_on_cluster(request: _Request, resolved: Targets, directory: ResultsDire
         directory,
         request.selection,
         _invocation(request, resolved),
+        signals,
     )
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import select
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -29,6 +26,7 @@ from disttest.cluster.schedulers.pipes import room_for
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.process import signal_name
+from disttest.host.signals import NotedSignals
 from disttest.limits import TICK_S
 from disttest.model import Frozen, Invocation
 from disttest.options.registry import RUN_OPTIONS
@@ -44,8 +42,6 @@ from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.guard.listing import Collection, collect_tests
-
-_CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ClusterRequest(Frozen):
@@ -82,9 +78,10 @@ def run_on_cluster(
     directory: ResultsDirectory,
     *,
     timings: Timings,
+    signals: NotedSignals,
     tell: Callable[[str], None],
 ) -> RunResult:
-    """Run to the end; nothing of it is left with the scheduler when this returns.
+    """Run to the end, or until a signal has come; nothing of it is left with the scheduler when this returns.
 
     Raises:
         SchedulerError: the scheduler is not there, or refuses.
@@ -117,8 +114,8 @@ def run_on_cluster(
         job.job_id: ExpectedNode(versions=versions_here(), digest=digest_tests(job.tests, root))
         for job in jobs
     }
-    with _Stop(options.deadline) as stop:
-        _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
+    stop = _Stop(options.deadline, signals)
+    _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
     if restored := directory.restore(journal):
         recorder.noted(restored)
     code, reason = conclude(_facts(fold(journal.events()), stop))
@@ -278,30 +275,21 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
 
 
 def _facts(run: RunResult, stop: _Stop) -> Facts:
-    return msgspec.structs.replace(facts_of(run), signal=stop.signal or 0, deadline=stop())
+    return msgspec.structs.replace(facts_of(run), deadline=stop(), signal=stop.signal or 0)
 
 
 class _Stop:
-    """Why the run must end now: a signal, or its deadline."""
+    """Why the run must end now: a signal, also one that came while the tests were collected, or its deadline."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, signals: NotedSignals) -> None:
         self.signal: int | None = None
+        self._signals = signals
         self._deadline_s = time.monotonic() + deadline_s if deadline_s else None
         self._limit_s = deadline_s
-        self._event = threading.Event()
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Self:
-        for signum in _CANCELLING:
-            self._before[signum] = signal.signal(signum, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
-            with contextlib.suppress(TypeError, ValueError):
-                signal.signal(signum, handler)  # type: ignore[arg-type]
 
     def __call__(self) -> str:
+        if self.signal is None and (number := self._signals.first()) is not None:
+            self.signal = number
         if self.signal is not None:
             return f"the run was cancelled by {signal_name(self.signal)}"
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
@@ -309,7 +297,6 @@ class _Stop:
         return ""
 
     def wait(self, limit_s: float) -> None:
-        self._event.wait(limit_s)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.signal = self.signal or number
+        """Wait for a signal, not longer than this."""
+        select.select([] if self.signal else [self._signals], [], [], limit_s)
+        self()
