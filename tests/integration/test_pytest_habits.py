@@ -1,5 +1,6 @@
 """What people do with pytest works with world tests too."""
 
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -215,3 +216,24 @@ def test_disabled_plugin_leaves_no_trace(suite):
         check=False,
     )
     assert 0 == done.returncode, done.stdout
+
+
+def test_what_ranks_print_in_tests_that_pass_is_shown_on_request(lab):
+    lab.write(
+        test_prints="""
+            import pytest
+
+            @pytest.mark.world_size(2)
+            def test_prints(world):
+                print("hello from", world.rank)
+
+            @pytest.mark.world_size(2)
+            def test_silent(world):
+                pass
+        """
+    )
+    shown = lab.run("test_prints.py", "--", "-rP").output
+    for rank in (0, 1):
+        assert re.search(rf"-- Captured output of rank {rank} --+\nhello from {rank}\n", shown), shown
+    assert "test_silent[2xgloo] ____" not in shown
+    assert "hello from" not in lab.run("test_prints.py").output

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
+from _pytest.terminal import getreportopt
 
 from disttest.beneath import Tree
 from disttest.masking import masker
-from disttest.model import Outcome, TestCase, TestResult, WorldKind
+from disttest.model import Outcome, TestCase, TestResult, WorldKind, rank_name
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
 from disttest.results.sanitized import describe_findings
@@ -80,9 +81,22 @@ def reports_of(
         reports = _accuse(reports, item, test, result, results_dir, again)
     elif not _say(reports, result.outcome):
         reports = _good_reports(item, result)
+    if result.outcome is Outcome.PASSED and _shows_passes(item.config):
+        next(report for report in reports if report.when == "call").sections = _printed(result, results_dir)
     if not any(report.when == "teardown" for report in reports):
         reports.append(_made_up(item, "teardown", "passed", None))
     return reports
+
+
+def _shows_passes(config: pytest.Config) -> bool:
+    """Whether pytest is asked for what tests that passed have printed: ``-rP``, or ``-rA`` with it."""
+    return "P" in getreportopt(config)
+
+
+def _printed(result: TestResult, results_dir: Path) -> list[tuple[str, str]]:
+    """What each rank has printed, by title."""
+    printed = ((record.rank, _end_of(record.log, results_dir)) for record in result.ranks)
+    return [(f"Captured output of {rank_name(rank)}", text) for rank, text in printed if text]
 
 
 def _say(reports: Sequence[pytest.TestReport], outcome: Outcome) -> bool:
@@ -193,10 +207,12 @@ def _made_up(
 
 def _tail_of(result: TestResult, results_dir: Path) -> str:
     """The end of what the speaking rank printed; the stacks below it are told elsewhere, crash dumps shortened."""
-    if not result.ranks:
-        return ""
+    return _end_of(result.ranks[_speaker(result)].log, results_dir) if result.ranks else ""
+
+
+def _end_of(log: str, results_dir: Path) -> str:
     try:
-        with os.fdopen(Tree(results_dir).open(result.ranks[_speaker(result)].log), "rb") as file:
+        with os.fdopen(Tree(results_dir).open(log), "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _READ))
             text = file.read().decode("utf-8", "replace")
