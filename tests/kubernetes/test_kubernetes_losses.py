@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import json
+
 from cluster_programs import assert_lost
 from cluster_run import ClusterRun
 from kubernetes_lab import KubernetesLab
 
 from disttest.model import Outcome
 
+BUDGET = {
+    "apiVersion": "policy/v1beta1",
+    "kind": "PodDisruptionBudget",
+    "metadata": {"name": "all"},
+    "spec": {
+        "minAvailable": 2,
+        "selector": {"matchLabels": {"app.kubernetes.io/managed-by": "disttest"}},
+    },
+}
+DRAIN = ("drain", "n2", "--force", "--ignore-daemonsets", "--delete-emptydir-data")
+
 
 def test_a_pod_that_is_deleted(lab: KubernetesLab, waiting: ClusterRun) -> None:
     lab.plane.kubectl("delete", "pod", lab.pod_on("n2"), "--wait=false")
     assert_lost(waiting.wait(180), "evicted: ", "on node n2: it was deleted, and not by this run")
+
+
+def test_a_node_that_is_drained_once_a_budget_allows_it(lab: KubernetesLab, waiting: ClusterRun) -> None:
+    """To drain is to evict each pod by the API, which a budget of somebody's forbids while it lasts."""
+    lab.plane.kubectl("create", "-f", "-", given=json.dumps(BUDGET))
+    try:
+        refused = lab.plane.kubectl(*DRAIN, "--timeout=6s", check=False)
+        assert refused.returncode != 0
+        assert "disruption budget" in refused.stderr, refused.stderr
+        assert waiting.process.poll() is None
+        lab.plane.kubectl("delete", "poddisruptionbudget", "all")
+        lab.plane.kubectl(*DRAIN, "--timeout=120s", limit_s=150)
+        assert_lost(waiting.wait(180), "evicted: ", "node n2 is drained (cordoned)")
+    finally:
+        lab.plane.kubectl("delete", "poddisruptionbudget", "all", "--ignore-not-found")
+        lab.plane.kubectl("uncordon", "n2")
 
 
 def test_a_node_that_is_cut_off(lab: KubernetesLab, waiting: ClusterRun) -> None:
