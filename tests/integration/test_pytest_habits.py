@@ -237,3 +237,29 @@ def test_what_ranks_print_in_tests_that_pass_is_shown_on_request(lab):
         assert re.search(rf"-- Captured output of rank {rank} --+\nhello from {rank}\n", shown), shown
     assert "test_silent[2xgloo] ____" not in shown
     assert "hello from" not in lab.run("test_prints.py").output
+
+
+def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
+    lab.write(
+        test_prints="""
+            import pathlib, time
+            import pytest
+
+            @pytest.mark.world_size(2)
+            def test_prints(world):
+                print("hello from", world.rank, flush=True)
+                while not pathlib.Path("seen").exists():
+                    time.sleep(0.01)
+                print("without an end", end="")
+        """
+    )
+    run = lab.start("test_prints.py", "-s")
+    shown = ""
+    while not {"[rank 0] hello from 0", "[rank 1] hello from 1"} <= set(shown.splitlines()):
+        line = run.stdout.readline()
+        assert line, shown
+        shown += line
+    (lab.folder / "seen").touch()
+    shown += run.communicate(timeout=60)[0]
+    assert 0 == run.returncode, shown
+    assert {"[rank 0] without an end", "[rank 1] without an end"} <= set(shown.splitlines())

@@ -15,7 +15,7 @@ import pytest
 
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.process import Exit
-from disttest.limits import IDLE_S
+from disttest.limits import IDLE_S, TICK_S
 from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
 from disttest.options.run import RunOptions
 from disttest.planning.gangs import build_gangs, rest_of
@@ -26,6 +26,7 @@ from disttest.results.verdict import not_run
 from disttest.runtime.controller.allure_results import tell_allure
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
+from disttest.runtime.controller.live_output import LiveOutput
 from disttest.runtime.controller.other_plugins import (
     notes_on_plugins,
     retries_of,
@@ -101,6 +102,7 @@ class Controller(Listener):
         self._retries = Retries(options, time.monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
         self._parents = parents
+        self._live = LiveOutput(session.config, lambda: workplace.results)
 
     def run(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> None:
         """Run the tests; returns when every one has been reported.
@@ -149,13 +151,15 @@ class Controller(Listener):
             for gang in self._scheduler.stranded():
                 self._give_up(gang)
             self._crew.wait(self._wait_s(), also=self._device_health.descriptors())
+            self._live.look()
             self._device_health.advance(
                 [slot.name for world in self._crew.running.values() for slot in world.slots]
             )
             self._stop_if_asked()
 
     def _wait_s(self) -> float:
-        wait_s = min(IDLE_S, self._retries.due_in_s(), self._device_health.wait_s)
+        idle_s = TICK_S if self._live.is_following else IDLE_S
+        wait_s = min(idle_s, self._retries.due_in_s(), self._device_health.wait_s)
         if self._deadline_s is None:
             return wait_s
         return min(wait_s, self._deadline_s - time.monotonic())
@@ -204,9 +208,11 @@ class Controller(Listener):
         """A test starts."""
         attempt = self._retries.attempt_of(test.nodeid)
         self._recorder.test_started(test.nodeid, attempt=attempt, world_id=world.world_id)
+        self._live.begin(world.world_id, world.logs)
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; a second one is of a rank that died after the first."""
+        self._live.end(world.world_id)
         if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
             self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
             return
@@ -217,6 +223,7 @@ class Controller(Listener):
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
         """A world is gone: free its slots, and give what it still owes to the next one."""
+        self._live.end(world.world_id)
         closed = world.closed
         cancelled = closed is not None and bool(closed.reason) and self._crew.is_ending
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled

@@ -243,7 +243,7 @@ class WorldSupervisor:
         if self._ranks.agree_on(test.nodeid):
             self._give_out(attempt, index, following)
         # Last: it wakes the controller, which would take a processor from the ranks that wait.
-        self._controller.send(TestBegan(nodeid=test.nodeid))
+        self._controller.send(TestBegan(nodeid=test.nodeid, logs={rank.rank: rank.log for rank in ranks}))
         return attempt
 
     def _give_out(self, attempt: Attempt, index: int, following: str | None) -> None:
