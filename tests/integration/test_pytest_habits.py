@@ -251,6 +251,10 @@ def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
                 while not pathlib.Path("seen").exists():
                     time.sleep(0.01)
                 print("without an end", end="")
+
+            @pytest.mark.world_size(2)
+            def test_prints_more(world):
+                print("more from", world.rank)
         """
     )
     run = lab.start("test_prints.py", "-s")
@@ -263,3 +267,4 @@ def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
     shown += run.communicate(timeout=60)[0]
     assert 0 == run.returncode, shown
     assert {"[rank 0] without an end", "[rank 1] without an end"} <= set(shown.splitlines())
+    assert {"[rank 0] more from 0", "[rank 1] more from 1"} <= set(shown.splitlines())

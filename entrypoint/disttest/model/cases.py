@@ -85,3 +85,7 @@ class TestCase(Frozen):
     """Contained, and in a file that needs what others have set up: such files run in one process."""
     chaos: ChaosCase | None = None
     """Its run under ``disttest chaos``."""
+
+    def log_folder(self, attempt: int) -> str:
+        """Where the logs of an attempt come to lie, relative to the results directory."""
+        return f"logs/{self.slug}/attempt-{attempt}"

@@ -113,7 +113,7 @@ def _is_worth_opening(test: TestOutcome) -> bool:
 
 def _log_folder(test: TestOutcome) -> str:
     """The folder of the final attempt's logs, if they lie where they usually do."""
-    folder = f"logs/{test.test.slug}/attempt-{test.final.attempt}/"
+    folder = f"{test.test.log_folder(test.final.attempt)}/"
     usual = test.final.ranks and all(rank.log == f"{folder}rank{rank.rank}.log" for rank in test.final.ranks)
     return folder if usual else ""
 

@@ -208,7 +208,7 @@ class Controller(Listener):
         """A test starts."""
         attempt = self._retries.attempt_of(test.nodeid)
         self._recorder.test_started(test.nodeid, attempt=attempt, world_id=world.world_id)
-        self._live.begin(world.world_id, world.logs)
+        self._live.begin(world.world_id, test.log_folder(attempt))
 
     def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
         """A test has its verdict; a second one is of a rank that died after the first."""

@@ -7,7 +7,7 @@ import gc
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,8 +82,6 @@ class LiveWorld:
     error_log: Path
     owed: list[TestCase] = field(default_factory=list)
     begun: TestCase | None = None
-    logs: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> its log of that test, relative to the results directory."""
     pids: tuple[int, ...] = ()
     """Of its ranks, as its last verdict names them."""
     closed: WorldClosed | None = None
@@ -232,8 +230,8 @@ class Crew:
 
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
-            case TestBegan(nodeid=nodeid, logs=logs):
-                world.begun, world.logs = _find(world.order.tests, nodeid), logs
+            case TestBegan(nodeid=nodeid):
+                world.begun = _find(world.order.tests, nodeid)
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = time.monotonic() + limit_s + WORLD_SILENCE_S

@@ -161,8 +161,6 @@ class TestBegan(Message):
     __test__ = False
 
     nodeid: str
-    logs: dict[int, str] = {}
-    """Rank -> its log, relative to the results directory."""
 
 
 class TestJudged(Message):

@@ -221,7 +221,7 @@ class WorldSupervisor:
 
     def _folder_of(self, index: int) -> str:
         """Where the logs of a test come to lie, relative to the results directory."""
-        return f"logs/{self._order.tests[index].slug}/attempt-{self._order.attempts[index]}"
+        return self._order.tests[index].log_folder(self._order.attempts[index])
 
     def _logs_of(self, index: int) -> list[str]:
         return [f"{self._folder_of(index)}/{self._log_name(handle.rank)}" for handle in self._ranks.handles]
@@ -243,7 +243,7 @@ class WorldSupervisor:
         if self._ranks.agree_on(test.nodeid):
             self._give_out(attempt, index, following)
         # Last: it wakes the controller, which would take a processor from the ranks that wait.
-        self._controller.send(TestBegan(nodeid=test.nodeid, logs={rank.rank: rank.log for rank in ranks}))
+        self._controller.send(TestBegan(nodeid=test.nodeid))
         return attempt
 
     def _give_out(self, attempt: Attempt, index: int, following: str | None) -> None:
