@@ -43,7 +43,7 @@ from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
-from disttest.runtime.controller.session_options import has_asked
+from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.starters import ParentOrder, be_a_rank
 from disttest.runtime.controller.terminal_end import write_end
@@ -88,8 +88,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
     group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
-    for name in ("failed-first", "cpu-steps"):
-        group.addoption(f"--disttest-{name}", action="store_true", help=internal)
+    for switch in INTERNAL_SWITCHES:
+        group.addoption(switch, action="store_true", help=internal)
     group.addoption("--disttest-chaos", dest="disttest_chaos", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
@@ -237,6 +237,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
     if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
+        check_reports(config)
         load_torch()
         load_what_tests_use(config.rootpath)
     run = config.stash[_RUN]

@@ -9,11 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
+from _pytest.config import default_plugins, essential_plugins
 from lab import Lab
 
 from disttest.model import Outcome
 from hostile import Trial
 
+NEEDED = {*essential_plugins, "python", "reports"}
+"""Plugins of pytest without which there are no tests, or no way to hear of them."""
 PINS = ("pytest-xdist==3.8.0", "pytest-forked==1.7.5", "execnet==2.1.2", "py==1.11.0")
 TESTS = """
     import pytest
@@ -84,15 +87,25 @@ def _forked(lab: Lab) -> None:
         assert [Outcome.PASSED] * 2 == [test.final.outcome for test in ended.run.tests], ended.output
 
 
-def _no_terminal(lab: Lab) -> None:
+def _without_plugins(lab: Lab) -> None:
+    lab.write(test_mixed=TESTS)
+    off = [word for name in sorted(set(default_plugins) - NEEDED) for word in ("-p", f"no:{name}")]
+    for words in (["-p", "no:terminal"], off):
+        for ended in (lab.run("test_mixed.py", "--", *words), lab.pytest("test_mixed.py", *words)):
+            assert ended.exit_code == 0, ended.output
+            assert "INTERNALERROR" not in ended.output
+            assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+
+
+def _without_reports(lab: Lab) -> None:
     lab.write(test_mixed=TESTS)
     for ended in (
-        lab.run("test_mixed.py", "--", "-p", "no:terminal"),
-        lab.pytest("test_mixed.py", "-p", "no:terminal"),
+        lab.run("test_mixed.py", "--", "-p", "no:reports"),
+        lab.pytest("test_mixed.py", "-p", "no:reports"),
     ):
-        assert ended.exit_code == 0, ended.output
+        assert "tests with ranks need pytest's plugin reports" in ended.output, ended.output
         assert "INTERNALERROR" not in ended.output
-        assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+        assert ended.exit_code != 0
 
 
 TRIALS = (
@@ -111,5 +124,10 @@ TRIALS = (
         claim="World tests are as ever with --forked: a rank is a process already.",
         run=_forked,
     ),
-    Trial(id="no-terminal", claim="pytest's terminal can be switched off.", run=_no_terminal),
+    Trial(
+        id="no-plugins",
+        claim="Whatever plugins of pytest can be switched off may be, one by one or together.",
+        run=_without_plugins,
+    ),
+    Trial(id="no-reports", claim="Without pytest's reports nothing with ranks begins.", run=_without_reports),
 )

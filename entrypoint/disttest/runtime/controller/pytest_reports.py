@@ -90,7 +90,8 @@ def reports_of(
 
 def _shows_passes(config: pytest.Config) -> bool:
     """Whether pytest is asked for what tests that passed have printed: ``-rP``, or ``-rA`` with it."""
-    return "P" in getreportopt(config)
+    has_terminal = hasattr(config.option, "reportchars")  # not with -p no:terminal
+    return has_terminal and "P" in getreportopt(config)
 
 
 def _printed(result: TestResult, results_dir: Path) -> list[tuple[str, str]]:

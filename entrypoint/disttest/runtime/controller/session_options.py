@@ -25,6 +25,8 @@ from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, 
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 from disttest.runtime.rank.debug_adapter import check_debugger
 
+INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps")
+"""What only the command gives, and takes no value."""
 _TOLD = ("guarded", "rank", "node_partition", "replay")
 """What only the command gives, which has read the project's file for its processes."""
 
@@ -73,7 +75,7 @@ def _without_ours(arguments: Iterable[str]) -> Iterator[str]:
     for word in words:
         if not word.startswith("--disttest-"):
             yield word
-        elif "=" not in word and word not in ("--disttest-failed-first", "--disttest-cpu-steps"):
+        elif "=" not in word and word not in INTERNAL_SWITCHES:
             next(words, None)
 
 
@@ -110,6 +112,18 @@ def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:
         raise pytest.UsageError(
             "disttest: --debug-rank needs a terminal, and standard input is none"
         ) from None
+
+
+def check_reports(config: pytest.Config) -> None:
+    """Ranks send their reports by way of pytest's own plugin.
+
+    Raises:
+        pytest.UsageError: it is switched off.
+    """
+    if not config.pluginmanager.hasplugin("reports"):
+        raise pytest.UsageError(
+            "disttest: tests with ranks need pytest's plugin reports, which -p no:reports has switched off"
+        )
 
 
 def _check_debugger(port: int) -> None:
