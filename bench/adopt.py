@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
+
+from stopwatch import Stopwatch, Took
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = ROOT / "examples" / "adopt"
@@ -34,16 +33,9 @@ STYLES = {"torchrun": ["--spmd", "2"], "spawn": [], "classes": [], "launcher": [
 """Folder -> what ``disttest run`` is told beside the settings of the folder."""
 
 
-class Took(NamedTuple):
-    """Of a command."""
-
-    wall_s: float
-    cpu_s: float
-
-
 def run(command: list[str], folder: Path) -> Took:
     """Run it; it must be green."""
-    before, began_s = _cpu_s(), time.monotonic()
+    watch = Stopwatch()
     done = subprocess.run(
         command,
         cwd=folder,
@@ -55,12 +47,7 @@ def run(command: list[str], folder: Path) -> Took:
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return Took(time.monotonic() - began_s, _cpu_s() - before)
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return watch.took()
 
 
 def measure(style: str, rounds: int) -> str:

@@ -8,12 +8,12 @@ Prints wall and CPU seconds of each, and CPU seconds for a world; on a busy mach
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from stopwatch import Stopwatch, Took
 
 TEST = """
 import pytest, torch, torch.distributed as dist
@@ -26,14 +26,12 @@ def test_steps(world):
 WORLDS = 12 * 4 * 4
 
 
-def measure(folder: Path, *arguments: str) -> tuple[float, float]:
-    """Wall and CPU seconds of a run of the command."""
-    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+def measure(folder: Path, *arguments: str) -> Took:
+    """What a run of the command takes."""
+    watch = Stopwatch()
     command = [sys.executable, "-m", "disttest", *arguments, "--progress", "lines"]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.monotonic() - began_s, cpu_s
+    return watch.took()
 
 
 def main() -> None:
@@ -51,7 +49,7 @@ def main() -> None:
                 ("chaos", ["chaos", "test_steps.py", "--kinds", given.kinds]),
                 ("unharmed", ["run", "test_steps.py", *plain]),
             ):
-                wall_s, cpu_s = measure(folder, *arguments)
+                wall_s, cpu_s, _ = measure(folder, *arguments)
                 each = f"{1000 * cpu_s / worlds:.0f} ms for each"
                 print(f"{title}: {worlds} worlds in {wall_s:.1f} s, {cpu_s:.1f} s of CPU, {each}")
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+from stopwatch import Stopwatch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -41,7 +41,7 @@ def environment(cache: Path) -> dict[str, str]:
 
 def types(text: str, folder: Path, cache: Path) -> tuple[float, float]:
     """Type it; it must be green. Wall and CPU time."""
-    before, began_s = _cpu_s(), time.monotonic()
+    watch = Stopwatch()
     done = subprocess.run(
         ["bash", "-euc", text],
         cwd=folder,
@@ -54,12 +54,7 @@ def types(text: str, folder: Path, cache: Path) -> tuple[float, float]:
     )
     if done.returncode:
         sys.exit(f"{text}ended with {done.returncode}:\n{done.stdout}")
-    return time.monotonic() - began_s, _cpu_s() - before
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return watch.took()[:2]
 
 
 def one_round(cache: Path) -> dict[str, tuple[float, float]]:

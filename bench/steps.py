@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from stopwatch import Stopwatch
 
 TEST = """
 import pytest, torch, torch.distributed as dist
@@ -38,17 +38,16 @@ def run(folder: Path, tests: int, words: Sequence[str], size: int) -> tuple[floa
     folder.mkdir()
     (folder / "test_steps.py").write_text(TEST.format(size=size, tests=tests))
     command = [sys.executable, "-m", "disttest", *words, "--progress", "lines", "--results", "results"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    watch = Stopwatch()
     done = subprocess.run(
         [*command, "--", "--disttest-cpu-steps"], cwd=folder, check=False, capture_output=True, text=True
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took = watch.took()
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     events = map(msgspec.json.decode, (folder / "results/events.jsonl").read_bytes().splitlines())
     steps = [step for event in events for step in event.get("cpu_steps", ())]
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return cpu_s, after.ru_minflt - before.ru_minflt, steps
+    return took.cpu_s, took.page_faults, steps
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from cuda_environment import cuda_environment
+from stopwatch import Stopwatch
 
 from disttest.reports.costs import cost_lines
 from disttest.results.fold import fold
@@ -65,24 +65,19 @@ def measure_builds(select: str, folder: Path) -> None:
     used: dict[str, list[float]] = {name: [] for name in interpreters}
     for turn in range(2):
         for name, interpreter in interpreters.items():
-            began_s, used_before_s = time.monotonic(), processor_s()
+            watch = Stopwatch()
             ours = harness.run_ours(
                 Suite("distributed", 2), folder / f"{turn} {name}", select=select, interpreter=interpreter
             )
-            took[name].append(time.monotonic() - began_s)
-            used[name].append(processor_s() - used_before_s)
+            wall_s, cpu_s, _ = watch.took()
+            took[name].append(wall_s)
+            used[name].append(cpu_s)
             print(
                 f"  {name:12} {took[name][-1]:8.1f} s, {used[name][-1]:8.1f} s of processors  {count(ours)}, "
                 f"load {os.getloadavg()[0]:.1f}"
             )
     times, more = (min(of["CUDA build"]) / min(of["CPU build"]) for of in (took, used))
     print(f"  the CUDA build takes {times:.2f} times as long, and {more:.2f} times as much of the processors")
-
-
-def processor_s() -> float:
-    """What all processes that this one has waited for have used, and those below them."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def count(verdicts: harness.Verdicts) -> str:
