@@ -183,8 +183,9 @@ def read_from_cold(environment: CudaEnvironment, copy: Path, site: Path, suites:
         subprocess.run(
             [copy / "bin" / "python", "-B", "-c", "import torch"], env=environment.environ(2), check=True
         )
+        took_s = time.monotonic() - begun
         read = sum(resident(site).values())
-        tell(f"import torch, {state}: {time.monotonic() - begun:.1f} s, {megabytes(read)} in the page cache")
+        tell(f"import torch, {state}: {took_s:.1f} s, {megabytes(read)} in the page cache")
     evict(site)
     tell(f"the suites: {attempt(environment, copy, suites)}")
     return resident(site)
