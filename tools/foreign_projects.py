@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foreign import ROOT, measure
+from generated_page import write_section
 
 from disttest.host.process import adopt_orphans
 
@@ -195,12 +196,6 @@ def table(rows: Sequence[str]) -> Iterator[str]:
     yield from rows
 
 
-def write(lines: Sequence[str]) -> None:
-    """Put the table into its page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text("\n".join([before + BEGIN, *lines, END]) + rest.partition(END)[2], encoding="utf-8")
-
-
 def main() -> None:
     """Run, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -224,7 +219,7 @@ def main() -> None:
     lines = list(table(rows))
     print("\n".join(lines))
     if asked.write:
-        write(lines)
+        write_section(PAGE, BEGIN, END, lines)
     sys.exit(bool(differing))
 
 

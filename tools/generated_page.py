@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from pathlib import Path
 
 from suite_index import ROOT
 
@@ -31,6 +32,19 @@ def write_or_check(name: str, lines: Iterable[str], description: str | None) -> 
         return 0
     print(f"docs/{name} is out of date: run `make docs`")
     return 1
+
+
+def write_section(page: Path, begin: str, end: str, lines: Iterable[str]) -> None:
+    """Put lines into a page, in the place of those between two markers, each a line of its own.
+
+    Raises:
+        ValueError: the page has not both.
+    """
+    before, _, rest = page.read_text(encoding="utf-8").partition(f"{begin}\n")
+    _, found, after = rest.partition(f"{end}\n")
+    if not found:
+        raise ValueError(f"{page} has no lines {begin} and {end}")
+    page.write_text("\n".join([before + begin, *lines, end]) + "\n" + after, encoding="utf-8")
 
 
 def cell(text: str) -> str:

@@ -15,10 +15,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from generated_page import write_section
+
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "disttest" / "matrix"
 PAGE = ROOT / "docs" / "versions.md"
-BEGIN, END = "<!-- begin: make matrix -->\n", "<!-- end: make matrix -->\n"
+BEGIN, END = "<!-- begin: make matrix -->", "<!-- end: make matrix -->"
 
 
 class Row(NamedTuple):
@@ -129,11 +131,9 @@ def main() -> int:
             green = green and good
             told.append(words)
         lines.append(f"| {row.torch} | {row.pytest} | {' | '.join(told)} |")
-    table = "\n".join(lines) + "\n"
-    print(table)
+    print("\n".join(lines), end="\n\n")
     if options.write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(before + BEGIN + table + END + rest.split(END)[1])
+        write_section(PAGE, BEGIN, END, lines)
     return 0 if green else 1
 
 

@@ -55,13 +55,20 @@ def test_every_project_of_the_list_can_be_read(tool: Any) -> None:
         assert [tool.Suite(**suite) for suite in tool.Project(**entry).suite]
 
 
-def test_the_table_replaces_the_one_before(
-    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_replaces_the_one_before(tool: Any, tmp_path: Path) -> None:
     page = tmp_path / "adopt.md"
     page.write_text(f"before\n{tool.BEGIN}\nold\n{tool.END}\nafter\n")
-    monkeypatch.setattr(tool, "PAGE", page)
 
-    tool.write(["new"])
+    tool.write_section(page, tool.BEGIN, tool.END, ["new"])
 
     assert f"before\n{tool.BEGIN}\nnew\n{tool.END}\nafter\n" == page.read_text()
+
+
+def test_a_page_without_both_markers_is_left_as_it_is(tool: Any, tmp_path: Path) -> None:
+    page = tmp_path / "adopt.md"
+    page.write_text(f"before\n{tool.BEGIN}\nold\nafter\n")
+
+    with pytest.raises(ValueError, match=r"adopt\.md"):
+        tool.write_section(page, tool.BEGIN, tool.END, ["new"])
+
+    assert f"before\n{tool.BEGIN}\nold\nafter\n" == page.read_text()
