@@ -19,6 +19,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+UNPROVEN = pytest.mark.timeout(12)
+"""What ends at its limit, and not by a proof, which a machine that is busy has time for."""
+
 
 def store():
     """The store that the ranks have met at."""
@@ -47,6 +50,7 @@ def test_each_stage_follows_another_schedule(world):
 
 
 @hangs("store", size=2, waits=(0, 1), says="rescue")
+@UNPROVEN
 def test_a_thread_sets_the_key_with_the_client_that_waits_for_it(world):
     if world.is_first:
         thread = threading.Timer(0.5, lambda: store().set("rescue", ""))
@@ -117,6 +121,7 @@ def test_everybody_hears_whom_nobody_sends(world):
 
 
 @hangs("missing", size=2, waits=(0,), says="all_reduce")
+@UNPROVEN
 def test_a_thread_reduces_what_the_other_rank_does_not(world):
     if world.is_first:
         thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),))
