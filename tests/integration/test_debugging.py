@@ -123,15 +123,19 @@ def answer(terminal, words, shows):
     terminal.read_until(lambda screen: shows in screen)
 
 
+def look_and_go_on(terminal, rank, count, words, shows):
+    prompt(terminal, rank, count)
+    answer(terminal, words, shows)
+    terminal.answer("c\n")
+
+
 def test_the_rank_that_was_named_gets_the_terminal_and_time_stands_still(lab):
     terminal = Terminal(lab.write(test_suite=SUITE), "test_suite.py", "--debug-rank", "1")
     prompt(terminal, 1, 1)
     time.sleep(LIMIT_S + 0.5)  # longer than the test may take
     answer(terminal, "p secret + 1000", "1041")
     terminal.answer("c\n")
-    prompt(terminal, 1, 3)
-    answer(terminal, "p here + 1000", "1071")
-    terminal.answer("c\n")
+    look_and_go_on(terminal, 1, 3, "p here + 1000", "1071")
     ended = terminal.end()
 
     assert Outcome.PASSED is ended.result("test_stops").outcome, ended.output
@@ -149,9 +153,7 @@ def test_ranks_that_fail_are_debugged_one_after_the_other_wherever_they_come_fro
     first = int(asked.search(terminal.read_until(lambda screen: asked.search(screen) is not None))[1])
     until_another_waits(terminal)
     for rank in (first, 1 - first):
-        prompt(terminal, rank, 1)
-        answer(terminal, "p here + 1000", str(1080 + rank))
-        terminal.answer("c\n")
+        look_and_go_on(terminal, rank, 1, "p here + 1000", str(1080 + rank))
     ended = terminal.end()
 
     result = ended.result("test_all_fail")
@@ -165,12 +167,8 @@ def test_a_rank_that_a_class_of_torch_starts_gets_the_terminal_too(lab):
     time.sleep(LIMIT_S + MAIN_MARGIN_S + 0.5)  # longer than the rank may take, and than its main process
     answer(terminal, "p secret + 1000", "1041")
     terminal.answer("c\n")
-    prompt(terminal, 1, 3)
-    answer(terminal, "p here + 1000", "1071")
-    terminal.answer("c\n")
-    prompt(terminal, 1, 5)
-    answer(terminal, "p there + 1000", "1091")
-    terminal.answer("c\n")
+    look_and_go_on(terminal, 1, 3, "p here + 1000", "1071")
+    look_and_go_on(terminal, 1, 5, "p there + 1000", "1091")
     ended = terminal.end()
 
     assert Outcome.PASSED is ended.result("test_1_stops").outcome, ended.output

@@ -275,7 +275,8 @@ def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
 
 
 def _facts(run: RunResult, stop: _Stop) -> Facts:
-    return msgspec.structs.replace(facts_of(run), deadline=stop(), signal=stop.signal or 0)
+    why = stop()  # which notes a signal, too
+    return msgspec.structs.replace(facts_of(run), deadline=why, signal=stop.signal or 0)
 
 
 class _Stop:

@@ -62,14 +62,13 @@ class TimeLimits:
         if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
             yield
             return
-        children = (
-            started_children() if phase == "call" else set()
-        )  # what fixtures have started is theirs to end
+        # What fixtures have started is theirs to end.
+        before_call = started_children() if phase == "call" else None
 
         def interrupt(*_: object) -> None:
             __tracebackhide__ = True
             item.add_report_section(phase, "other threads", _other_threads())
-            ended = end_new_children(children) if phase == "call" else ()
+            ended = () if before_call is None else end_new_children(before_call)
             pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
 
         before = signal.signal(signal.SIGALRM, interrupt)
