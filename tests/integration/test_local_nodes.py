@@ -175,6 +175,65 @@ def test_red(world):
 """
 
 
+TALKS = """
+    import pathlib, time
+    import pytest
+
+    def talk(rank, seen):
+        print("hello from", rank, flush=True)
+        while not pathlib.Path(seen).exists():
+            time.sleep(0.01)
+        print("rank", rank, "without an end", end="")
+
+    @pytest.mark.nodes(2)
+    @pytest.mark.world_size(4)
+    def test_over_nodes(world):
+        talk(world.rank, "four")
+
+    @pytest.mark.nodes(1)
+    @pytest.mark.world_size(2)
+    def test_on_one(world):
+        talk(world.rank, "two")
+
+    def test_alone():
+        print("of no rank")
+        assert False
+"""
+
+
+@pytest.mark.parametrize(("name", "ranks", "seen"), [("over_nodes", 4, "four"), ("on_one", 2, "two")])
+def test_what_ranks_on_nodes_print_is_shown_while_they_run(
+    lab: Lab, name: str, ranks: int, seen: str
+) -> None:
+    lab.write(test_talks=TALKS)
+    run = lab.start("run", ".", "-k", name, "-s", "--launcher", "local", "--nodes", "2", "--device", "cpu")
+    shown = ""
+    while not {f"[rank {rank}] hello from {rank}" for rank in range(ranks)} <= set(shown.splitlines()):
+        line = run.stdout.readline()
+        assert line, shown
+        shown += line
+    (lab.folder / seen).touch()
+    shown += run.communicate(timeout=120)[0]
+
+    assert run.returncode == 0, shown
+    verdict = shown.index("PASSED ")
+    for rank in range(ranks):
+        last = f"[rank {rank}] rank {rank} without an end\n"
+        assert shown.index(f"[rank {rank}] hello") < shown.index(last) < verdict
+
+
+def test_without_s_nothing_that_ranks_on_nodes_print_is_shown(lab: Lab) -> None:
+    lab.write(test_talks=TALKS)
+    (lab.folder / "two").touch()
+    arguments = ("--launcher", "local", "--nodes", "2", "--device", "cpu")
+    silent = lab.run("run", ".", "-k", "on_one", *arguments)
+    assert silent.exit_code == 0, silent.output
+    assert "hello from" not in silent.output
+
+    alone = lab.run("run", ".", "-k", "alone", "-s", *arguments)
+    assert "of no rank" in (alone.results / "junit.xml").read_text(), "no rank: its output is for its report"
+
+
 COLLECTS_UNTIL_TOLD = """
     import pathlib, time
     import pytest

@@ -182,6 +182,7 @@ def run_cluster(
     signals: NotedSignals,
 ) -> RunResult:
     """Run on the chosen scheduler; returns the folded result."""
+    from disttest.cli.progress_mode import shows_output
     from disttest.cluster.client.cluster_session import ClusterRequest, run_on_cluster
     from disttest.cluster.client.conductor import JobLimits
     from disttest.results.durations import read_timings
@@ -194,6 +195,7 @@ def run_cluster(
         targets=tuple(targets),
         flags=flags,
         pytest_arguments=tuple(pytest_arguments),
+        live_output=shows_output(pytest_arguments),
         # Files of this machine: what they select is settled here, and travels as a list of tests.
         collection_arguments=tuple(selection.pytest_arguments()),
         failed_first=selection.failed_first,
@@ -212,9 +214,11 @@ def run_cluster(
         ports=parse_ports(given["ports"]),
     )
     launcher = make_launcher(choice.launcher, given)
-    return run_on_cluster(
-        request, options, launcher, directory, timings=known, signals=signals, tell=click.echo
-    )
+    return run_on_cluster(request, options, launcher, directory, timings=known, signals=signals, tell=_tell)
+
+
+def _tell(text: str) -> None:
+    click.echo(text, color=False if environment().get("NO_COLOR") else None)
 
 
 @click.command(name="node-agent", hidden=True)

@@ -111,6 +111,12 @@ def asks_for_terminal(words: Sequence[str]) -> bool:
     return any(option in NEEDS_TERMINAL for option in _options(words))
 
 
+def shows_output(pytest_args: Sequence[str]) -> bool:
+    """Whether what tests print is to be shown at once, and not captured; the last word counts."""
+    captures = [option for option in _options(pytest_args) if option.startswith("--capture=")]
+    return captures[-1:] == ["--capture=no"]
+
+
 def runs_nothing(pytest_args: Sequence[str]) -> bool:
     """Whether these arguments make pytest answer a question instead of running tests."""
     return any(option in RUNS_NOTHING for option in _options(pytest_args))

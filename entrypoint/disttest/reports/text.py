@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from disttest.model import rank_name
+
 REPLACEMENT = "\ufffd"
 
 _ANSI = re.compile(
@@ -17,6 +19,9 @@ _ANSI = re.compile(
 _ILLEGAL = re.compile(
     r"[^\t\n\u0020-\u007e\u0085\u00a0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]+"
 )
+
+_RANK_COLOURS = (36, 33, 32, 35, 34)
+"""Cyan, yellow, green, purple, blue, as terminals number them; red is for failures."""
 
 
 def clean(text: str | bytes) -> str:
@@ -87,3 +92,9 @@ def size(number: int) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} GB"
+
+
+def rank_tag(rank: int, *, colour: bool) -> str:
+    """What stands in front of a line that a rank has printed: ``[rank 1]``, in a colour of its own."""
+    tag = f"[{rank_name(rank)}]"
+    return f"\x1b[{_RANK_COLOURS[rank % len(_RANK_COLOURS)]}m{tag}\x1b[0m" if colour else tag

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from _pytest.terminal import TerminalReporter
 
-from disttest.cli.progress_mode import asks_for_terminal, choose_progress, runs_nothing
+from disttest.cli.progress_mode import asks_for_terminal, choose_progress, runs_nothing, shows_output
 from disttest.reports.views import PlainView, RelayView
 from disttest.runtime.controller.quiet import DEFAULT_CHARS, QuietReporter
 
@@ -50,6 +50,16 @@ def test_pytest_keeps_its_terminal_where_it_is_asked_to_talk(words):
 )
 def test_other_arguments_leave_the_view_alone(words):
     assert not asks_for_terminal(words.split())
+
+
+@pytest.mark.parametrize("words", ["-s", "-xvs", "--capture=no", "--capture no", "--capture=fd -s"])
+def test_output_is_shown_at_once_where_that_is_asked(words):
+    assert shows_output(words.split())
+
+
+@pytest.mark.parametrize("words", ["", "-v", "-rs", "-k s", "-s --capture=fd"])
+def test_output_is_captured_otherwise(words):
+    assert not shows_output(words.split())
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from fake_scheduler import FakeScheduler
 
 from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
@@ -24,11 +25,13 @@ from disttest.cluster.protocol.wire import (
     PartitionEnded,
     PartitionUp,
     RankFailed,
+    RankOutput,
     RunShare,
     TakeJob,
     ToNode,
     Versions,
 )
+from disttest.masking import Masker
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
 from disttest.results.directory import Home
@@ -122,7 +125,14 @@ def results_of(node: Node, folder: Path, *, clock_step_s: float = 0.0) -> dict[s
     }
 
 
-def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float = 0.1) -> RunResult:
+def run_of(
+    node: Node,
+    folder: Path,
+    options: RunOptions,
+    *,
+    clock_step_s: float = 0.1,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> RunResult:
     now_s = [0.0]
 
     def clock() -> float:
@@ -130,7 +140,7 @@ def run_of(node: Node, folder: Path, options: RunOptions, *, clock_step_s: float
         return now_s[0]
 
     journal = Journal(folder / FILE_NAME)
-    recorder = JobRecorder(journal, Home(path=str(folder)), lambda _line: None)
+    recorder = JobRecorder(journal, Home(path=str(folder)), tell)
     for test in JOB.tests:
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = ExpectedNode(versions=VERSIONS, digest="d")
@@ -344,3 +354,27 @@ def _sub(folder: Path) -> Path:
     made = folder / "other"
     made.mkdir()
     return made
+
+
+class Talks(Node):
+    """Each node prints before it is done."""
+
+    def run(self, node: int, test: int) -> Sequence[Message]:
+        lines = (f"first of {test}", "hunter22 knows")
+        return [RankOutput(rank=2 * node, lines=lines), self.done(node, test)]
+
+
+def test_what_ranks_print_is_tagged_in_front_of_the_verdict_and_what_is_to_be_hidden_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masker = Masker()
+    masker.hide(["hunter22"])
+    monkeypatch.setattr("disttest.runtime.messages.protocol.masker", masker)
+    told: list[str] = []
+    run_of(Talks(), tmp_path, RunOptions(), tell=told.append)
+    zero, two = "\x1b[36m[rank 0]\x1b[0m", "\x1b[32m[rank 2]\x1b[0m"
+    shown = [f"{zero} first of 0", f"{zero} *** knows", f"{two} first of 0", f"{two} *** knows"]
+    lines = "\n".join(told).splitlines()
+    assert shown == lines[:4]
+    assert lines[4].startswith("PASSED   one")
+    assert "*** knows" not in (tmp_path / FILE_NAME).read_text(), "it comes again with the log"

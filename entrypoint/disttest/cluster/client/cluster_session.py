@@ -51,6 +51,8 @@ class ClusterRequest(Frozen):
     flags: dict[str, str]
     """Options of the run, by field name, as they were given."""
     pytest_arguments: tuple[str, ...] = ()
+    live_output: bool = False
+    """Whether what ranks print is shown while they run."""
     collection_arguments: tuple[str, ...] = ()
     """More arguments for pytest, here only: what they select is all that the nodes hear of."""
     invocation: Invocation = Invocation()
@@ -190,6 +192,7 @@ def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: T
         limit_s=0.0,
         flags=flags,
         pytest_arguments=request.pytest_arguments,
+        live_output=request.live_output,
         environment=request.environment,
         image=request.image,
         directory=request.directory or str(Path.cwd()),

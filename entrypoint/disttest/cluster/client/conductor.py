@@ -32,6 +32,7 @@ from disttest.cluster.protocol.wire import (
     NodeDone,
     NodeNote,
     NodeReady,
+    RankOutput,
     Refused,
     StillHere,
     TakeJob,
@@ -127,6 +128,8 @@ class Conductor(ABC):
                 self.refuse(f"node {host}: {text}")
             case LogText(path=path, text=text):
                 self._recorder.log(path, text)
+            case RankOutput(rank=rank, lines=lines):
+                self._recorder.output(rank, lines)
             case NodeNote(message=text):
                 self._recorder.noted(text)
             case NodeDone(reason=reason):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 import msgspec
 
 from disttest.model import CpuStep, TestResult
+from disttest.reports.text import rank_tag
 from disttest.results.directory import Home
 from disttest.results.event_writer import EventWriter
 from disttest.results.events import Event
@@ -53,6 +54,11 @@ class JobRecorder(EventWriter):
         """Progress, for the terminal only."""
         with self._lock:
             self._tell(message)
+
+    def output(self, rank: int, lines: Sequence[str]) -> None:
+        """What a rank prints while it runs, for the terminal only: it comes again with the log."""
+        tag = rank_tag(rank, colour=True)
+        self.told("\n".join(f"{tag} {clean_text(line)}" for line in lines))
 
     def log(self, path: str, text: str) -> None:
         """A rank's log. A path that leads out of the tree of logs is dropped: it comes from another machine."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.live_lines import LiveLines
 from disttest.cluster.node.streams import log_texts
 from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
 from disttest.cluster.protocol.job import JobSpec
@@ -29,6 +31,7 @@ from disttest.results.events import (
     RunStarted,
     TestCollected,
     TestFinished,
+    TestStarted,
 )
 from disttest.results.journal import FILE_NAME, run_clock
 from disttest.runtime.messages.protocol import Message
@@ -66,7 +69,8 @@ class LeaseWork:
         self._offset = 0
         self._read = Lines()
         self._root = Path.cwd()
-        self._collected: list[TestCase] = []
+        self._collected: dict[str, TestCase] = {}
+        self._live = LiveLines(self._results, time.monotonic, asked=job.live_output)
         self._ready = False
         only = folder / "tests.json"
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
@@ -81,6 +85,10 @@ class LeaseWork:
             f"--{option.name}={flags[option.field]}" for option in RUN_OPTIONS if flags.get(option.field)
         ]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        if (
+            job.live_output
+        ):  # ranks are followed by their logs; what other tests print belongs into their reports
+            inner.append("--capture=fd")
         if job.expected_s or job.failed:
             timings = folder / "timings.jsonl"
             timings.write_bytes(timings_journal(job))
@@ -102,20 +110,25 @@ class LeaseWork:
         return []
 
     def lines(self) -> Iterator[bytes]:
-        """What the journal has new, and the logs of the tests that it says are finished."""
+        """What the journal has new, the logs of the tests that it says are finished, and what running ranks print."""
         for text in self._new_lines():
             event = _decoder.decode(text)
             for message in self._messages(event, text):
                 yield msgspec.json.encode(message)
+        yield from map(msgspec.json.encode, self._live.look())
 
     def _messages(self, event: AnyEvent, text: bytes) -> Iterator[Message]:
         if isinstance(event, RunStarted):
             self._root = Path(event.root)
         if isinstance(event, TestCollected):
-            self._collected.append(event.test)
+            self._collected[event.test.nodeid] = event.test
         if not self._ready and not isinstance(event, _HEAD):
             self._ready = True
             yield self._introduction()
+        if isinstance(event, TestStarted) and (test := self._collected.get(event.nodeid)) is not None:
+            self._live.begin(test.nodeid, test.log_folder(event.attempt))
+        if isinstance(event, TestFinished):
+            yield from self._live.end(event.result.nodeid)
         yield JournalLine(event=msgspec.Raw(text))
         if isinstance(event, TestFinished):
             yield from log_texts(self._results, event.result.ranks)
@@ -125,7 +138,7 @@ class LeaseWork:
             host=self._assignment.host,
             at_s=self._clock(),
             versions=versions_here(),
-            digest=digest_tests(self._collected, self._root),
+            digest=digest_tests(self._collected.values(), self._root),
             gpus=self._assignment.gpus,
         )
 

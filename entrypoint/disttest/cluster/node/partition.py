@@ -10,7 +10,8 @@ import errno
 import functools
 import os
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import pytest
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
 
 from disttest.cluster.node.assignment import NodeAssignment
+from disttest.cluster.node.live_lines import LiveLines
 from disttest.cluster.node.partition_world import PartitionWorld
 from disttest.cluster.node.streams import log_texts
 from disttest.cluster.protocol.fingerprint import digest_tests, versions_here
@@ -47,7 +49,7 @@ from disttest.errors import InfrastructureError
 from disttest.host.fork_hazard import fork_hazard
 from disttest.host.lines import Lines
 from disttest.host.process import Exit
-from disttest.limits import IDLE_S, PORT_PAUSE_S
+from disttest.limits import IDLE_S, PORT_PAUSE_S, TICK_S
 from disttest.model import Frozen, Gang, TestCase
 from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
@@ -143,6 +145,7 @@ class PartitionController(Listener):
         self._world_number = 0
         self._listener: socket.socket | None = None
         self._over = False
+        self._live = LiveLines(run.workplace.results, time.monotonic, asked=order.job.live_output)
         self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
 
     def run(self) -> None:
@@ -166,7 +169,8 @@ class PartitionController(Listener):
         with self._crew.on_duty():
             self._crew.watch_also(self._line, self._on_line)
             while not self._over:
-                self._crew.wait(IDLE_S)
+                self._crew.wait(TICK_S if self._live.is_following else IDLE_S)
+                self._send_all(self._live.look())
 
     # --- orders
 
@@ -269,6 +273,11 @@ class PartitionController(Listener):
 
     # --- what the world says
 
+    def on_began(self, world: LiveWorld, test: TestCase) -> None:
+        """The ranks here start a test."""
+        attempt = world.order.attempts[world.order.tests.index(test)]
+        self._live.begin(test.nodeid, test.log_folder(attempt))
+
     def on_word(self, world: LiveWorld, message: object) -> None:
         """Pass it on."""
         match message:
@@ -283,6 +292,7 @@ class PartitionController(Listener):
         """The ranks of this node are done with a test: their records, then their logs."""
         del world
         result = judged.result
+        self._send_all(self._live.end(test.nodeid))
         self._line.send(
             PartitionDone(
                 test=self._number[test.nodeid],
@@ -294,8 +304,7 @@ class PartitionController(Listener):
                 attempt=result.attempt,
             )
         )
-        for text in log_texts(self._workplace.results, result.ranks):
-            self._line.send(text)
+        self._send_all(log_texts(self._workplace.results, result.ranks))
 
     def on_ended(self, world: LiveWorld, ended: Exit) -> None:
         """A world and all its processes are gone."""
@@ -304,12 +313,18 @@ class PartitionController(Listener):
             text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
             failure = f"the world process on node {self._assignment.host} ended with {ended}"
             failure += f": {text.splitlines()[-1]}" if text else ""
+        if world.begun is not None:
+            self._send_all(self._live.end(world.begun.nodeid))
         notes = closed.notes if closed else ()
         notes += tuple(f"{nodeid}: {left}" for nodeid, left in (closed.leftovers if closed else ()))
         if closed and closed.survivors:
             notes = (*notes, f"processes that could not be killed: {', '.join(map(str, closed.survivors))}")
         self._world = None
         self._line.send(PartitionEnded(world=self._world_number, notes=notes, failure=failure))
+
+    def _send_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._line.send(message)
 
     def _running(self, world: LiveWorld) -> int:
         assert world.begun is not None

@@ -57,6 +57,8 @@ class JobSpec(Frozen):
     flags: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of the run, by field name."""
     pytest_arguments: tuple[str, ...] = ()
+    live_output: bool = False
+    """Whether the client shows what ranks print while they run."""
     environment: tuple[str, ...] = ()
     """Names of the variables that travel from the client to the nodes; no other one does."""
     image: str = ""

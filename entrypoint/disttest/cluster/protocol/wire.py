@@ -115,6 +115,13 @@ class LogText(Message):
     text: str
 
 
+class RankOutput(Message):
+    """Whole lines that a rank has printed while its test runs, in its order; sent where the job asks for them."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
 class JournalLine(Message):
     """An event of a lease's own journal."""
 
@@ -153,6 +160,7 @@ FromNode = (
     | PartitionDone
     | PartitionEnded
     | LogText
+    | RankOutput
     | JournalLine
     | NodeNote
     | Alive
