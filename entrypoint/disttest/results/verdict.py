@@ -211,7 +211,7 @@ def are_alike(ranks: Sequence[RankRecord]) -> bool:
     first, *others = ranks
     return bool(others) and all(
         _went_wrong_by_itself(rank)
-        and rank.end is first.end
+        and rank.has_died == first.has_died
         and rank.phase == first.phase
         and (rank.message == first.message or _kind(rank) == _kind(first) is not None)
         for rank in ranks
@@ -219,9 +219,8 @@ def are_alike(ranks: Sequence[RankRecord]) -> bool:
 
 
 def _went_wrong_by_itself(record: RankRecord) -> bool:
-    return (record.end is RankEnd.REPORTED and record.has_failed) or (
-        record.has_died and not record.has_failed and not is_symptom(record)
-    )
+    """Whether nothing but the test is to blame; one that had failed and was slow to leave was ended for that alone."""
+    return record.has_failed != record.has_died and not (record.has_died and is_symptom(record))
 
 
 def _kind(record: RankRecord) -> tuple[str, str] | None:

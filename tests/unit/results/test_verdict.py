@@ -305,6 +305,14 @@ def test_ranks_that_fail_alike_are_told_together_whichever_was_first(order):
     assert AT.format(line=3) == result.details
 
 
+def test_a_rank_that_failed_alike_and_was_slow_to_leave_is_no_victim():
+    slow = msgspec.structs.replace(failed(1, 0.2, details=AT.format(line=3)), end=RankEnd.KILLED)
+    result = verdict(failed(0, 0.1, details=AT.format(line=3)), slow)
+
+    assert "all 2 ranks failed: ValueError: no" == result.message
+    assert (None, ()) == (result.culprit, result.victims)
+
+
 def test_values_of_the_same_failure_may_differ_from_rank_to_rank():
     ranks = [
         failed(rank, 0.3 - rank / 10, f"ValueError: {rank}", details=AT.format(line=3)) for rank in range(3)
