@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from cluster_programs import SPAN, assert_lost, waits
 from cluster_run import ClusterRun
+from documents import blocks, commands
 
 from disttest.model import Cause, Outcome, RankEnd
 
@@ -287,6 +289,36 @@ PLANNED = """
     def test_on_one_node(world):
         dist.barrier()
 """
+
+
+ON_THE_PAGE = """
+    import pytest
+    import torch.distributed as dist
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.nodes(2)
+    def test_spans(world):
+        dist.barrier()
+
+    @pytest.mark.world_size(2)
+    def test_on_one_node(world):
+        dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("title", "runs"),
+    [("Clusters: worlds that span nodes, and pools of GPU hosts", 3), ("Plans", 1)],
+    ids=["runs", "plans"],
+)
+def test_the_commands_of_the_page(lab: ClusterLab, title: str, runs: int) -> None:
+    """As they stand there; the fake GPUs can be held and not used, and of the suite one file is enough."""
+    (lab.folder / "tests").mkdir()
+    (lab.folder / "tests/test_page.py").write_text(textwrap.dedent(ON_THE_PAGE))
+    ((typed, _),) = commands(blocks("docs/clusters.md", title))
+    run = lab.types(typed, DISTTEST_DEVICE="cpu", PYTEST_ADDOPTS="-k 'test_buffers or test_page'").wait(300)
+    assert run.exit_code == 0, run.output
+    assert run.output.count("\npassed: ") == runs, run.output
 
 
 def _client(run: ClusterRun) -> int:

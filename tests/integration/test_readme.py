@@ -37,13 +37,21 @@ def _git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
+def provide(python: Path, name: str, start: str) -> None:
+    """Put a program beside an interpreter, as an installer would; ``start`` is ``MODULE:FUNCTION``."""
+    module, function = start.split(":")
+    program = python.parent / name
+    program.write_text(f"#!{python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    program.chmod(0o755)
+
+
 class Newcomer:
     """Somebody with an environment that has torch and pytest, and with an empty folder."""
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self.python = make_environment(folder / "environment", packages_but_ours(folder / "packages"))
         for name, start in (("pip", "pip._internal.cli.main:main"), ("pytest", "pytest:console_main")):
-            self._provide(name, *start.split(":"))
+            provide(self.python, name, start)
         self.folder = folder / "empty"
         self.folder.mkdir()
         scripts = str(self.python.parent)
@@ -51,13 +59,6 @@ class Newcomer:
             name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON"))
         }
         self.environ = {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "NO_COLOR": "1", **environ}
-
-    def _provide(self, name: str, module: str, function: str) -> None:
-        program = self.python.parent / name
-        program.write_text(
-            f"#!{self.python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
-        )
-        program.chmod(0o755)
 
     def types(self, text: str) -> str:
         """Type it into a shell that stops at the first command that fails."""
@@ -88,6 +89,27 @@ def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repos
     assert "passed: 2 passed" in ran
     where = somebody.types("python -c 'import disttest; print(disttest.__file__)'")
     assert where.startswith(str(tmp_path / "environment")), "not the working copy of the tests"
+
+
+def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
+    """In an environment that is there already; one file of the suite is enough."""
+    ((typed, _),) = commands(blocks("README.md", "Try it"))
+    provide(make_environment(repository / ".venv"), "disttest", "disttest.__main__:main")
+    (repository / ".venv/.ready").touch()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE"))}
+
+    done = subprocess.run(
+        ["bash", "-euc", typed],
+        cwd=repository, env={**environ, "PYTEST_ADDOPTS": "-k test_buffers"}, timeout=240, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout
+    assert "\npassed: " in done.stdout
+    worlds = {path.name.partition("xgloo")[0][-1] for path in (repository / "results/logs").iterdir()}
+    assert {"1", "2", "4"} == worlds
+    for name in ("junit.xml", "summary.md", "results.json", "events.jsonl"):
+        assert (repository / "results" / name).is_file()
 
 
 def test_the_wheel_installs_from_an_index_by_the_name_of_the_readme(tmp_path: Path, repository: Path) -> None:

@@ -76,10 +76,18 @@ class RunFolder:
 
     def start(self, *arguments: str, **environ: str) -> ClusterRun:
         """``disttest ARGUMENTS``."""
+        return self._start(sys.executable, "-m", "disttest", *arguments, **environ)
+
+    def types(self, text: str, **environ: str) -> ClusterRun:
+        """What a page shows, typed into a shell that stops at the first command that fails."""
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return self._start("bash", "-euc", text, PATH=path, **environ)
+
+    def _start(self, *command: str, **environ: str) -> ClusterRun:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(NOT_PASSED)}
         paths = os.pathsep.join(p for p in sys.path if p)
         process = subprocess.Popen(
-            [*self._before, sys.executable, "-m", "disttest", *arguments],
+            [*self._before, *command],
             cwd=self.folder,
             env={**clean, "PYTHONPATH": paths, "COLUMNS": "200", **self._environ, **environ},
             stdout=subprocess.PIPE,

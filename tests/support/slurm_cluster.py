@@ -363,5 +363,6 @@ def _slurm_conf(cluster: SlurmCluster) -> str:
         TaskProlog={folder}/task-prolog
         """)
         + f"{nodes}\nPartitionName=test Nodes={names} Default=YES MaxTime=60 State=UP OverSubscribe=NO\n"
+        + f"PartitionName=gpu Nodes={names} MaxTime=60 State=UP OverSubscribe=NO\n"
         + f"PartitionName=urgent Nodes={names} PriorityTier=10 MaxTime=60 State=UP OverSubscribe=NO\n"
     )

@@ -8,7 +8,15 @@ import pytest
 from documents import ROOT, Block, blocks, titles_with_commands
 from markdown_it import MarkdownIt
 
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *sorted(path.name for path in ROOT.glob("*.md")),
+    *sorted(
+        str(path.relative_to(ROOT))
+        for folder in ("docs", "examples", "actions", "requirements")
+        for path in (ROOT / folder).rglob("*.md")
+        if "node_modules" not in path.parts
+    ),
+]
 HERE = [(page, title) for page in PAGES for title in titles_with_commands(page)]
 
 TYPED = {
@@ -32,32 +40,37 @@ TYPED = {
         ("README.md", "Your own tests"),
         ("docs/tutorial.md", "Install"),
     },
+    "tests/integration/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {
+        ("README.md", "Try it")
+    },
+    "tests/cluster/test_runs.py::test_the_commands_of_the_page": {
+        ("docs/clusters.md", "Clusters: worlds that span nodes, and pools of GPU hosts"),
+        ("docs/clusters.md", "Plans"),
+    },
 }
 """Test -> pages, or titles of a page, that it types as they stand."""
 
 IN_OTHER_WORDS = {
-    ("README.md", "Try it"): "tests/contract/test_actions.py::test_every_suite_has_a_rule_in_the_makefile",
-    (
-        "docs/clusters.md",
-        "Clusters: worlds that span nodes, and pools of GPU hosts",
-    ): "tests/cluster/test_runs.py::test_the_suites_pass_over_two_nodes_whose_clocks_differ_by_an_hour",
-    (
-        "docs/clusters.md",
-        "Plans",
-    ): "tests/cluster/test_runs.py::test_a_plan_asks_slurm_and_its_shards_are_submitted",
     (
         "docs/clusters.md",
         "Kubernetes",
     ): "tests/kubernetes/test_kubernetes_launchers.py::test_collectives_pass_over_two_nodes_in_the_words_of_the_page",
     ("docs/image.md", "The image"): "tests/docker/test_image.py::test_bundled_suites_run_by_name",
 }
-"""Title of a page -> the test that gives its commands to what they need: a cluster, an engine of containers, make."""
+"""Title of a page -> the test that gives its commands to what they need: a Kubernetes, a machine with GPUs."""
+
+NOT_BY_A_TEST = {("CONTRIBUTING.md", "Set-up")}
+"""They run the tests."""
 
 _DISTTEST = re.compile(r"^disttest .*", re.MULTILINE)
 _OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]+")
-_COMMAND = re.compile(r"\A(\$ )?(disttest|docker|pip|pytest|make|python3?|sbatch|srun) [^\sA-Z]")
-
-_DIAGRAM = "├─"
+_PROGRAMS = (
+    "disttest|docker|podman|pip3?|pipx|uvx?|pytest|make|python3?|torchrun|sbatch|srun|salloc|kubectl|git|gh|sudo|apt|"
+    "apt-get|npm|npx|curl|wget|ssh|bash|sh|source|export|eval|cd|mkdir"
+)
+_COMMAND = re.compile(rf"^ *([$>#%] +)?(\w+=\S* )*({_PROGRAMS})( \S+)*( +#.*)?$", re.MULTILINE)
+"""A line to be typed; the columns of a table of commands, or a diagram of processes, have more than one space between."""
+_OF_A_SHELL = {"bash", "console", "shell", "shell-session", "zsh"}
 
 
 def is_typed(page: str, title: str) -> bool:
@@ -66,11 +79,13 @@ def is_typed(page: str, title: str) -> bool:
 
 @pytest.mark.parametrize(("page", "title"), HERE)
 def test_a_block_is_run_by_a_test(page: str, title: str) -> None:
-    assert is_typed(page, title) or (page, title) in IN_OTHER_WORDS
+    assert is_typed(page, title) or (page, title) in {*IN_OTHER_WORDS, *NOT_BY_A_TEST}
 
 
 def test_nothing_stands_here_that_no_page_has() -> None:
-    assert set(IN_OTHER_WORDS) <= set(HERE)
+    assert {*IN_OTHER_WORDS, *NOT_BY_A_TEST} <= set(HERE)
+    titles = {named for found in TYPED.values() for named in found if isinstance(named, tuple)}
+    assert titles <= set(HERE)
 
 
 @pytest.mark.parametrize("test", [*TYPED, *IN_OTHER_WORDS.values()])
@@ -89,9 +104,42 @@ def test_other_words_give_the_options_of_the_page(page: str, title: str) -> None
     assert [] == [option for option in _OPTION.findall(" ".join(typed)) if option not in given]
 
 
+def hidden_commands(text: str) -> list[Block]:
+    """Blocks of a page with something to be typed that are not marked ``sh``, and so seen by no test that types."""
+    code = (t for t in MarkdownIt("commonmark").parse(text) if t.type in ("fence", "code_block"))
+    plain = [Block(t.info, t.content) for t in code if t.info not in ("sh", "yaml")]
+    return [b for b in plain if b.language in _OF_A_SHELL or _COMMAND.search(b.text)]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_stand_in_blocks_of_a_shell(page: str) -> None:
-    fences = (t for t in MarkdownIt("commonmark").parse((ROOT / page).read_text()) if t.type == "fence")
-    plain = [Block(t.info, t.content) for t in fences if t.info != "sh"]
+    assert [] == hidden_commands((ROOT / page).read_text())
 
-    assert [] == [b for b in plain if _COMMAND.search(b.text) and _DIAGRAM not in b.text]
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```console\n$ ls\n```",
+        "```text\nfirst this:\n$ disttest run tests\n```",
+        "```\ndisttest plan tests --matrix FILE\n```",
+        "```\nA=1 B=2 make ddp    # in a minute\n```",
+        "```bash\n./run\n```",
+        "To type:\n\n    pip install torch\n",
+        "- first\n\n  ```\n  docker run image\n  ```\n",
+    ],
+)
+def test_a_command_in_another_block_is_seen(text: str) -> None:
+    assert len(hidden_commands(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```sh\ndisttest run tests\n```",
+        "```\ndisttest run      runs\n├─ srun     queues\n```",
+        "```text\ndisttest: reports and logs in results\n```",
+        "Say `disttest run tests`.",
+    ],
+)
+def test_what_is_not_typed_may_stand_anywhere(text: str) -> None:
+    assert [] == hidden_commands(text)
