@@ -15,7 +15,7 @@ from rich.text import Text
 
 from disttest import github
 from disttest.limits import HEARTBEAT_S, PROMPT_S
-from disttest.model import TestResult
+from disttest.model import Outcome, TestResult
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup
 from disttest.reports.failures import STYLES, FailurePrinter
@@ -132,6 +132,8 @@ class PlainView:
                 replay=replay_command(outcome.test, result, began) if began else "",
             )
             self._printer().print_failure(group)
+        elif result.outcome is Outcome.NOT_RUN:
+            pass  # as many as the run did not come to: the end of the run counts them, with the reason
         elif self._on_github:
             self._held.setdefault(outcome.test.suite, []).append(line)
         elif not self._quiet:

@@ -175,6 +175,20 @@ class TestPlainView:
         assert lines[-4] == "::group::ddp: 2 tests went well"
         assert lines[-1] == "::endgroup::"
 
+    @pytest.mark.parametrize("on_github", [False, True])
+    def test_tests_that_the_run_did_not_come_to_have_no_line_each(self, on_github):
+        sample = SampleRun()
+        sample.test(name="test_good")
+        sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
+        where = console()
+        view = PlainView(where, on_github=on_github)
+        fed(view, sample)
+        view.close()
+
+        assert "test_good" in said(where)
+        assert "test_after" not in said(where)
+        assert "2 tests went well" not in said(where)
+
     def test_what_is_held_back_is_said_at_the_end(self):
         sample = sample_of_three()
         sample.events.insert(1, TestCollected(at_s=EPOCH_S, test=pending("test_never")))
