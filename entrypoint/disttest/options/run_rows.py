@@ -135,7 +135,7 @@ RUN_OPTIONS = (
     _of_each_run(
         "host",
         SWITCH,
-        "Run torch's own test classes on forked ranks, supervised, instead of the way that torch runs them.",
+        "Run classes that start ranks (torch's own, DeepSpeed's) on forked ranks, supervised, instead of their own way.",
         default=False,
         otherwise="true for the command, false under plain pytest",
         by_command="true",

@@ -29,7 +29,7 @@ MARKS = (
     "needs_gpus(n): skip the test, with or without a world, in a run with fewer GPUs",
     "fresh_world: give the test processes of its own, before and after",
     "timeout(seconds): time limit of the test; 0: none",
-    "hosted: run torch's own test class on forked ranks, supervised, as the option --disttest-host does for all",
+    "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on supervised forks, as --disttest-host does for all",
     (
         "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): what disttest chaos holds the test to "
         "when a rank is harmed: connection-error, timeout, error, passes or recovers"

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from _pytest.unittest import TestCaseFunction
 
 from disttest.host.process import adopt_orphans, flush_output, leave
 from disttest.results.exit_codes import SKIP_MESSAGES
+from disttest.runtime.hosting.launching_classes import host_launching_classes
 from disttest.runtime.hosting.rank_host import ForkHost
 from disttest.runtime.hosting.recognise import ranks_may_differ
 from disttest.runtime.hosting.torch_bases import host_torch_bases, torch_skips
@@ -36,6 +38,7 @@ def serve_main(
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
     provide_host(host)
     host_torch_bases(host)
+    host_launching_classes((cls for item in items.values() if (cls := getattr(item, "cls", None))), host)
     serve_orders(spec, channel, session, lambda order: _run(host, channel, order, session, items))
     host.release(None)
     save_coverage()
@@ -52,7 +55,7 @@ def _run(
     item = items[order.nodeid]
     redirect_output(session.config, Path(order.log))
     _forget_instance(item)
-    host.begin(order, may_differ=ranks_may_differ(item))
+    host.begin(order, may_differ=ranks_may_differ(item), is_torchs=isinstance(item, TestCaseFunction))
     run_protocol(items, order)
     host.settle()
     flush_output()

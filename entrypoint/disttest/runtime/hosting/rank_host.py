@@ -14,7 +14,7 @@ import pytest
 
 from disttest.host.process import die_with_parent, fork_child, leave
 from disttest.limits import RANKS_LEAVE_S
-from disttest.model import Outcome, RankRecord, TestCase, VerdictRule
+from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
 from disttest.results.rulings import disagreement
 from disttest.runtime.hosting.account import Account
@@ -54,6 +54,10 @@ class ForkHost:
         self._order: RunTest | None = None
         self._may_differ = False
         """Whether the running test is marked ``ranks_may_differ``."""
+        self._is_torchs = True
+        """Whether torch's rules say anything of the running test."""
+        self._launches = 0
+        """How often the running test has started ranks."""
         self._began_s = 0.0
         self._team: Team | None = None
         self._kept: Team | None = None
@@ -67,14 +71,21 @@ class ForkHost:
 
     @property
     def by_torchs_rules(self) -> bool:
-        """Whether a test passes here that torch's own harness passes."""
-        return self._spec.settings.verdict is VerdictRule.TORCH
+        """Whether the running test passes if torch's own harness passes it."""
+        return self._is_torchs and self._spec.settings.verdict is VerdictRule.TORCH
 
     # --- around a test
 
-    def begin(self, order: RunTest, *, may_differ: bool) -> None:
-        """A test begins in this main process."""
-        self._order, self._may_differ = order, may_differ
+    def begin(self, order: RunTest, *, may_differ: bool, is_torchs: bool) -> None:
+        """A test begins in this main process.
+
+        Args:
+            order: the world's.
+            may_differ: whether it is marked so.
+            is_torchs: whether its class is of torch's kind, whose own rules are told beside ours.
+        """
+        self._order, self._may_differ, self._is_torchs = order, may_differ, is_torchs
+        self._launches = 0
         self._began_s = time.monotonic()
 
     def settle(self) -> None:
@@ -95,6 +106,7 @@ class ForkHost:
             self._wait_for_gpus()
 
         team = self._team = Team(self._spec, size)
+        self._note_launch(team, size)
         for rank in range(size):
             self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, whole_body, self._skips))
         return team.ranks
@@ -136,9 +148,16 @@ class ForkHost:
                 for rank, process in enumerate(processes)
             ]
             records = tuple(read_record(record, rule, self._skips) for record in found)
-            theirs = torch_outcome(records, rule, self._skips)
-            self._channel.send(RanksJoined(records=records, torch_outcome=theirs))
+            self._channel.send(RanksJoined(records=records, torch_outcome=self._by_torch(records, rule)))
         self._raise_outcome(records, rule)
+
+    def report_passed(self, size: int) -> None:
+        """So many ranks have passed, says the class, which has started them by itself and knows no more of them."""
+        records = (
+            RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
+            for rank in range(size)
+        )
+        self._channel.send(RanksJoined(records=tuple(records)))
 
     # --- ranks that are threads of this process
 
@@ -159,7 +178,7 @@ class ForkHost:
             run(name)
             self._wait_for_gpus()
 
-        if self._kept is not None and self._kept.owner is owner and not self._kept.broken:
+        if self._kept is not None and self._kept.owner == owner and not self._kept.broken:
             return
         self.release(None)
         team = self._kept = Team(self._spec, size)
@@ -174,10 +193,11 @@ class ForkHost:
     def run_kept(self, owner: object, name: str) -> None:
         """Have the kept ranks run one test; ranks that failed are replaced before the next one."""
         team = self._kept
-        if team is None or team.owner is not owner:
+        if team is None or team.owner != owner:
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
         order = self._running()
+        self._note_launch(team, len(team.ranks))
         for handle in team.supervisor.handles:
             log = str(team.supervisor.logs.open(self._log(handle.rank)))
             handle.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
@@ -210,6 +230,15 @@ class ForkHost:
     def _log(self, rank: int) -> str:
         """Where a rank's log of the running test comes to lie, relative to the results directory."""
         return f"{self._running().folder}/rank{rank}.log"
+
+    def _note_launch(self, team: Team, size: int) -> None:
+        """Ranks that a test launches after others write into the logs of those, which say where that begins."""
+        self._launches += 1
+        logs = team.supervisor.logs
+        for rank in range(size if self._launches > 1 else 0):
+            logs.open(self._log(rank))
+            begins = f"\n[disttest: launch {self._launches} of the test, rank {rank} of {size}]\n"
+            logs.log(self._log(rank)).append(begins)
 
     def _limit_s(self) -> float:
         return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
@@ -289,9 +318,12 @@ class ForkHost:
         records = tuple(attempt.read(progress) for progress in attempt.ranks)
         if never_joined:
             records = tuple(map(blame_for_waiting, records))
-        theirs = torch_outcome(records, attempt.rule, self._skips) if attempt.ranks else None
+        theirs = self._by_torch(records, attempt.rule) if attempt.ranks else None
         self._channel.send(RanksJoined(records=records, torch_outcome=theirs, deadlock=attempt.deadlock))
         return records
+
+    def _by_torch(self, records: Sequence[RankRecord], rule: ExitRule) -> Outcome | None:
+        return torch_outcome(records, rule, self._skips) if self._is_torchs else None
 
     @contextlib.contextmanager
     def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""From a collected unittest method to what it needs of a host: which kind it is, and how many ranks it starts."""
+"""From a collected method to what it needs of a host: which kind its class is, and how many ranks it starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldKind
+from disttest.runtime.hosting.launching_classes import launches_ranks, limit_s, most_ranks
 from disttest.runtime.hosting.torch_bases import rank_count, torch_module
 
 
@@ -29,7 +30,7 @@ _HOSTED = pytest.StashKey[Hosted | None]()
 TORCHS_RULES = pytest.StashKey[bool]()
 """Of a pytest configuration: whether a test passes that torch's harness passes, though no rank of it runs."""
 HOSTING = pytest.StashKey[bool]()
-"""Of a pytest configuration: whether torch's own classes are hosted without a mark that says so."""
+"""Of a pytest configuration: whether classes of other harnesses are hosted without a mark that says so."""
 _STARTING = {
     "MultiProcContinuousTest": "_ensure_processes_spawned",
     "MultiProcessTestCase": "join_or_run",
@@ -51,7 +52,7 @@ def hosted(item: Any) -> Hosted | None:
 
 def _inspect(item: Any) -> Hosted | None:
     if not isinstance(item, TestCaseFunction):
-        return None
+        return _launched(item)
     cls: Any = getattr(item.parent, "obj", None)
     kind = kind_of(cls, torchs=is_asked(item)) if isinstance(cls, type) else None
     if kind is None:
@@ -60,6 +61,14 @@ def _inspect(item: Any) -> Hosted | None:
     return Hosted(
         kind=kind, size=_size(value), limit_s=_limit_s(item.originalname), refusal=_refusal(cls, value, kind)
     )
+
+
+def _launched(item: Any) -> Hosted | None:
+    cls = getattr(item, "cls", None)
+    asked = item.config.stash.get(HOSTING, False) or item.get_closest_marker("hosted")
+    if cls is None or not asked or not launches_ranks(cls):
+        return None
+    return Hosted(kind=WorldKind.MAIN, size=most_ranks(item), limit_s=limit_s(cls))
 
 
 def is_asked(node: Any) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
 from disttest.results.hosted import judge_hosted
+from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
@@ -49,24 +50,35 @@ def judge_attempt(
             return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
         return sanitized(result, attempt.ranks, sanitize)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
-    joined = _that_count(attempt.ranks[0].joined, main)
+    joined = _that_counts(attempt.ranks[0].joined, main, may_differ=attempt.test.ranks_may_differ)
     result = judge_hosted(
         attempt.test,
         main,
-        [record for each in joined for record in each.records],
+        joined.records if joined else (),
         rule=rule,
-        torch_outcome=joined[-1].torch_outcome if joined else None,
-        deadlock=next((each.deadlock for each in joined if each.deadlock), None),
+        torch_outcome=joined.torch_outcome if joined else None,
+        deadlock=joined.deadlock if joined else None,
         **circumstances,
     )
     return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
 
 
-def _that_count(joined: Sequence[RanksJoined], main: RankRecord) -> Sequence[RanksJoined]:
-    """Ranks that are processes, always; threads only where the main process failed of them, and only the last ones."""
-    threads = [each for each in joined if each.threads]
-    bad = main.outcome is None or main.outcome.is_bad
-    return [each for each in joined if not each.threads or (bad and each is threads[-1])]
+def _that_counts(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:
+    """Of the sets of ranks that a test has started one after the other: the first that ended badly, else the last.
+
+    Ranks that are threads count only where the main process failed of them: it may have caught what they raised.
+    """
+
+    def ended_badly(each: RanksJoined) -> bool:
+        return any(map(_is_bad, each.records)) or bool(disagreement(each.records, may_differ=may_differ))
+
+    counting = [each for each in joined if _is_bad(main) or not each.threads]
+    bad = (each for each in counting if not each.threads and ended_badly(each))
+    return next(bad, counting[-1] if counting else None)
+
+
+def _is_bad(record: RankRecord) -> bool:
+    return record.outcome is None or record.outcome.is_bad
 
 
 def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:

@@ -56,3 +56,28 @@ def test_processes_count_whatever_the_main_process_makes_of_them(message):
 
     assert result.outcome.is_bad
     assert message in result.message
+
+
+def alike(outcome, size, message=""):
+    """A set of ranks that all came to the same."""
+    records = (
+        RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=outcome, phase="call", message=message)
+        for rank in range(size)
+    )
+    return RanksJoined(records=tuple(records))
+
+
+def test_of_several_sets_of_ranks_the_last_counts_if_all_ended_well():
+    assert 3 == len(judged(Outcome.PASSED, alike(Outcome.PASSED, 1), alike(Outcome.PASSED, 3)).ranks)
+    skipped = judged(Outcome.SKIPPED, alike(Outcome.PASSED, 2), alike(Outcome.SKIPPED, 1, "needs two"))
+    assert Outcome.SKIPPED is skipped.outcome
+
+
+def test_of_several_sets_of_ranks_the_first_counts_that_ended_badly():
+    result = judged(Outcome.PASSED, ranks("ValueError: no"), alike(Outcome.PASSED, 3))
+    assert "rank 1 of 2 failed: ValueError: no" == result.message
+
+    passed, skipped = alike(Outcome.PASSED, 1).records, alike(Outcome.SKIPPED, 2, "why").records[1:]
+    differing = RanksJoined(records=passed + skipped)
+    result = judged(Outcome.PASSED, differing, alike(Outcome.PASSED, 3))
+    assert "ranks disagree: rank 0 passed, rank 1 skipped" == result.message

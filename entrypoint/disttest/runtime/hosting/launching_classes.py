@@ -1,0 +1,164 @@
+"""Test classes that launch their ranks by themselves (``is_dist_test``, as DeepSpeed's), hosted: only launching is replaced.
+
+Everything else is the suite's. Its conftest calls the class with pytest's request; the class collects fixtures, chooses
+sizes, looks for devices, and launches its ranks once for each size. Each rank runs the class's own ``_dist_run``.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disttest.host.fork_hazard import fork_hazard
+from disttest.results.exit_codes import TEST_SKIPS, ExitRule
+from disttest.runtime.hosting.rank_host import ForkHost
+from disttest.testing.helpers import find_free_port
+from disttest.testing.hosting import RankPipe
+
+_WAYS = ("_launch_daemonic_procs", "_launch_non_daemonic_procs")
+"""Where a class has them, its ``_launch_procs`` looks for devices first, and then takes one of these."""
+
+
+# --- before any process starts
+
+
+def launches_ranks(cls: type) -> bool:
+    """Whether the class is of this kind, and has but one way to launch ranks: one that a subclass has made up is left alone."""
+    return (
+        bool(getattr(cls, "is_dist_test", False))
+        and callable(getattr(cls, "_dist_run", None))
+        and all(len(_definitions(cls, name)) == 1 for name in _launchers(cls))
+    )
+
+
+def most_ranks(item: Any) -> int:
+    """How many ranks a test of such a class has at most at one time: its own, or those of a fixture that it uses."""
+    mark = item.get_closest_marker("world_size")
+    told = getattr(getattr(item, "callspec", None), "params", {})
+    asked = mark.args[0] if mark and mark.args else told.get("world_size", getattr(item.cls, "world_size", 1))
+    chains = item._fixtureinfo.name2fixturedefs.values()
+    fixtures = (
+        each.func for chain in chains for each in chain if getattr(each.func, "is_dist_fixture", False)
+    )
+    sizes = [asked, *(getattr(fixture, "world_size", 1) for fixture in fixtures)]
+    return max((size for each in sizes for size in _whole_numbers(each)), default=1)
+
+
+def limit_s(cls: type) -> float:
+    """How long the class gives its ranks; 0: it does not say."""
+    limit = getattr(cls, "exec_timeout", 0)
+    return float(limit) if isinstance(limit, int | float) else 0.0
+
+
+def _launchers(cls: type) -> tuple[str, ...]:
+    return tuple(name for name in _WAYS if hasattr(cls, name)) or ("_launch_procs",)
+
+
+def _definitions(cls: type, name: str) -> list[type]:
+    return [base for base in cls.__mro__ if name in vars(base)]
+
+
+def _whole_numbers(value: object) -> Iterator[int]:
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, int) and each > 0:
+            yield each
+
+
+# --- in the main process
+
+
+def host_launching_classes(classes: Iterable[type], host: ForkHost) -> None:
+    """Make those of this kind launch their ranks through the host, in this process and its forks."""
+    found = {
+        (name, _definitions(cls, name)[0])
+        for cls in set(classes)
+        if launches_ranks(cls)
+        for name in _launchers(cls)
+    }
+    for name, base in found:
+        setattr(base, name, _hosted(vars(base)[name], host))
+
+
+def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[..., None]:
+    """The launching method: its first argument is the number of ranks, and each rank is told those that follow."""
+
+    @functools.wraps(launch_by_itself)
+    def launch(self: Any, num_procs: int, *told: Any) -> None:
+        if hazard := fork_hazard(on_gpus=host.on_gpus):
+            print(  # noqa: T201
+                f"disttest: ranks are started by their class instead of forked here: {hazard}",
+                file=sys.stderr,
+            )
+            launch_by_itself(self, num_procs, *told)
+            host.report_passed(num_procs)
+            return
+        self.non_daemonic_procs = False  # a rank returns the reason of a skip then, and needs no queue
+        arguments = (num_procs, str(find_free_port()), *told)
+        if getattr(self, "reuse_dist_env", False):
+            _run_in_kept(self, arguments, host)
+        else:
+            _run_in_new(self, arguments, host)
+
+    return launch
+
+
+def _run_in_new(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
+    def body(rank: int, pipe: RankPipe) -> None:
+        try:
+            _run(case, rank, arguments)
+        except unittest.SkipTest as skip:
+            pipe.note(skip)
+            raise SystemExit(TEST_SKIPS["generic"].exit_code) from None
+        if hasattr(case, "_dist_destroy"):
+            case._dist_destroy()
+
+    host.start(arguments[0], body)
+    host.join(ExitRule())
+
+
+def _run_in_kept(case: Any, arguments: tuple[Any, ...], host: ForkHost) -> None:
+    """Ranks that stay are older than this test, which travels to them as it would to those of a pool."""
+    size = arguments[0]
+    rank = _KeptRank()
+    host.keep((_KeptRank, size), size, rank.prepare, rank.run)
+    with tempfile.NamedTemporaryFile() as file:
+        pickle.dump((case, arguments), file)
+        file.flush()
+        host.run_kept((_KeptRank, size), file.name)
+
+
+class _KeptRank:
+    """A rank that stays."""
+
+    rank = -1
+
+    def prepare(self, rank: int) -> None:
+        """This is its number."""
+        self.rank = rank
+
+    def run(self, path: str) -> None:
+        """Run the test that this file holds."""
+        case, arguments = pickle.loads(Path(path).read_bytes())  # noqa: S301  # of its main process
+        _run(case, self.rank, arguments)
+
+
+def _run(case: Any, rank: int, arguments: tuple[Any, ...]) -> None:
+    """In a rank: what the class runs in each.
+
+    Raises:
+        unittest.SkipTest: the test skips; such classes return the reason.
+    """
+    try:
+        reason = case._dist_run(rank, *arguments)
+    except pytest.skip.Exception as skip:
+        reason = str(skip)
+    if isinstance(reason, str) and reason:
+        raise unittest.SkipTest(reason)
