@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,13 +25,18 @@ NOT_PASSED = ("DISTTEST_", "PYTEST_", "SLURM_", "KUBE")
 class ClusterRun:
     """A run of the command on a cluster."""
 
-    def __init__(self, process: subprocess.Popen[str], results: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], results: Path, output: Path) -> None:
         self.process = process
         self.results = results
-        self.output = ""
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        """What it has said until now."""
+        return self._output.read_text(errors="replace")
 
     def wait(self, timeout_s: float = 120) -> ClusterRun:
-        self.output, _ = self.process.communicate(timeout=timeout_s)
+        self.process.wait(timeout_s)
         check_results_below(self.results)
         return self
 
@@ -51,12 +56,19 @@ class ClusterRun:
 
     def await_file(self, path: Path, limit_s: float = 90) -> str:
         """What a rank writes when it is where a test wants it."""
-        deadline = time.monotonic() + limit_s
-        while not (path.exists() and path.read_text()):
-            assert self.process.poll() is None, self.wait().output
-            assert time.monotonic() < deadline, f"no {path}"
-            time.sleep(0.05)
+        self._await(lambda: path.exists() and bool(path.read_text()), str(path), limit_s)
         return path.read_text()
+
+    def await_words(self, words: str, limit_s: float = 90) -> None:
+        """Return when it has said them."""
+        self._await(lambda: words in self.output, words, limit_s)
+
+    def _await(self, is_there: Callable[[], bool], what: str, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_there():
+            assert self.process.poll() is None, self.wait().output
+            assert time.monotonic() < deadline, f"no {what} in {self.output}"
+            time.sleep(0.05)
 
 
 class RunFolder:
@@ -67,7 +79,7 @@ class RunFolder:
         self._environ = environ
         self._before = before
         """What the command line begins with: it leads to where clients of the cluster run."""
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
 
     def write(self, **files: str) -> Self:
         for name, source in files.items():
@@ -86,17 +98,17 @@ class RunFolder:
     def _start(self, *command: str, **environ: str) -> ClusterRun:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(NOT_PASSED)}
         paths = os.pathsep.join(p for p in sys.path if p)
-        process = subprocess.Popen(
-            [*self._before, *command],
-            cwd=self.folder,
-            env={**clean, "PYTHONPATH": paths, "COLUMNS": "200", **self._environ, **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        output = self.folder / f"output-{len(self.started)}.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [*self._before, *command],
+                cwd=self.folder,
+                env={**clean, "PYTHONPATH": paths, "COLUMNS": "200", **self._environ, **environ},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         self.started.append(process)
-        return ClusterRun(process, self.folder / "results")
+        return ClusterRun(process, self.folder / "results", output)
 
     def stop(self) -> None:
         """End what still runs."""
@@ -104,5 +116,5 @@ class RunFolder:
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.communicate(timeout=30)
+                    process.wait(30)
                 process.kill()

@@ -17,14 +17,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_configuration import LOGIN, write_configuration
+
 START_TIMEOUT_S = 60.0
-LOGIN = "10.77.0.1"
 _COMMANDS = ("slurmctld", "slurmd", "munged", "srun", "ip", "nsenter", "unshare")
 
 
@@ -145,10 +145,7 @@ class SlurmCluster:
     def kill_controller(self) -> None:
         """End slurmctld, without a last word, once it has written down which jobs there are (it does so now and then)."""
         saved, names = self.folder / "state" / "job_state", [job.split()[1].encode() for job in self.jobs()]
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(name in saved.read_bytes() for name in names):
-            assert time.monotonic() < deadline, f"{names} are not in {saved}"
-            time.sleep(0.05)
+        self.wait_until(lambda: all(name in saved.read_bytes() for name in names))
         self._daemons["slurmctld"].kill()
         self._daemons.pop("slurmctld").wait(10)
 
@@ -163,19 +160,48 @@ class SlurmCluster:
         Args:
             idle: whether to wait until it holds none.
         """
-        self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
+        self.start_daemon("slurmctld", self.command("slurmctld", "-D"))
         self.wait_for_nodes(idle=idle)
+
+    def start_daemon(self, name: str, argv: Sequence[str], **environ: str) -> None:
+        """Start a daemon that ends with the cluster; what it says is in ``NAME.out.log``."""
+        with (self.folder / f"{name}.out.log").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**_with_sbin(os.environ), **self.environment(), **environ},
+            )
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Return when a daemon is there.
+
+        Raises:
+            AssertionError: it is not in time; the ends of the logs say why.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not holds():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.02)
 
     # --- starting and ending
 
-    def start(self) -> None:
-        """Bring everything up."""
+    def start(self, prepare: Callable[[SlurmCluster], None] | None = None) -> None:
+        """Bring everything up.
+
+        Args:
+            prepare: starts what the controller needs, where that is more than munge.
+        """
         self._in_login("ip", "link", "set", "lo", "up")
         self._in_login("ip", "link", "add", "br0", "type", "bridge")
         self._in_login("ip", "addr", "add", f"{LOGIN}/24", "dev", "br0")
         self._in_login("ip", "link", "set", "br0", "up")
         self._start_munged()
-        self._daemons["slurmctld"] = self._spawn("slurmctld", self.command("slurmctld", "-D"))
+        if prepare is not None:
+            prepare(self)
+        self.start_daemon("slurmctld", self.command("slurmctld", "-D"))
         for node in self.nodes:
             node.init = self._boot(node)
             self._start_slurmd(node)
@@ -193,14 +219,13 @@ class SlurmCluster:
 
     def wait_for_nodes(self, *, idle: bool = True) -> None:
         """Return when every node is idle, or at least known."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            seen = self.on_login("sinfo", "-h", "-N", "-o", "%N %t")
-            states = dict(line.split() for line in seen.stdout.splitlines())
-            if len(states) == len(self.nodes) and (not idle or set(states.values()) == {"idle"}):
-                return
-            assert time.monotonic() < deadline, f"{seen.stdout}{seen.stderr}{self.logs()}"
-            time.sleep(0.05)
+
+        def are_there() -> bool:
+            seen = self.on_login("sinfo", "-h", "-N", "-o", "%N %t").stdout
+            states = dict(line.split() for line in seen.splitlines())
+            return len(states) == len(self.nodes) and (not idle or set(states.values()) == {"idle"})
+
+        self.wait_until(are_there)
 
     def logs(self) -> str:
         """The ends of the daemons' logs."""
@@ -219,10 +244,7 @@ class SlurmCluster:
             self.command(*argv, "sh", "-c", script), start_new_session=True, stderr=subprocess.DEVNULL
         )
         node.init = init
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while "sleep" not in self._name_of(node):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        self.wait_until(lambda: "sleep" in self._name_of(node))
         link = f"v-{node.name}"
         self._in_login(
             "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid)
@@ -250,41 +272,51 @@ class SlurmCluster:
         argv = ["munged", "--foreground", "--force", f"--key-file={key}"]
         argv += [f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid"]
         argv += [f"--seed-file={self.folder}/munge.seed", f"--log-file={self.folder}/munged.log"]
-        self._daemons["munged"] = self._spawn("munged", argv)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not (self.folder / "munge.socket").exists():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.02)
+        self.start_daemon("munged", argv)
+        self.wait_until((self.folder / "munge.socket").exists)
 
     def _start_slurmd(self, node: Node) -> None:
         inside = ["nsenter", f"--target={node.pid}", "--net", "--pid", "--uts", "--mount", "--"]
         # A child of the node's init: it goes when the node goes.
-        self._daemons[f"slurmd-{node.name}"] = self._spawn(f"slurmd-{node.name}", [*inside, "slurmd", "-D"])
-
-    def _spawn(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.out.log").open("ab") as log:
-            return subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**_with_sbin(os.environ), **self.environment()},
-            )
+        self.start_daemon(f"slurmd-{node.name}", [*inside, "slurmd", "-D"])
 
 
 def _with_sbin(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PATH": f"{environ['PATH']}:/usr/sbin:/sbin"}
 
 
-@contextlib.contextmanager
-def slurm_cluster(*, nodes: int = 2, gpus: int = 2, cpus: int = 8) -> Iterator[SlurmCluster]:
-    """Start a cluster, end it at the end."""
-    for command in _COMMANDS:
+def need_commands(*commands: str) -> None:
+    """Check that they are installed.
+
+    Raises:
+        RuntimeError: one is not.
+    """
+    for command in commands:
         if shutil.which(command, path=_with_sbin(os.environ)["PATH"]) is None:
             raise RuntimeError(
                 f"{command} is missing: run `make setup`, or skip with `make test SKIP=cluster`"
             )
+
+
+@contextlib.contextmanager
+def slurm_cluster(
+    *,
+    nodes: int = 2,
+    gpus: int = 2,
+    cpus: int = 8,
+    settings: Mapping[str, str] | None = None,
+    prepare: Callable[[SlurmCluster], None] | None = None,
+) -> Iterator[SlurmCluster]:
+    """Start a cluster, end it at the end.
+
+    Args:
+        nodes: how many, ``n1`` and so on.
+        gpus: on each of them.
+        cpus: on each of them.
+        settings: lines of slurm.conf that are to differ from the usual ones here, or to come to them.
+        prepare: starts what the controller needs, where that is more than munge.
+    """
+    need_commands(*_COMMANDS)
     with tempfile.TemporaryDirectory(prefix="dt-slurm-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -297,9 +329,10 @@ def slurm_cluster(*, nodes: int = 2, gpus: int = 2, cpus: int = 8) -> Iterator[S
             gpus_per_node=gpus,
             cpus_per_node=cpus,
         )
-        _configure(cluster)
+        addresses = {node.name: node.address for node in cluster.nodes}
+        write_configuration(folder, addresses, gpus=gpus, cpus=cpus, settings=settings or {})
         try:
-            cluster.start()
+            cluster.start(prepare)
             yield cluster
         finally:
             cluster.stop()
@@ -310,59 +343,3 @@ def _wait_for_namespace(login: subprocess.Popen[bytes]) -> None:
     while os.readlink(f"/proc/{login.pid}/ns/net") == ours:
         assert login.poll() is None
         time.sleep(0.005)
-
-
-def _configure(cluster: SlurmCluster) -> None:
-    folder = cluster.folder
-    for index in range(cluster.gpus_per_node):
-        # The major and minor number of /dev/null: it is there, it can be opened, and it does nothing.
-        os.mknod(folder / f"nvidia{index}", 0o666 | 0o020000, os.makedev(1, 3))
-    (folder / "state").mkdir()
-    (folder / "slurm.conf").write_text(_slurm_conf(cluster))
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-{cluster.gpus_per_node - 1}]\n")
-    prolog = folder / "task-prolog"
-    prolog.write_text(f"#!/bin/sh\ncat {folder}/environment.$(hostname) 2>/dev/null\nexit 0\n")
-    prolog.chmod(0o755)
-
-
-def _slurm_conf(cluster: SlurmCluster) -> str:
-    folder = cluster.folder
-    shared = f"CPUs={cluster.cpus_per_node} RealMemory=1000 Gres=gpu:{cluster.gpus_per_node} State=UNKNOWN"
-    nodes = "\n".join(f"NodeName={n.name} NodeAddr={n.address} {shared}" for n in cluster.nodes)
-    names = ",".join(node.name for node in cluster.nodes)
-    return (
-        textwrap.dedent(f"""\
-        ClusterName=disttest
-        SlurmctldHost={os.uname().nodename}({LOGIN})
-        SlurmUser=root
-        AuthType=auth/munge
-        AuthInfo=socket={folder}/munge.socket
-        CredType=cred/munge
-        StateSaveLocation={folder}/state
-        SlurmdSpoolDir={folder}/spool-%n
-        SlurmctldPidFile={folder}/slurmctld.pid
-        SlurmdPidFile={folder}/slurmd-%n.pid
-        SlurmctldLogFile={folder}/slurmctld.log
-        SlurmdLogFile={folder}/slurmd-%n.log
-        SlurmctldParameters=enable_configless
-        MpiDefault=none
-        ProctrackType=proctrack/linuxproc
-        TaskPlugin=task/none
-        JobAcctGatherType=jobacct_gather/none
-        SelectType=select/cons_tres
-        SelectTypeParameters=CR_CPU
-        SlurmdParameters=config_overrides
-        GresTypes=gpu
-        PreemptType=preempt/partition_prio
-        PreemptMode=CANCEL
-        ReturnToService=2
-        SchedulerParameters=sched_interval=1,sched_min_interval=1000,batch_sched_delay=0
-        SlurmdTimeout=300
-        KillWait=10
-        MaxJobCount=200
-        TaskProlog={folder}/task-prolog
-        """)
-        + f"{nodes}\nPartitionName=test Nodes={names} Default=YES MaxTime=60 State=UP OverSubscribe=NO\n"
-        + f"PartitionName=gpu Nodes={names} MaxTime=60 State=UP OverSubscribe=NO\n"
-        + f"PartitionName=urgent Nodes={names} PriorityTier=10 MaxTime=60 State=UP OverSubscribe=NO\n"
-    )
