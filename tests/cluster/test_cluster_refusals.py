@@ -30,6 +30,15 @@ def test_a_partition_that_does_not_exist(lab: ClusterLab) -> None:
     assert "Partition nope not found" in run.output
 
 
+def test_an_image_without_pyxis(lab: ClusterLab) -> None:
+    lab.write(test_waits=waits())
+    run = lab.on_slurm("test_waits.py", *SPAN, "--image", "org/tests:1").wait()
+    assert run.exit_code == 7, run.output
+    message = run.result("test_waits[4").message
+    assert "rejected: unrecognized option '--container-image=org/tests:1'" in message
+    assert "--image needs Slurm's plugin pyxis, or --container docker" in message
+
+
 def test_a_controller_that_does_not_answer(lab: ClusterLab) -> None:
     lab.write(test_waits=waits())
     lab.cluster.stop_controller()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -42,11 +43,17 @@ from disttest.cluster.schedulers.slurm_words import (
     parse_queue,
     parse_time,
     parse_version,
+    refused_for_now,
     stuck,
 )
 from disttest.errors import ProtocolError, SchedulerError, UsageError
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 
+POLICY = (
+    "srun: error: Unable to allocate resources: Job violates accounting/QOS policy "
+    "(job submit limit, user's size and/or time limits)"
+)
+FULL = "srun: error: Slurm controller not responding, sleeping and retrying."
 GREEN = {"end": RankEnd.REPORTED, "outcome": Outcome.PASSED}
 
 
@@ -271,6 +278,14 @@ class TestSlurmsWords:
         [
             ("7|PENDING|PartitionTimeLimit||name", JobState.REJECTED),
             ("7|PENDING|JobHeldAdmin||name", JobState.HELD),
+            ("7|PENDING|AssocMaxNodePerJobLimit||name", JobState.REJECTED),
+            ("7|PENDING|AssocMaxGRESPerJob||name", JobState.REJECTED),
+            ("7|PENDING|QOSMaxCpuPerNode||name", JobState.REJECTED),
+            ("7|PENDING|QOSMaxWallDurationPerJobLimit||name", JobState.REJECTED),
+            ("7|PENDING|QOSMinGRES||name", JobState.REJECTED),
+            ("7|PENDING|AssocGrpNodeLimit||name", None),
+            ("7|PENDING|QOSMaxJobsPerUserLimit||name", None),
+            ("7|PENDING|QOSMaxGRESPerUser||name", None),
             ("7|PENDING|Resources||name", None),
             ("7|PENDING|Priority||name", None),
             ("7|RUNNING|None|n1|name", None),
@@ -301,6 +316,8 @@ class TestSlurmsWords:
                 "docker: Error response from daemon: no",
                 JobState.REJECTED,
             ),
+            ("", "srun: unrecognized option '--qoss=a'", JobState.REJECTED),
+            ("", "srun: error: Invalid --mem specification", JobState.REJECTED),
             ("", "slurmstepd: error: pyxis: failed to import docker image", JobState.REJECTED),
             (
                 "",
@@ -314,6 +331,41 @@ class TestSlurmsWords:
         end = end_of(seen, [complaint], 1 if complaint else 0, started=seen is not None)
         assert end.state is state
         assert end.advice or state in (JobState.COMPLETED, JobState.CANCELLED)
+
+    @pytest.mark.parametrize(
+        ("complaints", "said"),
+        [
+            ((FULL,), "Slurm controller not responding, sleeping and retrying: Slurm takes no more jobs"),
+            (("srun: error: AssocMaxSubmitJobLimit", POLICY), "AssocMaxSubmitJobLimit: the account"),
+            (
+                ("srun: error: QOSMaxSubmitJobPerUserLimit", POLICY),
+                "QOSMaxSubmitJobPerUserLimit: the account",
+            ),
+            (("srun: error: MaxSubmitJobsPerAccount", POLICY), "MaxSubmitJobsPerAccount: the account"),
+            (("srun: error: QOSMaxNodePerJobLimit", POLICY), ""),
+            ((POLICY,), ""),
+            ((FULL, "srun: error: Unable to allocate resources: Invalid account"), ""),
+            ((FULL, "srun: job 7 queued and waiting for resources", "srun: Force Terminated JobId=7"), ""),
+            ((), ""),
+        ],
+    )
+    def test_what_is_refused_for_now(self, complaints: Sequence[str], said: str) -> None:
+        assert refused_for_now(complaints).startswith(said)
+        assert bool(refused_for_now(complaints)) == bool(said)
+
+    @pytest.mark.parametrize(
+        ("complaints", "reason", "advice"),
+        [
+            (("srun: error: QOSMaxNodePerJobLimit", POLICY), "QOSMaxNodePerJobLimit", "(--nodes)"),
+            (("srun: error: QOSGrpMemLimit", POLICY), "QOSGrpMemLimit", "sacctmgr show qos"),
+            ((POLICY,), "Unable to allocate resources: Job violates", "sacctmgr show qos"),
+        ],
+    )
+    def test_a_limit_that_refuses_a_job(self, complaints: Sequence[str], reason: str, advice: str) -> None:
+        end = end_of(None, complaints, 1, started=False)
+        assert end.state is JobState.REJECTED
+        assert end.reason.startswith(reason)
+        assert advice in end.advice
 
 
 class TestQueue:

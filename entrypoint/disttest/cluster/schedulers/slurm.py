@@ -71,7 +71,10 @@ class SlurmRun:
     ) -> None:
         self._job = job
         self._queue = queue
-        self._processes = PipedProcesses([Program(argv, environ)])
+        self._program = Program(argv, environ)
+        self._processes = PipedProcesses([self._program])
+        self._sent = bytearray()
+        """Orders, while no agent was heard: an srun that takes the place of a refused one gets them, too."""
         self._seen = RunDescription(scheduler="slurm", job_id="", name=job.name, state=JobState.QUEUED)
         self._complaints: list[str] = []
         self._started = False
@@ -85,21 +88,20 @@ class SlurmRun:
     def events(self) -> Iterator[RunEvent]:
         """Yield what happens."""
         yield Changed(description=self._seen)
-        for line in self._processes.lines(TICK_S):
-            before = self._seen
-            self._keep_limits()
-            if line is not None:
-                yield from self._take(line)
-            else:
-                yield Idle()
-            if not self._started and time.monotonic() >= self._next_poll_s:
-                self._poll()
-            if self._seen != before:
-                yield Changed(description=self._seen)
+        yield from self._until_ended()
+        while why := self._refused_for_now():
+            self._seen = _replace(self._seen, reason=why)
+            yield Changed(description=self._seen)
+            yield from self._pause()
+            if not self._cancelled:
+                self._ask_again()
+                yield from self._until_ended()
         yield JobEnded(end=self._end())
 
     def send(self, line: bytes) -> None:
         """Send a line to all agents."""
+        if not self._started:
+            self._sent += line
         self._processes.send(line)
 
     def cancel(self, reason: str) -> None:
@@ -115,6 +117,36 @@ class SlurmRun:
         """What is known of it."""
         return self._seen
 
+    def _until_ended(self) -> Iterator[RunEvent]:
+        for line in self._processes.lines(TICK_S):
+            before = self._seen
+            self._keep_limits()
+            if line is not None:
+                yield from self._take(line)
+            else:
+                yield Idle()
+            if not self._started and time.monotonic() >= self._next_poll_s:
+                self._poll()
+            if self._seen != before:
+                yield Changed(description=self._seen)
+
+    def _refused_for_now(self) -> str:
+        """Why Slurm has refused the job, where that is only for now; empty if it did not, or it is not wanted any more."""
+        return "" if self._started or self._cancelled else words.refused_for_now(self._complaints)
+
+    def _pause(self) -> Iterator[RunEvent]:
+        """Let time pass, ever more of it, as the jobs that were taken do."""
+        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
+        deadline = time.monotonic() + self._poll_s
+        while time.monotonic() < deadline and not self._cancelled:
+            time.sleep(TICK_S)
+            yield Idle()
+
+    def _ask_again(self) -> None:
+        self._complaints.clear()
+        self._processes = PipedProcesses([self._program])
+        self._processes.send(bytes(self._sent))
+
     def _take(self, line: OutputLine) -> Iterator[RunEvent]:
         if line.error:
             text = line.text.decode("utf-8", "replace")
@@ -122,6 +154,7 @@ class SlurmRun:
             return
         if is_ours(line.text) and not self._started:
             self._started = True
+            self._sent.clear()
             self._seen = _replace(self._seen, state=JobState.RUNNING, reason="")
         yield Output(line=line.text)
 
@@ -132,7 +165,9 @@ class SlurmRun:
         self._next_poll_s = time.monotonic() + self._poll_s
         if line is None:
             # Not in the queue, and srun lives: it has not been accepted yet (a full queue makes srun wait).
-            waiting = next((text for text in map(words.clean, reversed(self._complaints)) if text), "")
+            waiting = words.refused_for_now(self._complaints) or next(
+                filter(None, map(words.clean, reversed(self._complaints))), ""
+            )
             self._seen = _replace(self._seen, reason=waiting or self._seen.reason)
             return
         self._seen = _replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
 from disttest.errors import SchedulerError
@@ -39,6 +39,7 @@ _STATES = {
     "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
 }
 
+_LIMITS = "sacctmgr show associations, sacctmgr show qos"
 _NEVER = {
     "PartitionNodeLimit": "the partition does not let one job have so many nodes: ask for fewer (--nodes)",
     "PartitionTimeLimit": "the partition's longest time is shorter: give a smaller --job-limit",
@@ -47,12 +48,14 @@ _NEVER = {
     "InvalidAccount": "name an account that exists with --account (sacctmgr show associations)",
     "InvalidQOS": "the account has no such quality of service",
     "QOSNotAllowed": "the partition is not for this quality of service",
-    "AssocMaxNodePerJobLimit": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
-    "QOSMaxNodePerJobLimit": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
-    "QOSMaxGRESPerJob": "the account may not have so many GPUs in one job",
+    "(Assoc|QOS)MaxNodePerJob": "the account may not have so many nodes in one job: ask for fewer (--nodes)",
+    "(Assoc|QOS)MaxGRESPer(Job|Node)": "the account may not have so many GPUs in one job (--gpus-per-node)",
+    "(Assoc|QOS)MaxWallDurationPerJob": "the account may not have so long a job: give a smaller --job-limit",
+    r"(Assoc|QOS)Max\w+Per(Job|Node)": f"the account may not have so much in one job: see {_LIMITS}",
+    "QOSMin": f"the quality of service is for larger jobs: see {_LIMITS}",
     "DependencyNeverSatisfied": "it waits for a job that has failed",
 }
-"""Reasons for which a job waits for ever."""
+"""Reasons for which a job waits for ever, as patterns of their beginnings."""
 
 _HELD = {
     "JobHeldUser": "somebody holds it: scontrol release it, or find out who",
@@ -98,6 +101,16 @@ _WORDS: tuple[tuple[str, JobState, str], ...] = (
         JobState.REJECTED,
         "No node has so many GPUs or processors, or there are not so many nodes: see sinfo -N -o '%N %G %c'",
     ),
+    (
+        r"^(Assoc|QOS)\w+$|violates accounting/QOS policy",
+        JobState.REJECTED,
+        f"A limit of the account or its quality of service: see {_LIMITS}",
+    ),
+    (
+        r"unrecognized option|requires an argument|Invalid --",
+        JobState.REJECTED,
+        "See --scheduler-args; --image needs Slurm's plugin pyxis, or --container docker",
+    ),
     (r"[Tt]ime limit", JobState.REJECTED, "Give a smaller --job-limit"),
     (
         r"Unable to contact slurm controller|configuration source|Unable to connect|fetch_config",
@@ -117,6 +130,17 @@ _WORDS: tuple[tuple[str, JobState, str], ...] = (
     (r"Force Terminated|CANCELLED|[Cc]ancel", JobState.CANCELLED, ""),
     (r"Unable to allocate|Unable to create step", JobState.REJECTED, "Slurm refuses the job as it stands"),
 )
+
+
+_FOR_NOW = {
+    r"^.*(sleeping and retrying|Resource temporarily unavailable)\.?\Z": (
+        "Slurm takes no more jobs now, as at its MaxJobCount (scontrol show config)"
+    ),
+    r"^((Assoc|QOS)(Max|Grp)Submit|MaxSubmitJobs)\w+(\n.*accounting/QOS policy.*)?\Z": (
+        "the account or its quality of service may have no more jobs with Slurm at once"
+    ),
+}
+"""The last words of an srun whose job was refused because there are too many jobs."""
 
 
 class QueueLine(Frozen):
@@ -148,12 +172,22 @@ def stuck(line: QueueLine) -> JobOutcome | None:
     if line.state is not JobState.QUEUED:
         return None
     for table, state in ((_NEVER, JobState.REJECTED), (_HELD, JobState.HELD)):
-        advice = next((text for reason, text in table.items() if line.reason.startswith(reason)), None)
-        if advice is not None:
-            return JobOutcome(
-                state=state, reason=f"Slurm keeps it waiting ({line.reason})", advice=_sentence(advice)
-            )
+        if advice := _advice_in(table, line.reason):
+            return JobOutcome(state=state, reason=f"Slurm keeps it waiting ({line.reason})", advice=advice)
     return None
+
+
+def _advice_in(table: Mapping[str, str], reason: str) -> str:
+    return next((_sentence(text) for pattern, text in table.items() if re.match(pattern, reason)), "")
+
+
+def refused_for_now(complaints: Iterable[str]) -> str:
+    """Why srun's job was refused, where Slurm takes it once others have ended; empty where that is not why."""
+    said = "\n".join(filter(None, map(clean, complaints)))
+    for pattern, why in _FOR_NOW.items():
+        if match := re.search(pattern, said, re.MULTILINE):
+            return f"{match[0].splitlines()[0].rstrip('.')}: {why}"
+    return ""
 
 
 def end_of(
@@ -185,6 +219,9 @@ def end_of(
 
 
 def _by_words(words: list[str]) -> tuple[JobState | None, str, str]:
+    for word in words:  # srun names such a reason where Slurm does not let the job wait at all
+        if advice := _advice_in(_NEVER, word):
+            return JobState.REJECTED, advice, word
     for pattern, state, advice in _WORDS:
         said = next((word for word in words if re.search(pattern, word)), None)
         if said is not None:
