@@ -26,8 +26,9 @@ def nothing_left():
     yield
     left = {pid: psutil.Process(pid).cmdline() for pid in children_of() - before}
     adopt_orphans(enabled=False)
-    assert left == {}
-    assert shared_memory() - shm == set()
+    assert not left, f"processes are left: {left}"
+    files = shared_memory() - shm
+    assert not files, f"left in shared memory: {sorted(files)}"
 
 
 @pytest.fixture
