@@ -85,9 +85,8 @@ class LeaseWork:
             f"--{option.name}={flags[option.field]}" for option in RUN_OPTIONS if flags.get(option.field)
         ]
         inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
-        if (
-            job.live_output
-        ):  # ranks are followed by their logs; what other tests print belongs into their reports
+        if job.live_output:
+            # Ranks are followed by their logs; what other tests print belongs into their reports.
             inner.append("--capture=fd")
         if job.expected_s or job.failed:
             timings = folder / "timings.jsonl"

@@ -136,11 +136,14 @@ class SlurmRun:
 
     def _pause(self) -> Iterator[RunEvent]:
         """Let time pass, ever more of it, as the jobs that were taken do."""
-        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
-        deadline = time.monotonic() + self._poll_s
+        deadline = time.monotonic() + self._longer_pause_s()
         while time.monotonic() < deadline and not self._cancelled:
             time.sleep(TICK_S)
             yield Idle()
+
+    def _longer_pause_s(self) -> float:
+        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
+        return self._poll_s
 
     def _ask_again(self) -> None:
         self._complaints.clear()
@@ -160,9 +163,9 @@ class SlurmRun:
 
     def _poll(self) -> None:
         """Ask the queue, ever less often: a thousand waiting jobs must not keep the controller busy."""
-        self._poll_s = min(SLURM_LONGEST_POLL_S, self._poll_s * 1.5)
-        line = self._queue.line(self._job.name, fresh_s=self._poll_s / 2)
-        self._next_poll_s = time.monotonic() + self._poll_s
+        pause_s = self._longer_pause_s()
+        line = self._queue.line(self._job.name, fresh_s=pause_s / 2)
+        self._next_poll_s = time.monotonic() + pause_s
         if line is None:
             # Not in the queue, and srun lives: it has not been accepted yet (a full queue makes srun wait).
             waiting = words.refused_for_now(self._complaints) or next(

@@ -53,9 +53,8 @@ class LiveOutput:
             return
         writer = self._config.get_terminal_writer()
         self._reporter.ensure_newline()
-        if (
-            writer.width_of_current_line
-        ):  # behind a dot, which the reporter takes for no line of its own with -s
+        if writer.width_of_current_line:
+            # Behind a dot, which the reporter takes for no line of its own with -s.
             writer.line()
         tag = rank_tag(rank, colour=writer.hasmarkup)
         for line in lines:

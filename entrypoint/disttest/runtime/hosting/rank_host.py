@@ -234,8 +234,10 @@ class ForkHost:
     def _note_launch(self, team: Team, size: int) -> None:
         """Ranks that a test launches after others write into the logs of those, which say where that begins."""
         self._launches += 1
+        if self._launches == 1:
+            return
         logs = team.supervisor.logs
-        for rank in range(size if self._launches > 1 else 0):
+        for rank in range(size):
             logs.open(self._log(rank))
             begins = f"\n[disttest: launch {self._launches} of the test, rank {rank} of {size}]\n"
             logs.log(self._log(rank)).append(begins)
