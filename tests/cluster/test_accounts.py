@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_programs import SPAN, waits
+from cluster_run import ClusterRun
 from slurm_accounting import accounting_cluster
 from slurm_cluster import SlurmCluster, slurm_cluster
 
@@ -71,8 +72,7 @@ def test_an_account_with_all_the_running_jobs_that_it_may_have(lab: ClusterLab) 
 def test_an_account_with_all_the_jobs_in_the_queue_that_it_may_have(lab: ClusterLab) -> None:
     """Slurm refuses more of them; they are asked for again until it takes them."""
     with running_job(lab, "one-at-once"):
-        run = lab.write(test_quick=QUICK).on_slurm("test_quick.py", "--account", "one-at-once")
-        run.await_words(" waits: AssocMaxSubmitJobLimit")
+        run = refused_for_now(lab)
     run.wait()
     assert run.exit_code == 0, run.output
 
@@ -85,8 +85,7 @@ def test_it_has_them_for_longer_than_a_job_may_wait(lab: ClusterLab) -> None:
 
 def test_a_run_that_is_cancelled_while_slurm_takes_no_more_jobs(lab: ClusterLab) -> None:
     with running_job(lab, "one-at-once"):
-        run = lab.write(test_quick=QUICK).on_slurm("test_quick.py", "--account", "one-at-once")
-        run.await_words(" waits: AssocMaxSubmitJobLimit")
+        run = refused_for_now(lab)
         run.process.terminate()
         run.wait(30)
         assert run.exit_code == 143, run.output
@@ -111,6 +110,13 @@ def refused(lab: ClusterLab, test: str, *arguments: str) -> TestResult:
     result = done.result(test)
     assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
     return result
+
+
+def refused_for_now(lab: ClusterLab) -> ClusterRun:
+    """A run that waits until Slurm takes its job; another one of the account is there."""
+    run = lab.write(test_quick=QUICK).on_slurm("test_quick.py", "--account", "one-at-once")
+    run.await_words(" waits: AssocMaxSubmitJobLimit")
+    return run
 
 
 @contextlib.contextmanager

@@ -37,6 +37,17 @@ def _git(folder: Path, *arguments: str) -> str:
     ).stdout
 
 
+def said(text: str, folder: Path, environ: dict[str, str]) -> str:
+    """Type it into a shell that stops at the first command that fails; what it prints."""
+    done = subprocess.run(
+        ["bash", "-euc", text],
+        cwd=folder, env=environ, timeout=240, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def provide(python: Path, name: str, start: str) -> None:
     """Put a program beside an interpreter, as an installer would; ``start`` is ``MODULE:FUNCTION``."""
     module, function = start.split(":")
@@ -61,14 +72,8 @@ class Newcomer:
         self.environ = {**kept, "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "NO_COLOR": "1", **environ}
 
     def types(self, text: str) -> str:
-        """Type it into a shell that stops at the first command that fails."""
-        done = subprocess.run(
-            ["bash", "-euc", text],
-            cwd=self.folder, env=self.environ, timeout=240, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        """Type it there."""
+        return said(text, self.folder, self.environ)
 
 
 def test_the_first_screen_works_from_a_clone_and_literally(tmp_path: Path, repository: Path) -> None:
@@ -98,14 +103,7 @@ def test_a_suite_runs_from_a_clone_by_one_command(repository: Path) -> None:
     (repository / ".venv/.ready").touch()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE"))}
 
-    done = subprocess.run(
-        ["bash", "-euc", typed],
-        cwd=repository, env={**environ, "PYTEST_ADDOPTS": "-k test_buffers"}, timeout=240, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stdout
-    assert "\npassed: " in done.stdout
+    assert "\npassed: " in said(typed, repository, {**environ, "PYTEST_ADDOPTS": "-k test_buffers"})
     worlds = {path.name.partition("xgloo")[0][-1] for path in (repository / "results/logs").iterdir()}
     assert {"1", "2", "4"} == worlds
     for name in ("junit.xml", "summary.md", "results.json", "events.jsonl"):
