@@ -13,6 +13,7 @@ class SlotPool:
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self._known = {slot.name: slot for slot in slots}
+        self._lent: dict[str, Slot] = {}
         self._held: set[str] = set()
         self._taken: set[str] = set()
         self._free: dict[str, list[tuple[int, str]]] = {}
@@ -22,7 +23,7 @@ class SlotPool:
 
     @property
     def total(self) -> int:
-        """Slots that are not quarantined."""
+        """Slots that are not quarantined, without those that are lent to the pool."""
         return len(self._known)
 
     def take(self, count: int) -> tuple[Slot, ...]:
@@ -46,8 +47,20 @@ class SlotPool:
         """Take back slots, but for those that have been quarantined meanwhile; those on hold stay so."""
         for slot in slots:
             self._taken.discard(slot.name)
-            if slot.name in self._known and slot.name not in self._held:
+            if slot.name in self._lent or (slot.name in self._known and slot.name not in self._held):
                 self._put_back(slot)
+
+    def lend(self, slot: Slot) -> None:
+        """Hand this one out as well, until it is recalled; it does not count."""
+        if slot.name not in self._lent and slot.name not in self._taken:
+            self._lent[slot.name] = slot
+            self._put_back(slot)
+
+    def recall(self) -> None:
+        """Hand out no slot any more that was lent; what runs on one may end."""
+        for slot in self._lent.values():
+            self._withdraw(slot)
+        self._lent.clear()
 
     def hold(self, slot: Slot) -> None:
         """Do not hand out this slot, be it free or taken, until it is released; it still counts."""
@@ -65,7 +78,7 @@ class SlotPool:
 
     def quarantine(self, slot: Slot) -> None:
         """Never hand out this slot again, be it free or taken."""
-        if self._known.pop(slot.name, None) is not None:
+        if self._known.pop(slot.name, None) or self._lent.pop(slot.name, None):
             self._withdraw(slot)
 
     def _withdraw(self, slot: Slot) -> None:
@@ -84,4 +97,4 @@ class SlotPool:
         del free[:count]
         self.free -= count
         self._taken.update(name for _, name in taken)
-        return tuple(self._known[name] for _, name in taken)
+        return tuple(self._known.get(name) or self._lent[name] for _, name in taken)

@@ -55,6 +55,10 @@ class Scheduler(Protocol):
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a gang waits for slots."""
+
     def submit(self, gang: Gang) -> None:
         """Queue a gang: a new one, or what is left of one whose world broke."""
 
@@ -69,6 +73,12 @@ class Scheduler(Protocol):
 
     def release(self, slots: Iterable[Slot]) -> None:
         """Use these slots again."""
+
+    def lend(self, slots: Iterable[Slot]) -> None:
+        """Use these slots, too, beyond those of the machine, until they are recalled."""
+
+    def recall(self) -> None:
+        """Start nothing more on slots that were lent; what runs on them is not touched."""
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""
@@ -216,6 +226,11 @@ class GangScheduler:
         """Whether nothing waits and nothing runs."""
         return not self._known
 
+    @property
+    def waits(self) -> bool:
+        """Whether a gang waits for slots."""
+        return any(lane.waiting.count for lane in self._lanes.values())
+
     def submit(self, gang: Gang) -> None:
         """Queue a gang.
 
@@ -252,6 +267,16 @@ class GangScheduler:
         """Use these slots again."""
         for slot in slots:
             self._lanes[slot.device].pool.release(slot)
+
+    def lend(self, slots: Iterable[Slot]) -> None:
+        """Use these slots, too, until they are recalled; widths and promises are those of the machine's own."""
+        for slot in slots:
+            self._lanes[slot.device].pool.lend(slot)
+
+    def recall(self) -> None:
+        """Start nothing more on slots that were lent."""
+        for lane in self._lanes.values():
+            lane.pool.recall()
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""

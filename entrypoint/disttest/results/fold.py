@@ -262,6 +262,13 @@ class Folding:
             attempts = [*attempts, self.unfinished(test.nodeid, reason)]
         return TestOutcome(test=test, attempts=tuple(attempts))
 
+    def _slots(self) -> int:
+        """Slots of the run, with those that it lent worlds while the machine was idle."""
+        own = self.started.slots if self.started else 0
+        beside = self.started.cpu_slots if self.started else 0
+        used = {slot for world in self.worlds.values() for slot in world.slots}
+        return own if beside or not own else max(own, len(used))
+
     def result(self) -> RunResult:
         """Return what the run has come to by now. What is owed and has not finished has failed, with the reason."""
         started, finished = self.started, self.finished
@@ -271,7 +278,7 @@ class Folding:
             argv=started.argv if started else (),
             root=started.root if started else "",
             hardware=started.hardware if started else Hardware(cpus=0),
-            slots=started.slots if started else 0,
+            slots=self._slots(),
             disttest=started.disttest if started else "",
             started_at_s=started.at_s if started else self.last_at_s,
             ended_at_s=self.last_at_s,

@@ -176,6 +176,55 @@ def test_a_world_larger_than_the_gpus_is_stranded() -> None:
     assert scheduler.idle
 
 
+def test_slots_that_are_lent_take_one_more_gang_until_they_are_recalled() -> None:
+    scheduler, _ = scheduler_of(slots(2), *(gang(name, 2) for name in "abcd"))
+    spare = slots(6)[2:]
+    assert scheduler.waits
+    assert ["a"] == names(list(scheduler.due()))
+
+    scheduler.lend(spare[:2])
+    (start,) = scheduler.due()
+    assert ("b", spare[:2]) == (start.gang.gang_id, start.slots)
+    scheduler.recall()
+    scheduler.ended("b")
+    assert [] == list(scheduler.due())
+
+    scheduler.lend(spare)
+    assert ["c", "d"] == names(list(scheduler.due()))
+    assert not scheduler.waits
+
+
+def test_a_world_is_as_wide_as_the_machine_whatever_is_lent() -> None:
+    scheduler, _ = scheduler_of(slots(2), gang("running", 2))
+    list(scheduler.due())
+    scheduler.lend(slots(8)[2:])
+    scheduler.submit(gang("wider than the machine", 4))
+    scheduler.submit(gang("other", 2))
+
+    assert [2, 2] == [len(start.slots) for start in scheduler.due()]
+
+
+def test_nothing_is_lent_to_an_exclusive_gang_nor_runs_beside_it() -> None:
+    scheduler, _ = scheduler_of(slots(2), gang("alone", 2, exclusive=True), gang("other", 2))
+    scheduler.lend(slots(4)[2:])
+
+    assert ["alone"] == names(list(scheduler.due()))
+
+
+def test_a_slot_that_was_lent_and_is_lost_is_lost() -> None:
+    scheduler, _ = scheduler_of(slots(1), gang("own", 1), gang("lent", 1), gang("waits", 1))
+    spare = slots(2)[1:]
+    scheduler.lend(spare)
+    assert ["own", "lent"] == names(list(scheduler.due()))
+
+    scheduler.ended("lent", quarantined=spare)
+    scheduler.ended("own")
+
+    (start,) = scheduler.due()
+    assert slots(1) == start.slots
+    assert () == scheduler.stranded()
+
+
 def test_quarantined_slots_are_not_used_and_what_needs_them_is_stranded() -> None:
     machine = slots(2, "cuda")
     scheduler, _ = scheduler_of(machine, gang("a", 1, device="cuda"))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from disttest.host.cpu_marks import CpuMarks
+from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
 from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
@@ -36,6 +37,7 @@ from disttest.runtime.controller.parents import Parents
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.messages.protocol import TestJudged, WorldOrder
@@ -97,6 +99,12 @@ class Controller(Listener):
         self._enough = ""
         """Why the user wants no further test (``-x``), once it is so."""
         self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
+        counted = bool(options.slots)
+        self._spare = (
+            SpareSlots(self._scheduler, devices.machine, len(devices.slots), IdleProcessors().read)
+            if may_lend(devices.machine, self._slots, counted=counted)
+            else None
+        )
         self._crew = Crew(self, helpers=lambda: self._device_health.pids)
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
         self._retries = Retries(options, time.monotonic)
@@ -155,11 +163,14 @@ class Controller(Listener):
             self._device_health.advance(
                 [slot.name for world in self._crew.running.values() for slot in world.slots]
             )
+            if self._spare is not None:
+                self._spare.advance(self._crew.running.values())
             self._stop_if_asked()
 
     def _wait_s(self) -> float:
         idle_s = TICK_S if self._live.is_following else IDLE_S
-        wait_s = min(idle_s, self._retries.due_in_s(), self._device_health.wait_s)
+        spare_s = self._spare.wait_s if self._spare is not None else idle_s
+        wait_s = min(idle_s, spare_s, self._retries.due_in_s(), self._device_health.wait_s)
         if self._deadline_s is None:
             return wait_s
         return min(wait_s, self._deadline_s - time.monotonic())

@@ -82,6 +82,8 @@ class LiveWorld:
     error_log: Path
     owed: list[TestCase] = field(default_factory=list)
     begun: TestCase | None = None
+    began_s: float = 0.0
+    """When that was, on the monotonic clock."""
     pids: tuple[int, ...] = ()
     """Of its ranks, as its last verdict names them."""
     closed: WorldClosed | None = None
@@ -231,10 +233,10 @@ class Crew:
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
             case TestBegan(nodeid=nodeid):
-                world.begun = _find(world.order.tests, nodeid)
+                world.begun, world.began_s = _find(world.order.tests, nodeid), time.monotonic()
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
-                world.overdue_s = time.monotonic() + limit_s + WORLD_SILENCE_S
+                world.overdue_s = world.began_s + limit_s + WORLD_SILENCE_S
                 self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
                 test = _find(world.order.tests, result.nodeid)
