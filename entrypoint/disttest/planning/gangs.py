@@ -34,6 +34,7 @@ def build_gangs(
     *,
     slots: int,
     cpu_slots: int = 0,
+    spare: int = 0,
     failed: Collection[str] = (),
     together: bool = False,
 ) -> tuple[Gang, ...]:
@@ -44,6 +45,7 @@ def build_gangs(
         timings: expected durations and world starts.
         slots: how many slots the gangs will share; decides how finely long files are split.
         cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
+        spare: how many more may be lent to them; files whose tests start ranks of their own are split for these as well.
         failed: node ids that go first (``--failed-first``): their gangs are urgent, and they lead them.
         together: tests of one shape share one world, whatever their files.
     """
@@ -52,7 +54,11 @@ def build_gangs(
     apart = {test.nodeid for test in beside}
     first = [test for test in owed if test.nodeid not in apart]
     cut = _whole if together else _cut
-    pieces = [*cut(first, timings, slots), *cut(beside, timings, cpu_slots), *_contained(tests, timings)]
+    pieces = [
+        *cut(first, timings, slots, spare),
+        *cut(beside, timings, cpu_slots, 0),
+        *_contained(tests, timings),
+    ]
     return tuple(_gang(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
 
 
@@ -68,25 +74,27 @@ def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
             yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
 
 
-def _whole(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:
+def _whole(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
     """The tests for slots of one kind, all that can share a world in one piece."""
-    del slots
+    del slots, spare
     for (_, isolation, _, _), bucket in _buckets(tests).items():
         for some in [[test] for test in bucket] if isolation is Isolation.FRESH else [bucket]:
             yield _Piece(tests=tuple(some), work_s=sum(map(timings.expect, some)))
 
 
-def _cut(tests: Sequence[TestCase], timings: Timings, slots: int) -> Iterable[_Piece]:
+def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
     """The tests for slots of one kind, in pieces that are a gang each."""
     expected = {test.nodeid: timings.expect(test) for test in tests}
     total_s = sum(expected[test.nodeid] * _width(test, slots) for test in tests) / max(1, slots)
-    for (shape, isolation, _, _), bucket in _buckets(tests).items():
+    for (shape, isolation, _, kind), bucket in _buckets(tests).items():
         start_s = timings.start_s(shape)
+        # Ranks that a test starts end with it, so that a world more repeats little: warm ranks stay together instead.
+        most = slots + spare if kind is WorldKind.MAIN else slots
         if isolation is Isolation.FRESH:
             yield from (_Piece(tests=(test,), work_s=expected[test.nodeid]) for test in bucket)
             continue
-        longest_s = max(start_s / START_SHARE, total_s / PIECES_PER_SLOT)
-        if slots < 2 * _width(bucket[0], slots):
+        longest_s = max(start_s / START_SHARE, total_s * slots / max(1, most) / PIECES_PER_SLOT)
+        if most < 2 * _width(bucket[0], slots):
             longest_s = math.inf  # one such world at a time: pieces would only start more worlds
         yield from _warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s)
 

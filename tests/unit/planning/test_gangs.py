@@ -137,6 +137,16 @@ def test_files_are_split_by_the_slots_of_their_own_device() -> None:
     assert ("cpu", 100) == (gangs[-1].shape.device, len(gangs[-1].nodeids))
 
 
+def test_files_whose_tests_start_ranks_are_split_for_slots_that_may_be_lent() -> None:
+    kept = [case(f"t{n}", 2, warm=True) for n in range(100)]
+    started = [msgspec.structs.replace(test, kind=WorldKind.MAIN) for test in kept]
+    timings = timed(kept, *[1.0] * 100)
+
+    assert 1 == len(build_gangs(started, timings, slots=2))
+    assert 1 == len(build_gangs(kept, timings, slots=2, spare=2))
+    assert 8 == len(build_gangs(started, timings, slots=2, spare=2))
+
+
 def test_exclusive_tests_have_gangs_of_their_own() -> None:
     tests = [case("a", warm=True), case("b", warm=True, exclusive=True)]
 

@@ -128,7 +128,12 @@ class Controller(Listener):
         failed = self._timings.failed_among(runnable) if self._failed_first else ()
         sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
         self._device_health.narrowest = min(sizes, default=1)
-        offered = {"slots": len(self._devices.slots), "cpu_slots": len(self._devices.cpu_slots)}
+        own = len(self._devices.slots)
+        offered = {
+            "slots": own,
+            "cpu_slots": len(self._devices.cpu_slots),
+            "spare": own if self._spare is not None else 0,
+        }
         together = bool(self._options.spmd)
         for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(gang)
