@@ -52,7 +52,7 @@ def finish_run(
     if run.flaky_fails and run.flaky:
         broken = (*broken, f"--flaky=fail: {count(len(run.flaky), 'test')} passed only when tried again")
     idle = idle_suites(run) if floors.strict else ()
-    for message in (*lost, *([run.reason] if run.reason else []), *broken, *idle):
+    for message in (*lost, *broken, *idle):
         warn(message)
     click.echo(f"disttest: reports and logs in {short_path(results)}")
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
