@@ -14,7 +14,7 @@ from pathlib import Path
 import cluster_programs
 import psutil
 import pytest
-from cluster_programs import SPAN, assert_lost, waits
+from cluster_programs import SPAN, TALKS, assert_heard_while_it_runs, assert_lost, waits
 from cluster_run import ClusterRun
 from documents import blocks, commands
 
@@ -319,6 +319,11 @@ def test_the_commands_of_the_page(lab: ClusterLab, title: str, runs: int) -> Non
     run = lab.types(typed, DISTTEST_DEVICE="cpu", PYTEST_ADDOPTS="-k 'test_buffers or test_page'").wait(300)
     assert run.exit_code == 0, run.output
     assert run.output.count("\npassed: ") == runs, run.output
+
+
+def test_what_ranks_print_is_shown_while_they_run(lab: ClusterLab) -> None:
+    run = lab.write(test_talks=TALKS).on_slurm("test_talks.py", "-k", "over_nodes", "-s")
+    assert_heard_while_it_runs(run, lab.folder)
 
 
 def _client(run: ClusterRun) -> int:

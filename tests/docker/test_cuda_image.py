@@ -6,11 +6,14 @@ Built in a container from the locked wheels (a download of 2.8 GB, an image of 5
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from cuda_environment import cuda_environment
-from engine import Engine, build_target
+from documents import blocks, commands
+from engine import Engine, build, build_target
 
 from disttest.emulated_device import emulated_environment
 
@@ -21,14 +24,37 @@ def cuda_image(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="module")
-def with_gpus() -> list[str]:
+def libraries() -> Path:
+    """The emulated device's."""
+    return cuda_environment().libraries
+
+
+@pytest.fixture(scope="module")
+def with_gpus(libraries: Path) -> list[str]:
     """Options of ``docker run`` with which the container sees two emulated GPUs."""
-    libraries = cuda_environment().libraries
     variables = emulated_environment(libraries, 2, {})
     return [
         f"--volume={libraries}:{libraries}:ro",
         *(f"--env={name}={value}" for name, value in variables.items()),
     ]
+
+
+@pytest.fixture
+def page_command(engine: Engine, cuda_image: str, libraries: Path, tmp_path: Path) -> str:
+    """What the page has typed, and an image of the name that stands there, whose driver are libraries of the host.
+
+    The engine puts these in place for who asks for GPUs, and for nobody else. Of the suite one file is enough. On a
+    machine whose root may not raise the limit on locked memory, no container may.
+    """
+    ((typed, _),) = commands(blocks("docs/image.md", "The image"))
+    if subprocess.run(["bash", "-c", "ulimit -l unlimited"], check=False, capture_output=True).returncode:
+        typed = typed.replace(" --ulimit memlock=-1", "")
+    name = next(word for word in shlex.split(typed) if word.startswith("ghcr.io/"))
+    variables = emulated_environment(libraries, 2, {}) | {"PYTEST_ADDOPTS": "-k test_buffers"}
+    lines = [f"FROM {cuda_image}", *(f"ENV {key}={shlex.quote(value)}" for key, value in variables.items())]
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    build(engine, tmp_path, tag=name)
+    return typed
 
 
 def test_a_suite_runs_over_nccl(
@@ -64,3 +90,23 @@ def test_without_a_driver_it_runs_on_the_cpu(engine: Engine, cuda_image: str) ->
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "2xgloo" in done.stdout
+
+
+def types(text: str, folder: Path, engine: Engine) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euc", text],
+        cwd=folder, env=engine.environment(), timeout=300, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_command_of_the_page(engine: Engine, page_command: str, tmp_path: Path) -> None:
+    """As it stands there: without its ``--gpus all`` there would be no GPUs."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+
+    done = types(page_command, workspace, engine)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = json.loads((workspace / "results" / "results.json").read_text())
+    assert {test["test"]["world"]["backend"] for test in run["tests"]} == {"nccl"}
+    assert run["hardware"]["gpus"] == ["Emulated GPU (host memory)"] * 2

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engine import own_engine
+from engine import Engine, own_engine
 from launching import Launcher, ours, wait_until
 
 READY_THEN_SLEEP = """
@@ -230,12 +230,15 @@ def test_image_without_disttest(launcher: Launcher, probe: str) -> None:
     assert "disttest" in done.stderr
 
 
-def test_gpus_that_the_engine_can_not_give(launcher: Launcher, probe: str) -> None:
-    done = launcher.run("--image", probe, "--gpus", "GPU-11111111-2222-3333-4444-555555555555", "ddp")
+def test_gpus_that_the_engine_can_not_give(launcher: Launcher, probe: str, tmp_path: Path) -> None:
+    with own_engine(tmp_path / "data", takes_gpus=False) as bare:
+        copy_image(probe, launcher.engine, bare, tmp_path)
+        there = Launcher(bare, launcher.workspace)
+        done = there.run("--image", probe, "--gpus", "GPU-11111111-2222-3333-4444-555555555555", "ddp")
+        assert ours(bare) == []
     assert done.returncode == 8
     assert "could not select device driver" in done.stderr
     assert "[gpu-toolkit-missing]" in done.stderr
-    assert ours(launcher.engine) == []
 
 
 def test_gpus_that_are_required_and_missing(launcher: Launcher, probe: str) -> None:
@@ -271,10 +274,8 @@ def test_twenty_at_once(launcher: Launcher, probe: str) -> None:
 
 
 def test_engine_that_stops_in_mid_run(launcher: Launcher, probe: str, tmp_path: Path) -> None:
-    archive = tmp_path / "probe.tar"
-    launcher.engine.docker("save", "-o", str(archive), probe)
     with own_engine(tmp_path / "data") as second:
-        second.docker("load", "-i", str(archive))
+        copy_image(probe, launcher.engine, second, tmp_path)
         doomed = Launcher(second, launcher.workspace)
         process = start_ready(doomed, "--image", probe, "--gpus", "none", launcher.script(READY_THEN_SLEEP))
     _out, err = process.communicate(timeout=60)
@@ -295,6 +296,12 @@ def test_signal_while_the_image_is_pulled(launcher: Launcher) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143
+
+
+def copy_image(name: str, have: Engine, want: Engine, folder: Path) -> None:
+    archive = folder / "image.tar"
+    have.docker("save", "-o", str(archive), name)
+    want.docker("load", "-i", str(archive))
 
 
 def owner(path: Path) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import json
 import signal
 
 import pytest
+from cluster_programs import TALKS
 from lab import Ended, Lab
 from launching import wait_until
 
@@ -172,32 +173,6 @@ def test_green(world):
 @pytest.mark.world_size(2)
 def test_red(world):
     assert world.size == 3
-"""
-
-
-TALKS = """
-    import pathlib, time
-    import pytest
-
-    def talk(rank, seen):
-        print("hello from", rank, flush=True)
-        while not pathlib.Path(seen).exists():
-            time.sleep(0.01)
-        print("rank", rank, "without an end", end="")
-
-    @pytest.mark.nodes(2)
-    @pytest.mark.world_size(4)
-    def test_over_nodes(world):
-        talk(world.rank, "four")
-
-    @pytest.mark.nodes(1)
-    @pytest.mark.world_size(2)
-    def test_on_one(world):
-        talk(world.rank, "two")
-
-    def test_alone():
-        print("of no rank")
-        assert False
 """
 
 

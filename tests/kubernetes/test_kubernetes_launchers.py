@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from kubernetes_credentials import NAMESPACE
 from kubernetes_image import IMAGE
-from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
 from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 
@@ -123,10 +122,3 @@ def _holds_a_gpu(node: str) -> dict[str, object]:
         "metadata": {"name": "holder", "namespace": NAMESPACE},
         "spec": spec,
     }
-
-
-def test_collectives_pass_over_two_nodes_in_the_words_of_the_page(lab: KubernetesLab) -> None:
-    there = ("--launcher", "kubernetes", "--partition", "disttest", "--pod-template", str(lab.template))
-    shape = ("--nodes", "2", "--world-sizes", "4", "--device", "cpu", "--image", IMAGE)
-    run = lab.start("run", "collectives", *there, *shape).wait(600)
-    assert run.exit_code == 0, run.output

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import cluster_programs
 import pytest
 from cluster_programs import SPAN
 from cluster_run import ClusterRun
+from documents import blocks, commands
+from kubernetes_credentials import NAMESPACE
+from kubernetes_image import IMAGE
 from kubernetes_lab import KubernetesLab
 from kubernetes_plane import KubernetesPlane
 
@@ -64,6 +68,34 @@ def test_the_suites_pass_over_two_nodes(lab: KubernetesLab) -> None:
     passed = [t for t in run.run.tests if t.final.outcome is Outcome.PASSED]
     spanning = {t.test.suite for t in passed if t.test.world and t.test.world.nodes == 2}
     assert spanning == {"smoke", "collectives", "ddp"}, run.output
+
+
+def test_what_ranks_print_is_shown_while_they_run(lab: KubernetesLab) -> None:
+    lab.write(test_talks=cluster_programs.TALKS)
+    run = lab.on_kubernetes("test_talks.py", "-k", "over_nodes", "-s")
+    cluster_programs.assert_heard_while_it_runs(run, lab.folder)
+
+
+def test_the_command_of_the_page(lab: KubernetesLab, namespace: str) -> None:
+    """As it stands there; the pod of its file is the tests' own, and of the suite one file is enough."""
+    ((typed, _),) = commands(blocks("docs/clusters.md", "Kubernetes"))
+    assert f" --partition {namespace} " in typed
+    lab.write_template(image=IMAGE)
+    lab.template.rename(lab.folder / "pod.yaml")
+    run = lab.types(typed, DISTTEST_DEVICE="cpu", PYTEST_ADDOPTS="-k test_buffers").wait(300)
+    assert run.exit_code == 0, run.output
+    assert {t.test.world.nodes for t in run.run.tests if t.test.world} == {2}, run.output
+
+
+@pytest.fixture
+def namespace(plane: KubernetesPlane) -> Iterator[str]:
+    """Another one in which runs may make pods; nothing is left in it."""
+    plane.kubectl("create", "namespace", "ci")
+    rights = ("--clusterrole=admin", f"--serviceaccount={NAMESPACE}:disttest")
+    plane.kubectl("create", "rolebinding", "disttest", "--namespace=ci", *rights)
+    yield "ci"
+    assert plane.kubectl("get", "pods", "--namespace=ci", "--output=name").stdout == ""
+    plane.kubectl("delete", "namespace", "ci")
 
 
 # --- the client

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cluster_run import ClusterRun
 
 from disttest.model import Cause, Outcome, TestResult
@@ -100,6 +102,41 @@ def waits(*, limit_s: int = 60, steps: int = 600) -> str:
     def test_after(world):
         pass
 """
+
+
+TALKS = """
+    import pathlib, time
+    import pytest
+
+    def talk(rank, seen):
+        print("hello from", rank, flush=True)
+        while not pathlib.Path(seen).exists():
+            time.sleep(0.01)
+        print("rank", rank, "without an end", end="")
+
+    @pytest.mark.nodes(2)
+    @pytest.mark.world_size(4)
+    def test_over_nodes(world):
+        talk(world.rank, "four")
+
+    @pytest.mark.nodes(1)
+    @pytest.mark.world_size(2)
+    def test_on_one(world):
+        talk(world.rank, "two")
+
+    def test_alone():
+        print("of no rank")
+        assert False
+"""
+"""Tests that print, each until its file is there: ``four`` over two nodes, ``two`` on one of them, and one without ranks."""
+
+
+def assert_heard_while_it_runs(run: ClusterRun, folder: Path) -> None:
+    """In a run of the test of :data:`TALKS` over two nodes, what its ranks print is shown before they end."""
+    for rank in range(4):
+        run.await_words(f"[rank {rank}] hello from {rank}\n", limit_s=240)
+    (folder / "four").touch()
+    assert run.wait().exit_code == 0, run.output
 
 
 def assert_lost(run: ClusterRun, *words: str) -> TestResult:

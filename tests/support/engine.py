@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from docker.errors import DockerException, ImageNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "docker"
+NVIDIA_TOOLKIT = ROOT / "tests" / "support" / "nvidia_toolkit"
+"""What an engine has to find on its PATH to take ``docker run --gpus``."""
 PACKAGES = "ca-certificates,python3,python3-venv"
 BASE = "disttest-test/base:1"
 BUILDER = "disttest-test/builder:1"
@@ -76,7 +78,7 @@ def docker_command() -> str:
 
 
 @contextlib.contextmanager
-def own_engine(data_root: Path) -> Iterator[Engine]:
+def own_engine(data_root: Path, *, takes_gpus: bool = True) -> Iterator[Engine]:
     """Start ``dockerd`` on a fresh socket; its data root may hold the images of an earlier run."""
     for command in ("dockerd", "debootstrap"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
@@ -85,7 +87,7 @@ def own_engine(data_root: Path) -> Iterator[Engine]:
             )
     with tempfile.TemporaryDirectory(prefix="dt-engine-") as folder:
         engine = Engine(host=f"unix://{folder}/docker.sock")
-        daemon = start_daemon(Path(folder), data_root)
+        daemon = start_daemon(Path(folder), data_root, [NVIDIA_TOOLKIT] if takes_gpus else [])
         try:
             wait_for(engine, daemon, Path(folder) / "log")
             yield engine
@@ -95,7 +97,7 @@ def own_engine(data_root: Path) -> Iterator[Engine]:
             subprocess.run(["umount", f"{folder}/exec/netns/default"], check=False, capture_output=True)
 
 
-def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:
+def start_daemon(folder: Path, data_root: Path, more_path: Sequence[Path]) -> subprocess.Popen[bytes]:
     """Start the daemon in a session of its own, so that a test's Ctrl-C does not reach it."""
     data_root.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("wb") as log:
@@ -117,7 +119,10 @@ def start_daemon(folder: Path, data_root: Path) -> subprocess.Popen[bytes]:
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
+            env={
+                **os.environ,
+                "PATH": ":".join([os.environ["PATH"], "/usr/sbin:/sbin", *map(str, more_path)]),
+            },
         )
 
 

@@ -1,11 +1,11 @@
-"""Every block of commands in the docs is run by a test: typed as it stands, or in other words where it needs a machine."""
+"""Every block of commands in the docs is typed by a test as it stands."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from documents import ROOT, Block, blocks, titles_with_commands
+from documents import ROOT, Block, titles_with_commands
 from markdown_it import MarkdownIt
 
 PAGES = [
@@ -43,27 +43,20 @@ TYPED = {
     "tests/integration/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {
         ("README.md", "Try it")
     },
+    "tests/docker/test_cuda_image.py::test_the_command_of_the_page": {("docs/image.md", "The image")},
     "tests/cluster/test_runs.py::test_the_commands_of_the_page": {
         ("docs/clusters.md", "Clusters: worlds that span nodes, and pools of GPU hosts"),
         ("docs/clusters.md", "Plans"),
     },
+    "tests/kubernetes/test_kubernetes_runs.py::test_the_command_of_the_page": {
+        ("docs/clusters.md", "Kubernetes")
+    },
 }
 """Test -> pages, or titles of a page, that it types as they stand."""
-
-IN_OTHER_WORDS = {
-    (
-        "docs/clusters.md",
-        "Kubernetes",
-    ): "tests/kubernetes/test_kubernetes_launchers.py::test_collectives_pass_over_two_nodes_in_the_words_of_the_page",
-    ("docs/image.md", "The image"): "tests/docker/test_image.py::test_bundled_suites_run_by_name",
-}
-"""Title of a page -> the test that gives its commands to what they need: a Kubernetes, a machine with GPUs."""
 
 NOT_BY_A_TEST = {("CONTRIBUTING.md", "Set-up")}
 """They run the tests."""
 
-_DISTTEST = re.compile(r"^disttest .*", re.MULTILINE)
-_OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]+")
 _PROGRAMS = (
     "disttest|docker|podman|pip3?|pipx|uvx?|pytest|make|python3?|torchrun|sbatch|srun|salloc|kubectl|git|gh|sudo|apt|"
     "apt-get|npm|npx|curl|wget|ssh|bash|sh|source|export|eval|cd|mkdir"
@@ -79,29 +72,20 @@ def is_typed(page: str, title: str) -> bool:
 
 @pytest.mark.parametrize(("page", "title"), HERE)
 def test_a_block_is_run_by_a_test(page: str, title: str) -> None:
-    assert is_typed(page, title) or (page, title) in {*IN_OTHER_WORDS, *NOT_BY_A_TEST}
+    assert is_typed(page, title) or (page, title) in NOT_BY_A_TEST
 
 
 def test_nothing_stands_here_that_no_page_has() -> None:
-    assert {*IN_OTHER_WORDS, *NOT_BY_A_TEST} <= set(HERE)
+    assert set(NOT_BY_A_TEST) <= set(HERE)
     titles = {named for found in TYPED.values() for named in found if isinstance(named, tuple)}
     assert titles <= set(HERE)
 
 
-@pytest.mark.parametrize("test", [*TYPED, *IN_OTHER_WORDS.values()])
+@pytest.mark.parametrize("test", TYPED)
 def test_the_test_is_there(test: str) -> None:
     file, _, function = test.partition("::")
 
     assert f"def {function}(" in (ROOT / file).read_text()
-
-
-@pytest.mark.parametrize(("page", "title"), IN_OTHER_WORDS)
-def test_other_words_give_the_options_of_the_page(page: str, title: str) -> None:
-    typed = [line for b in blocks(page, title) if b.language == "sh" for line in _DISTTEST.findall(b.text)]
-    file = ROOT / IN_OTHER_WORDS[page, title].partition("::")[0]
-    given = "".join(path.read_text() for path in file.parent.glob("*.py"))
-
-    assert [] == [option for option in _OPTION.findall(" ".join(typed)) if option not in given]
 
 
 def hidden_commands(text: str) -> list[Block]:
