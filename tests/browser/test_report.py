@@ -115,6 +115,14 @@ class TestFindings:
         expect(sheet.locator(".track .hung").first).to_have_text(re.compile(r"still in call \d"))
         expect(sheet.locator("pre", has_text="in test_hang").first).to_be_visible()
 
+    def test_labels_of_a_rank_s_phases_are_whole_or_not_shown_and_no_mark_lies_over_them(self, visit, red):
+        page = visit().open(red)
+        page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()
+        shown, clipped, covered = page.get_by_role("dialog").locator(".lanes").evaluate(_LABELS)
+
+        assert shown
+        assert (clipped, covered) == ([], [])
+
     def test_a_hang_shows_the_collective_at_which_the_ranks_part(self, visit, red):
         page = visit().open(red)
         page.locator("#failures").get_by_role("button", name=re.compile(r"::test_hang\[")).click()
@@ -552,3 +560,22 @@ class TestForEverybody:
 
 def document_wrapped(seen: list[str]) -> bool:
     return len(seen) > 1 and seen[-1] == seen[0]
+
+
+_LABELS = """lanes => {
+    const range = document.createRange();
+    const boxOf = (part) => (range.selectNodeContents(part), range.getBoundingClientRect());
+    const labels = [...lanes.querySelectorAll(".track span")].map((part) => (
+        { text: part.textContent, box: boxOf(part), part: part.getBoundingClientRect() }
+    ));
+    const shown = labels.filter(({ box, part }) => box.top < part.bottom - 1);
+    const ticks = [...lanes.querySelectorAll(".tick")].map((tick) => tick.getBoundingClientRect());
+    const overlaps = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    const textOf = ({ text }) => text;
+    return [
+        shown.map(textOf),
+        shown.filter(({ box, part }) => box.right > part.right + 1).map(textOf),
+        shown.filter(({ box }) => ticks.some((tick) => overlaps(box, tick))).map(textOf),
+    ];
+}"""
+"""The labels that are seen; those of them that are cut; and those that a mark of a collective lies over."""

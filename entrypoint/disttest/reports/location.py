@@ -1,4 +1,4 @@
-"""Where in the user's code a test failed: the innermost line of the culprit that is theirs."""
+"""Where in the user's code a test failed: the innermost line that is theirs, of the culprit or of who waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from disttest.model import RankRecord, TestResult
+from disttest.model import Outcome, RankRecord, TestResult
 from disttest.reports.text import clean
 from disttest.results.events import RunStarted
 from disttest.results.fold import RunResult, TestOutcome
@@ -116,7 +116,10 @@ def _words(result: TestResult) -> Iterator[str]:
 
 
 def _accused(result: TestResult) -> RankRecord | None:
-    named = [rank for rank in result.ranks if rank.rank == result.culprit]
+    """The culprit; where it has left without one word, those that wait for it show what it did not do."""
+    named = [
+        rank for rank in result.ranks if rank.rank == result.culprit and rank.outcome is not Outcome.PASSED
+    ]
     hung = [rank for rank in result.ranks if rank.hung]
     return next(iter(named or hung), None)
 

@@ -29,6 +29,8 @@ _TORCHS_ACCOUNT = re.compile(
 )
 """torch's harness logs the traceback that the report has already, a prefix before each line of it."""
 _RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/runtime)/')
+_OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
+"""It stands between the user's call and torch's, and waits for neither."""
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
@@ -133,7 +135,7 @@ def crash_stacks(log: str) -> str:
 
 
 def shorten_stacks(text: str) -> str:
-    """Stacks (innermost frame first) without what called the test, thread ids, and threads of our own."""
+    """Stacks (innermost frame first) without what called the test, thread ids, and frames and threads of our own."""
     threads = (thread for thread in text.strip().split("\n\n") if _OWN_THREAD not in thread)
     return "\n\n".join(_shorten(thread) for thread in threads)
 
@@ -141,6 +143,8 @@ def shorten_stacks(text: str) -> str:
 def _shorten(thread: str) -> str:
     lines: list[str] = []
     for line in thread.splitlines():
+        if _OBSERVER.search(line):
+            continue
         if line.startswith("  ") and _RUNNER.search(line) and lines[-1:] and lines[-1].startswith("  "):
             break
         lines.append(_THREAD_ID.sub(r"\1", line))

@@ -67,6 +67,16 @@ class TestSource:
 
         assert "dist.barrier()" == source_line(run.tests[0], Repository.of(run))
 
+    def test_where_the_culprit_has_finished_it_is_the_line_of_those_that_wait_for_it(self):
+        stacks = (
+            'Current thread (most recent call first):\n  File "/nowhere/repo/tests/a.py", line 3 in test_x\n'
+        )
+        sample = SampleRun()
+        waits = rank(0, hung=True, stacks=stacks)
+        sample.test(Outcome.FAILED, culprit=1, message="m", ranks=(waits, rank(1, outcome=Outcome.PASSED)))
+
+        assert "tests/a.py:3" == place_of(sample)
+
 
 class TestWhich:
     def test_a_failure_stands_at_its_failing_line_with_its_finding_first(self):

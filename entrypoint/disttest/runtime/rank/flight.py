@@ -29,6 +29,21 @@ ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 
 _encoder = msgspec.json.Encoder()
 _INTERNAL = ("/torch/", "/disttest/runtime/", "/disttest/observe/", "/_pytest/", "/pluggy/")
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""The recorder has the names of C++; whoever reads a report knows them from torch."""
 
 
 def answer_questions(questions: Path, rank: int) -> None:
@@ -208,4 +223,4 @@ def _is_user(frame: Mapping[str, Any]) -> bool:
 
 
 def _tensors(sizes: Any, dtypes: Any) -> str:
-    return ", ".join(f"{dtype}{list(size)}" for size, dtype in zip(sizes, dtypes, strict=False))
+    return ", ".join(f"{_DTYPES.get(of, of)}{list(size)}" for size, of in zip(sizes, dtypes, strict=False))

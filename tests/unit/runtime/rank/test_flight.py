@@ -46,3 +46,9 @@ def test_calls_on_both_backends_come_in_the_order_in_which_they_were_made():
 
 def test_a_recorder_that_both_functions_dump_counts_once():
     assert merge_dumps([NCCL, NCCL])["entries"] == NCCL["entries"]
+
+
+def test_tensors_have_the_names_that_users_of_torch_know():
+    odd = entry("gloo:send", 20, 1, input_sizes=((2, 3), (1,)), input_dtypes=["BFloat16", "Float8_e5m2"])
+    (call,) = read_dump({"entries": [odd]}, since_s=0)
+    assert (call.inputs, call.outputs) == ("bfloat16[2, 3], Float8_e5m2[1]", "float32[4]")
