@@ -16,6 +16,14 @@ from disttest.results.repeat import repeat_command, replay_command
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
 """What a test can have come to, in the order in which a reader wants to see them."""
+_COLUMNS = {
+    "passed": "passed",
+    "failed": "failed",
+    "flaky": "flaky",
+    "skipped": "skipped",
+    "not_run": "not run",
+    "infrastructure": "infrastructure",
+}
 
 
 @dataclass(kw_only=True)
@@ -46,6 +54,10 @@ class Tally:
     def left_out(self) -> int:
         """Number of tests that nothing has called, for whatever reason."""
         return self.skipped + self.not_run
+
+    def in_column(self, kind: str) -> int:
+        """Number of tests in a column of :func:`columns`: what failed as expected went as expected, and counts as passed."""
+        return self.passed + self.xfailed if kind == "passed" else int(getattr(self, kind))
 
     @property
     def bad(self) -> int:
@@ -98,6 +110,11 @@ class Row:
     suite: str
     shape: str
     tally: Tally
+
+
+def columns(total: Tally) -> dict[str, str]:
+    """The columns of counts in the final table, kind -> title; of tests that were not run only where there are some."""
+    return {kind: title for kind, title in _COLUMNS.items() if kind != "not_run" or total.not_run}
 
 
 def table(run: RunResult) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -145,7 +145,6 @@ def _warning_lines(warned: Warned, repository: Repository, width: int) -> Iterat
     yield _hanging("    what to do: ", one_line(finding.advice), width)
 
 
-COLUMNS = ("passed", "failed", "flaky", "skipped", "infrastructure", "time")
 GPU_COLUMN = "GPU-min"
 """Only in runs that have used GPUs."""
 
@@ -153,29 +152,24 @@ GPU_COLUMN = "GPU-min"
 def _table(rows: list[Row], run: RunResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", show_footer=len(rows) > 1)
     tally = aggregates.tally(run)
+    kinds = aggregates.columns(tally)
     with_gpus = bool(tally.gpu_s)
-    columns = [*COLUMNS, *[GPU_COLUMN] * with_gpus]
-    total = _cells(tally, with_gpus=with_gpus) if len(rows) > 1 else [Text()] * len(columns)
+    titles = [*kinds.values(), "time", *[GPU_COLUMN] * with_gpus]
+    total = _cells(tally, kinds, with_gpus=with_gpus) if len(rows) > 1 else [Text()] * len(titles)
     table.add_column("suite", overflow="fold", footer=Text("all", style="bold"), ratio=1, min_width=8)
     table.add_column("world", no_wrap=True)
-    for name, footer in zip(columns, total, strict=True):
-        table.add_column(name, justify="right", no_wrap=True, footer=footer)
+    for title, footer in zip(titles, total, strict=True):
+        table.add_column(title, justify="right", no_wrap=True, footer=footer)
     for row in rows:
-        table.add_row(Text(one_line(row.suite)), Text(row.shape), *_cells(row.tally, with_gpus=with_gpus))
+        cells = _cells(row.tally, kinds, with_gpus=with_gpus)
+        table.add_row(Text(one_line(row.suite)), Text(row.shape), *cells)
     return table
 
 
-def _cells(tally: Tally, *, with_gpus: bool) -> list[Text]:
-    numbers = (
-        (tally.passed + tally.xfailed, "passed"),
-        (tally.failed, "failed"),
-        (tally.flaky, "flaky"),
-        (tally.left_out, "skipped"),
-        (tally.infrastructure, "infrastructure"),
-    )
+def _cells(tally: Tally, kinds: Iterable[str], *, with_gpus: bool) -> list[Text]:
     cells = [
         Text(f"{number:,}" if number else "·", style=STYLES[kind] if number else "dim")
-        for number, kind in numbers
+        for kind, number in ((kind, tally.in_column(kind)) for kind in kinds)
     ]
     minutes = Text(f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else "·")
     return [*cells, Text(duration(tally.time_s)), *[minutes] * with_gpus]
@@ -187,12 +181,10 @@ def _list(rows: list[Row]) -> Group:
 
 def _list_line(row: Row) -> Text:
     tally = row.tally
-    numbers = {"passed": tally.passed + tally.xfailed, "failed": tally.failed, "flaky": tally.flaky}
-    numbers |= {"skipped": tally.left_out, "infrastructure": tally.infrastructure}
     line = Text(f"{one_line(row.suite, 40)} {row.shape}:", style="bold")
-    for kind, number in numbers.items():
-        if number:
-            line.append(f" {number:,} {kind}", style=STYLES[kind])
+    for kind, title in aggregates.columns(tally).items():
+        if number := tally.in_column(kind):
+            line.append(f" {number:,} {title}", style=STYLES[kind])
     return line.append(f" {duration(tally.time_s)}", style="not bold")
 
 

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from sample_runs import SampleRun, mixed_run, rank, write_log
 
 from disttest.model import Cause, Outcome
+from disttest.reports.html import render_html
 from disttest.reports.summary import STEPS, render_summary
 
 
@@ -27,6 +28,17 @@ def test_golden_green(golden):
     sample = SampleRun()
     sample.test()
     golden("summary-green.md", render_summary(sample.finish()))
+
+
+def test_tests_that_were_not_run_have_a_column_of_their_own():
+    sample = SampleRun()
+    sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU")
+    sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
+    run = sample.finish()
+
+    assert "| failed | flaky | skipped | not run | infrastructure |" in render_summary(run)
+    titles = re.findall(r'<th scope="col" class="n">([^<]*)</th>', render_html(run))
+    assert titles[:6] == ["passed", "failed", "flaky", "skipped", "not run", "infrastructure"]
 
 
 def test_shows_findings_culprits_tails_and_links(tmp_path):

@@ -54,6 +54,21 @@ class TestFinal:
 
         assert "repeat: disttest run 'tests/test_ddp.py::test_all_reduce[2xgloo]' --world-sizes 2 " in text
 
+    @pytest.mark.parametrize("width", [40, 100])
+    def test_tests_that_were_not_run_are_not_counted_as_skipped(self, width):
+        sample = SampleRun()
+        sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU")
+        for name in ("test_after", "test_last"):
+            sample.test(Outcome.NOT_RUN, name=name, message="not run: stopping", seconds=0.0)
+        table = render_final(sample.finish(), width=width).partition("\nslowest")[0]
+
+        if width == 40:
+            assert "1 skipped 2 not run" in table
+        else:
+            titles, counts = (re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines()[-2:])
+            counted = dict(zip(titles, counts, strict=True))
+            assert (counted["skipped"], counted["not run"]) == ("1", "2")
+
     def test_ids_of_slow_tests_are_never_broken(self):
         lines = render_final(mixed_run(), width=40).splitlines()
 

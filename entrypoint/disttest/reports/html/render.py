@@ -42,6 +42,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
     repository = Repository.of(run)
     page = choose_tests(run)
     index = {test.test.nodeid: number for number, test in enumerate(page.tests)}
+    tally = aggregates.tally(run)
     return (
         load_template()
         .render(
@@ -64,7 +65,8 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             place=lambda test: locate(test, repository),
             source=lambda test: one_line(source_line(test, repository), 160),
             table=aggregates.table(run),
-            tally=aggregates.tally(run),
+            tally=tally,
+            columns=aggregates.columns(tally),
             costs=cost_lines(run),
             slowest=aggregates.slowest(run),
             skips=aggregates.skip_reasons(run)[:100],
