@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from multiprocessing import resource_tracker
 
 import psutil
 
@@ -59,13 +60,15 @@ def kill_descendants(
 
     Repeats until none is left, because a process may fork between the look and the kill. The caller
     must be the adopter of orphans (:func:`disttest.host.process.adopt_orphans`), else double-forked ones are out of sight.
+    Python's trackers remove what the killed ones have in shared memory, and end by themselves: they have half of the
+    time for that. This process's own lives as long as it does.
 
     Args:
         spare: processes that live on.
         spare_trees: processes that live on with all that they start.
         limit_s: how long to try.
     """
-    spared = set(spare)
+    spared = {*spare, *_own_tracker()}
     deadline = time.monotonic() + limit_s
     pause_s = 0.001
     while True:
@@ -74,12 +77,19 @@ def kill_descendants(
         for root in spare_trees:
             found -= {root} | children_of(root)
         for pid in found:
-            send_signal(pid, signal.SIGKILL)
+            if time.monotonic() > deadline - limit_s / 2 or not _is_called(pid, _TRACKER):
+                send_signal(pid, signal.SIGKILL)
         reap(_zombies(spared.union(spare_trees)))
         if not found or time.monotonic() > deadline:
             return tuple(sorted(found))
         time.sleep(pause_s)
         pause_s = min(0.05, pause_s * 2)
+
+
+def _own_tracker() -> set[int]:
+    """The process that removes what this one has in shared memory, if it has started one."""
+    pid: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)  # noqa: SLF001 - it has no other name
+    return {pid} if pid else set()
 
 
 def _zombies(spared: set[int]) -> set[int]:
