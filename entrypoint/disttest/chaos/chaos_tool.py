@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,8 @@ from disttest.observe.operations import title_of
 
 _MOST_CALLS = 50_000
 _MOST_ERRORS = 50
+_LONGEST = 2000
+"""Characters of what an exception says."""
 
 
 class ChaosTool(Tool):
@@ -44,12 +46,13 @@ class ChaosTool(Tool):
         if case.fault is not None:  # gloo keeps for messages what it is given when a group is made
             _c10d().default_pg_timeout = min(_c10d().default_pg_timeout, self._limit)
 
-    def report(self, properties: Iterable[tuple[str, Any]]) -> ChaosSeen:
-        """What was seen, with what the test has recorded."""
+    def report(self, properties: Iterable[tuple[str, Any]], raised: BaseException | None) -> ChaosSeen:
+        """What was seen, with what the test has recorded and raised."""
         return ChaosSeen(
             handed=next(self._handed),
             calls=tuple(self._calls),
             errors=tuple(self._errors),
+            raised=tuple(as_text(f"{type(error).__name__}: {error}"[:_LONGEST]) for error in _shown(raised)),
             numbers=numbers_of(properties),
         )
 
@@ -108,6 +111,17 @@ class ChaosTool(Tool):
                 ended_s=time.monotonic(),
             )
         )
+
+
+def _shown(error: BaseException | None) -> Iterator[BaseException]:
+    """The exceptions that a traceback of this one shows, the last first; a group's members in its place."""
+    known = set()
+    while error is not None and id(error) not in known:
+        known.add(id(error))
+        yield error
+        for member in getattr(error, "exceptions", ()):
+            yield from _shown(member)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _lower_limit(group: Group, limit: timedelta) -> None:

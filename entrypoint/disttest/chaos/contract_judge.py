@@ -202,9 +202,8 @@ def _judge_error(
     if wanted is Survival.ERROR:
         return
     error = _of_peers(rank, broke_at_s[0])
-    # Of a traceback the lines of its exceptions: names in the code around them tell nothing.
-    raised = [record.message, *(line for line in record.details.splitlines() if line.startswith("E "))]
-    if not any(map(_OF_PEERS.search, raised)):
+    raised = rank.seen.raised if rank.seen else ()
+    if not any(map(_OF_PEERS.search, (record.message, *raised))):
         after = f", after {error.what} had raised {_short(error.text)}" if error else ""
         yield _RankBreach(
             Breach.OTHER_ERROR, f"raised {_short(record.message)}, which tells of no lost peer{after}"

@@ -67,9 +67,10 @@ def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
 
 
 def _all(ranks: Sequence[UnharmedRank], wanted: Wanted) -> Iterator[Fault]:
-    for kind in wanted.kinds:
-        for rank in ranks:
-            for call in range(1, len(rank.calls) + 1):
+    # Some kinds have the others wait for a limit, and leave the processors to those beside them.
+    for rank in ranks:
+        for call in range(1, len(rank.calls) + 1):
+            for kind in wanted.kinds:
                 yield Fault(kind=kind, rank=rank.rank, call=call, during=wanted.during)
 
 

@@ -26,4 +26,6 @@ class ChaosSeen(Frozen):
     """Calls that its backend was given."""
     calls: tuple[UnharmedCall, ...] = ()
     errors: tuple[SeenError, ...] = ()
+    raised: tuple[str, ...] = ()
+    """What the test raised, each exception after the one in whose handling it was raised: class and message."""
     numbers: dict[str, str] = msgspec.field(default_factory=dict)

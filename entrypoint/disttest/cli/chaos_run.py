@@ -30,8 +30,12 @@ from disttest.results.fold import RunResult, TestOutcome
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.guard.guard import hold_signals, pytest_command, run_guarded
 
-_WORLDS_AT_ONCE = 6
+_RANKS_OF_A_PROCESSOR = 20
 """Most of them wait for a time limit, and need no processor for that."""
+_MOST_AT_ONCE = 16
+"""Worlds; each takes memory."""
+_TRACEBACKS = "--tb=native"
+"""Every survivor of a fault has one, and pytest's own kind parses each of its files anew: as much work as all the rest."""
 
 
 class _Runs(Frozen):
@@ -51,7 +55,8 @@ class _Runs(Frozen):
         with tempfile.TemporaryDirectory(prefix="disttest-chaos-") as folder:
             file = Path(folder) / "plan.json"
             file.write_bytes(msgspec.json.encode(plan))
-            extra = [f"--disttest-chaos={file}", *mode.pytest_arguments(), *self.pytest_args]
+            extra = [f"--disttest-chaos={file}", *mode.pytest_arguments()]
+            extra += [_TRACEBACKS] * bool(plan.cases) + [*self.pytest_args]
             result = run_guarded(
                 pytest_command(self.targets, filled(flags, directory.path), extra),
                 resolve_options(flags),
@@ -84,7 +89,9 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
         click.echo(_describe(each, wanted))
     if not any(each.cases for each in drawn):
         raise UsageError("no test has passed and issued a call in which a rank could be harmed")
-    slots = runs.flags.get("slots") or str(_WORLDS_AT_ONCE * max(_size(each.test) for each in drawn))
+    slots = runs.flags.get("slots") or str(
+        _slots(max(_size(each.test) for each in drawn), runs.hardware.cpus)
+    )
     harmed, owes = runs.run(_plan(drawn), directory, slots=slots)
     code = _finish(harmed, directory.path, owes=owes)
     if not wanted.samples or wanted.faults:
@@ -152,6 +159,11 @@ def _is_counted(test: TestOutcome) -> bool:
 
 def _size(test: TestCase) -> int:
     return test.world.size if test.world else 1
+
+
+def _slots(size: int, processors: int) -> int:
+    """How many ranks harmed worlds of a size may have at once."""
+    return size * min(_MOST_AT_ONCE, max(1, _RANKS_OF_A_PROCESSOR * processors // size))
 
 
 def _plan(drawn: Sequence[Drawn]) -> ChaosPlan:

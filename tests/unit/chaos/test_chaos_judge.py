@@ -44,11 +44,9 @@ def passed(rank=0, *, errors=(), numbers=None, handed=12):
     return Harmed(record, ChaosSeen(errors=errors, numbers=numbers or {}, handed=handed))
 
 
-def failed(message, *errors, rank=0, details="", failed_at_s=None):
-    record = RankRecord(
-        rank=rank, end=RankEnd.REPORTED, outcome=Outcome.FAILED, message=message, details=details
-    )
-    return Harmed(record, ChaosSeen(errors=errors), failed_at_s)
+def failed(message, *errors, rank=0, raised=(), failed_at_s=None):
+    record = RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.FAILED, message=message)
+    return Harmed(record, ChaosSeen(errors=errors, raised=raised), failed_at_s)
 
 
 def error(text=LOST, *, began_s=STRUCK_S - 1, after_s=0.1):
@@ -103,15 +101,15 @@ def test_a_rank_that_died_has_told_nothing():
 
 
 @pytest.mark.parametrize(
-    ("message", "details", "expected"),
+    ("message", "raised", "expected"),
     [
-        ("KeyError: 1", f"E   {LOST}", "handler"),
-        ("assert 2 == 4", "world = World(backend='gloo', peer=1)", "other-error"),
-        ("PeerLost: a rank is gone", f"E   {LOST}", None),
+        ("KeyError: 1", ("KeyError: 1", LOST), "handler"),
+        ("assert 2 == 4", ("AssertionError: assert 2 == 4",), "other-error"),
+        ("PeerLost: a rank is gone", ("PeerLost: a rank is gone", LOST), None),
     ],
 )
-def test_what_a_rank_makes_of_the_error(message, details, expected):
-    assert expected == breach(case(), failed(message, error(), details=details), VICTIM)
+def test_what_a_rank_makes_of_the_error(message, raised, expected):
+    assert expected == breach(case(), failed(message, error(), raised=raised), VICTIM)
 
 
 def test_late_is_what_comes_after_the_limit_of_the_contract():

@@ -32,6 +32,7 @@ class Chaos:
         fault = order.chaos.fault if order.chaos else None
         self._may_leave = fault is not None and fault.rank != rank
         self._has_failed = False
+        self._raised: BaseException | None = None
         if self._may_leave:
             config.pluginmanager.register(self, "disttest-chaos")
         self._tool: ChaosTool | None = None
@@ -39,6 +40,11 @@ class Chaos:
         if order.chaos is not None and "torch.distributed" in sys.modules:
             self._tool = ChaosTool(order.chaos, rank, lambda at_s: channel.send(FaultStruck(at_s=at_s)))
             observe.install(self._tool)
+
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
+        """Note what it raises first, in whatever style tracebacks are shown."""
+        if self._raised is None and call.excinfo is not None:
+            self._raised = call.excinfo.value
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure."""
@@ -57,5 +63,5 @@ class Chaos:
         """What came of it, for the world."""
         if self._tool is None:
             return {}
-        report = self._tool.report(items[self._nodeid].user_properties)
+        report = self._tool.report(items[self._nodeid].user_properties, self._raised)
         return {NAME: msgspec.Raw(_encoder.encode(report))}
