@@ -121,7 +121,7 @@ def start_daemon(folder: Path, data_root: Path, more_path: Sequence[Path]) -> su
             start_new_session=True,
             env={
                 **os.environ,
-                "PATH": ":".join([os.environ["PATH"], "/usr/sbin:/sbin", *map(str, more_path)]),
+                "PATH": ":".join([*map(str, more_path), os.environ["PATH"], "/usr/sbin:/sbin"]),
             },
         )
 
