@@ -23,13 +23,13 @@ FINDINGS = {
         None,
     ),
     "shapes_differ": (
-        r"ranks disagree at collective #1 of group default: rank 0 called broadcast of Float\[4\] at "
-        r"hangs.py:\d+, rank 1 called broadcast of Float\[5\] at hangs.py:\d+",
+        r"ranks disagree at collective #1 of group default: rank 0 called broadcast of float32\[4\] at "
+        r"hangs.py:\d+, rank 1 called broadcast of float32\[5\] at hangs.py:\d+",
         None,
     ),
     "dtypes_differ": (
-        r"ranks disagree at collective #1 of group default: rank 0 called broadcast of Float\[4\] at "
-        r"hangs.py:\d+, rank 1 called broadcast of Double\[4\] at hangs.py:\d+",
+        r"ranks disagree at collective #1 of group default: rank 0 called broadcast of float32\[4\] at "
+        r"hangs.py:\d+, rank 1 called broadcast of float64\[4\] at hangs.py:\d+",
         None,
     ),
     "groups_differ": (

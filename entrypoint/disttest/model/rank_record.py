@@ -34,7 +34,7 @@ class Collective(Frozen):
     op: str
     backend: str = ""
     inputs: str = ""
-    """Dtypes and shapes of the inputs: ``Float[4, 3]``."""
+    """Dtypes and shapes of the inputs: ``float32[4, 3]``."""
     outputs: str = ""
     done: bool = False
     at_s: Seconds = 0.0

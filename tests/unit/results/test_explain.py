@@ -6,7 +6,9 @@ from disttest.model import Collective, Outcome, RankEnd, RankRecord
 from disttest.results.hang_findings import explain
 
 
-def call(op, seq, *, group="default", done=False, inputs="Float[4]", where="test_step.py:44", backend="gloo"):
+def call(
+    op, seq, *, group="default", done=False, inputs="float32[4]", where="test_step.py:44", backend="gloo"
+):
     return Collective(
         group=group, seq=seq, op=op, inputs=inputs, outputs=inputs, done=done, where=where, backend=backend
     )
@@ -105,12 +107,12 @@ CASES = {
     ),
     "different shapes": (
         [
-            hung(0, call("all_reduce", 3, inputs="Float[4]")),
-            hung(1, call("all_reduce", 3, inputs="Double[5]")),
+            hung(0, call("all_reduce", 3, inputs="float32[4]")),
+            hung(1, call("all_reduce", 3, inputs="float64[5]")),
         ],
         "ranks disagree at collective #3 of group default: "
-        "rank 0 called all_reduce of Float[4] at test_step.py:44, "
-        "rank 1 called all_reduce of Double[5] at test_step.py:44",
+        "rank 0 called all_reduce of float32[4] at test_step.py:44, "
+        "rank 1 called all_reduce of float64[5] at test_step.py:44",
         None,
     ),
     "two groups": (
@@ -167,7 +169,7 @@ def test_nothing_known_is_no_finding():
 
 
 def test_uneven_collectives_may_have_different_shapes():
-    ranks = [hung(r, call("all_to_all_single", 1, inputs=f"Float[{r}]")) for r in range(2)]
+    ranks = [hung(r, call("all_to_all_single", 1, inputs=f"float32[{r}]")) for r in range(2)]
 
     assert "does not complete" in explain(ranks).message
 
