@@ -14,6 +14,7 @@ import pytest
 from cuda_environment import cuda_environment
 from documents import blocks, commands
 from engine import Engine, build, build_target
+from typed import said
 
 from disttest.emulated_device import emulated_environment
 
@@ -92,21 +93,13 @@ def test_without_a_driver_it_runs_on_the_cpu(engine: Engine, cuda_image: str) ->
     assert "2xgloo" in done.stdout
 
 
-def types(text: str, folder: Path, engine: Engine) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-euc", text],
-        cwd=folder, env=engine.environment(), timeout=300, check=False, capture_output=True, text=True,
-    )  # fmt: skip
-
-
 def test_the_command_of_the_page(engine: Engine, page_command: str, tmp_path: Path) -> None:
     """As it stands there: without its ``--gpus all`` there would be no GPUs."""
     workspace = tmp_path / "workspace"
     workspace.mkdir()
 
-    done = types(page_command, workspace, engine)
+    said(page_command, workspace, engine.environment())
 
-    assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads((workspace / "results" / "results.json").read_text())
     assert {test["test"]["world"]["backend"] for test in run["tests"]} == {"nccl"}
     assert run["hardware"]["gpus"] == ["Emulated GPU (host memory)"] * 2

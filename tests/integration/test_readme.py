@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT, blocks, commands, write_files
 from environments import make_environment, packages_but_ours, uv
+from typed import said
 
 PUBLISHED = "https://github.com/org/dist-tests"
 
@@ -35,17 +36,6 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-
-
-def said(text: str, folder: Path, environ: dict[str, str]) -> str:
-    """Type it into a shell that stops at the first command that fails; what it prints."""
-    done = subprocess.run(
-        ["bash", "-euc", text],
-        cwd=folder, env=environ, timeout=240, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def provide(python: Path, name: str, start: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.board_tool import BoardTool
@@ -99,6 +100,7 @@ class Stage:
 
     def __init__(self, size):
         self.board = WaitBoard(size)
+        self.began_s = time.monotonic()
         self.ranks = [Actor(self.board, rank) for rank in range(size)]
 
     def snapshot(self, rank):
@@ -110,9 +112,9 @@ class Stage:
         return Situation(
             ranks={rank: slot for rank, slot in found.items() if rank not in gone},
             over={rank: slot for rank, slot in found.items() if rank in gone},
-            now_s=NOW_S,
-            began_s=0.0,
-            deadline_s=LIMIT_S,
+            now_s=self.began_s + NOW_S,
+            began_s=self.began_s,
+            deadline_s=self.began_s + LIMIT_S,
             dead=frozenset(dead),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +18,17 @@ def types(text: str, lab: Lab) -> str:
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
     output, _ = start_program(["bash", "-uc", text], lab.folder, environ).communicate(timeout=240)
     return output
+
+
+def said(text: str, folder: Path, environ: dict[str, str]) -> str:
+    """Type it into a shell that stops at the first command that fails; what it prints."""
+    done = subprocess.run(
+        ["bash", "-euc", text],
+        cwd=folder, env=environ, timeout=240, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def without_numbers(text: str) -> str:

@@ -52,7 +52,7 @@ class ChaosTool(Tool):
             handed=next(self._handed),
             calls=tuple(self._calls),
             errors=tuple(self._errors),
-            raised=tuple(as_text(f"{type(error).__name__}: {error}"[:_LONGEST]) for error in _shown(raised)),
+            raised=tuple(as_text(_words(error)[:_LONGEST]) for error in _shown(raised)),
             numbers=numbers_of(properties),
         )
 
@@ -102,7 +102,7 @@ class ChaosTool(Tool):
     def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
         if isinstance(error, FaultRaised) or len(self._errors) >= _MOST_ERRORS:
             return
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        text = _words(error).partition("\n")[0]
         self._errors.append(
             SeenError(
                 what=f"{what} at {where}" if where else what,
@@ -111,6 +111,10 @@ class ChaosTool(Tool):
                 ended_s=time.monotonic(),
             )
         )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _shown(error: BaseException | None) -> Iterator[BaseException]:

@@ -167,9 +167,10 @@ def _table(rows: list[Row], run: RunResult) -> Table:
 
 
 def _cells(tally: Tally, kinds: Iterable[str], *, with_gpus: bool) -> list[Text]:
+    numbers = {kind: tally.in_column(kind) for kind in kinds}
     cells = [
         Text(f"{number:,}" if number else "·", style=STYLES[kind] if number else "dim")
-        for kind, number in ((kind, tally.in_column(kind)) for kind in kinds)
+        for kind, number in numbers.items()
     ]
     minutes = Text(f"{tally.gpu_s / 60:.1f}" if tally.gpu_s else "·")
     return [*cells, Text(duration(tally.time_s)), *[minutes] * with_gpus]

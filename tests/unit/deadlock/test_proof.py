@@ -220,7 +220,8 @@ def test_who_is_not_the_root_needs_the_root_alone(op):
 
 
 def test_a_wait_that_gives_up_before_the_test():
-    assert stage_of(lambda a: waits_for_key(a, timeout_s=5.0), reduce).judge() is not None
+    assert stage_of(lambda a: waits_for_key(a, timeout_s=5.0), reduce).judge() is None
+    assert stage_of(lambda a: waits_for_key(a, timeout_s=1800.0), reduce).judge()
     stage = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=5.0), idle)
     situation = stage.situation(over=[1])
     gives_up_s = stage.snapshot(0).waits[0].until_s
