@@ -63,6 +63,9 @@ TOOLS: Mapping[str, tuple[str, ...]] = {
     "values": NO_DEADLOCK + NUMBERS,
 }
 
+PROVEN_SOON_S = 1.5
+"""After the last event of a hang; what takes longer is named."""
+
 MEGABYTE = 1 << 18
 """Numbers of 32 bits."""
 
@@ -244,11 +247,17 @@ def try_planted(family: Planted, straggle_s: float, slots: int) -> bool:
     print(f"{family.title}: {right} of {tried}", flush=True)
     for name, why in missed.items():
         print(f"  {name}: {why}")
-    times = [s for result in results_of(ran).values() if (s := seconds_to_proof(result)) is not None]
+    times = {
+        name: s for name, result in results_of(ran).items() if (s := seconds_to_proof(result)) is not None
+    }
     if times:
+        late = {name: s for name, s in times.items() if s > PROVEN_SOON_S}
         print(
-            f"  from the last event to the proof: median {statistics.median(times):.2f} s, p99 {p99(times):.2f} s"
+            f"  from the last event to the proof: median {statistics.median(times.values()):.2f} s, "
+            f"p99 {p99(list(times.values())):.2f} s; {len(times) - len(late)} within {PROVEN_SOON_S} s"
         )
+        for name, s in late.items():
+            print(f"    {name}: {s:.1f} s")
     return right >= family.aim * tried
 
 

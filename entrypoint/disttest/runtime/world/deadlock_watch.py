@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -28,6 +29,9 @@ from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
 
 _STILL = 5
 """Looks in a row that have found nothing changed."""
+_TRICKLE = 4
+"""Hundredths of a second of a processor that a rank may spend meanwhile: the thread of each of gloo's groups looks a
+hundred times a second whether a message has come. What computes spends ten times as much."""
 _ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """A rank that handles one of them may be about to be woken."""
 
@@ -56,8 +60,8 @@ class DeadlockWatch:
         self._slots: Sequence[bytes] = ()
         self._on_gpu: frozenset[int] | None = None
         """None: not read since the slots have changed."""
-        self._ticks: Sequence[int] = ()
-        self._same_looks = 0
+        self._ticks: deque[Mapping[int, int]] = deque(maxlen=_STILL)
+        """By rank, at each of the last looks that have found the slots as they are."""
         self._ask_after_s = 0.0
         self._pause_s = DEADLOCK_FIRST_PAUSE_S
 
@@ -82,18 +86,19 @@ class DeadlockWatch:
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
         if slots != self._slots:
             self._slots, self._pause_s, self._ask_after_s = slots, DEADLOCK_FIRST_PAUSE_S, 0.0
-            self._same_looks, self._on_gpu = 0, None
+            self._ticks.clear()
+            self._on_gpu = None
             return False
         on_gpu = self._ranks_on_gpu(attempt)
         try:
-            ticks = [
-                0 if progress.rank in on_gpu else cpu_ticks(progress.pid) for progress in attempt.living()
-            ]
+            self._ticks.append({p.rank: cpu_ticks(p.pid) for p in attempt.living() if p.rank not in on_gpu})
         except ProcessLookupError:  # its end is about to be noticed
             return False
-        self._same_looks = self._same_looks + 1 if ticks == self._ticks else 0
-        self._ticks = ticks
-        return self._same_looks >= _STILL - 1
+        first, last = self._ticks[0], self._ticks[-1]
+        if first.keys() != last.keys():
+            self._ticks.clear()
+            return False
+        return len(self._ticks) == _STILL and all(last[rank] - first[rank] <= _TRICKLE for rank in last)
 
     def _ranks_on_gpu(self, attempt: Attempt) -> frozenset[int]:
         """Ranks that may ask their GPU again and again whether it has come to an end; slots that change are not read."""

@@ -1,4 +1,4 @@
-"""What a look at the board costs while ranks are busy."""
+"""What a look at the board costs while ranks are busy, and who counts as busy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Board:
 
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch):
-    """A board, a function that looks at it once, and the slots that were read."""
+    """A board, a function that looks at it once, the slots that were read, and what processes spend between looks."""
     now_s = 0.0
     read: list[bytes] = []
+    spends: dict[int, int] = {}
 
     def look() -> None:
         nonlocal now_s
@@ -39,17 +40,17 @@ def looking(monkeypatch: pytest.MonkeyPatch):
     ranks = [SimpleNamespace(rank=rank, pid=1000 + rank) for rank in range(RANKS)]
     attempt: Any = SimpleNamespace(ranks=ranks, living=lambda: ranks, deadlock=None, failed_s=None)
     monkeypatch.setattr(deadlock_watch.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(deadlock_watch, "cpu_ticks", lambda pid: round(now_s / TICK_S))  # busy
+    monkeypatch.setattr(deadlock_watch, "cpu_ticks", lambda pid: round(now_s / TICK_S) * spends.get(pid, 20))
     monkeypatch.setattr(
         deadlock_watch, "read_slot", lambda slot: read.append(slot) or SimpleNamespace(waits=())
     )
     board: Any = Board()
     watch = DeadlockWatch(board, DeadlockRule.FAIL, dict)
-    return board, look, read
+    return board, look, read, spends
 
 
 def test_slots_that_change_are_not_read(looking):
-    board, look, read = looking
+    board, look, read, _ = looking
     for board.version in range(10):
         look()
 
@@ -57,7 +58,7 @@ def test_slots_that_change_are_not_read(looking):
 
 
 def test_slots_that_stay_are_read_once(looking):
-    board, look, read = looking
+    board, look, read, _ = looking
     for _ in range(10):
         look()
     assert [board.slot(rank) for rank in range(RANKS)] == read
@@ -66,3 +67,16 @@ def test_slots_that_stay_are_read_once(looking):
     look()
     look()
     assert 2 * RANKS == len(read)
+
+
+@pytest.mark.parametrize(("spent", "judged"), [(0, 1), (1, 1), (2, 0)])
+def test_a_rank_that_spends_hardly_any_time_is_still(looking, monkeypatch, spent, judged):
+    """In hundredths of a second between two looks: gloo's threads look at their sockets all the time."""
+    _, look, _, spends = looking
+    spends |= {1000 + rank: 0 for rank in range(RANKS)} | {1002: spent}
+    looks = []
+    monkeypatch.setattr(DeadlockWatch, "_judge", lambda *_: looks.append(1))
+    for _ in range(6):
+        look()
+
+    assert len(looks) == judged
