@@ -325,3 +325,12 @@ def mixed_run(results_dir: Path | None = None) -> RunResult:
     )
     run.note("tests/test_threads.py left 1 thread behind at import: its worlds start as fresh interpreters")
     return run.finish()
+
+
+def stopped_run() -> RunResult:
+    """A run that ended early: one test was skipped, the two after it were not run."""
+    run = SampleRun()
+    run.test(Outcome.SKIPPED, name="test_skipped", message="no GPU", seconds=0.0)
+    for name in ("test_after", "test_last"):
+        run.test(Outcome.NOT_RUN, name=name, message="not run: stopping", seconds=0.0)
+    return run.finish()

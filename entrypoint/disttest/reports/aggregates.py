@@ -138,14 +138,32 @@ def slowest(run: RunResult, limit: int = 10) -> list[TestOutcome]:
     return sorted(ran, key=lambda test: -test.final.duration_s)[:limit]
 
 
-def skip_reasons(run: RunResult) -> list[tuple[str, int]]:
-    """Return each reason with the number of tests that did not run because of it, most frequent first."""
-    reasons = Counter(
-        one_line(test.final.message) or "no reason given"
-        for test in run.tests
-        if not test.final.outcome.has_run
-    )
-    return reasons.most_common()
+@dataclass(frozen=True, kw_only=True)
+class Reasons:
+    """Why tests were left out: those of one column of the final table."""
+
+    title: str
+    """The column's."""
+    counts: tuple[tuple[str, int], ...]
+    """Each reason with its number of tests, most frequent first."""
+
+    @property
+    def tests(self) -> int:
+        """Number of tests."""
+        return sum(number for _, number in self.counts)
+
+
+def reasons_left_out(run: RunResult) -> list[Reasons]:
+    """Return why tests were skipped, and why they were not run: each only where there are some."""
+    reasons: dict[str, Counter[str]] = {"skipped": Counter(), "not_run": Counter()}
+    for test in run.tests:
+        if not test.final.outcome.has_run:
+            reasons[classify(test)][one_line(test.final.message) or "no reason given"] += 1
+    return [
+        Reasons(title=_COLUMNS[kind], counts=tuple(counts.most_common()))
+        for kind, counts in reasons.items()
+        if counts
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,12 +266,13 @@ class _Summary:
         if slow:
             lines = [f"| {duration(test.final.duration_s)} | {code(test.test.nodeid)} |" for test in slow]
             yield from _collapsible("Slowest tests", ["| time | test |", "|---:|---|", *lines, ""])
-        reasons = aggregates.skip_reasons(self.run)
-        if reasons:
-            lines = [f"| {number:,} | {cell(reason)} |" for reason, number in reasons[: self.detail.listed]]
-            if len(reasons) > self.detail.listed:
-                lines.append(f"| … | {count(len(reasons) - self.detail.listed, 'more reason')} |")
-            title = f"Skipped: {count(sum(number for _, number in reasons), 'test')}, by reason"
+        for why in aggregates.reasons_left_out(self.run):
+            lines = [
+                f"| {number:,} | {cell(reason)} |" for reason, number in why.counts[: self.detail.listed]
+            ]
+            if len(why.counts) > self.detail.listed:
+                lines.append(f"| … | {count(len(why.counts) - self.detail.listed, 'more reason')} |")
+            title = f"{why.title.capitalize()}: {count(why.tests, 'test')}, by reason"
             yield from _collapsible(title, ["| tests | reason |", "|---:|---|", *lines, ""])
 
         yield from self._named(

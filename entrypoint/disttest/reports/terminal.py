@@ -99,10 +99,9 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow
         ]
         yield _titled("slowest", lines, len(lines))
-    reasons = aggregates.skip_reasons(run)
-    if reasons:
-        lines = [_hanging(f"{number:>8,}  ", reason, width) for reason, number in reasons[:MAX_FAILURES]]
-        yield _titled("skipped", lines, len(reasons))
+    for why in aggregates.reasons_left_out(run):
+        lines = [_hanging(f"{number:>8,}  ", reason, width) for reason, number in why.counts[:MAX_FAILURES]]
+        yield _titled(why.title, lines, len(why.counts))
     if run.notes:
         notes = [Text(f"  {one_line(note)}") for note in run.notes[:MAX_FAILURES]]
         yield _titled("notes", notes, len(run.notes))

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 import msgspec
 import pytest
-from sample_runs import SampleRun, mixed_run, rank, write_log
+from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Collective, Outcome, TestResult
 from disttest.reports.html import render_html
@@ -51,6 +51,16 @@ def test_five_thousand_tests_with_loud_failures_stay_under_five_megabytes(tmp_pa
     assert len(page.encode()) < 5_000_000
     assert len(embedded(page, "data")["tests"]) == 5_000
     assert len(embedded(page, "details")) == 500
+
+
+def test_reasons_of_tests_that_were_not_run_are_a_list_of_their_own():
+    page = render_html(stopped_run())
+
+    lists = re.findall(r"<h3>(Skipped|Not run)</h3><ul[^>]*>(.*?)</ul>", page)
+    assert [(title, re.sub(r"<[^>]*>", "", items)) for title, items in lists] == [
+        ("Skipped", "1 no GPU"),
+        ("Not run", "2 not run: stopping"),
+    ]
 
 
 def test_every_test_that_torch_would_have_passed_is_named():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from sample_runs import SampleRun, mixed_run, rank, write_log
+from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Cause, Outcome
 from disttest.reports.html import render_html
@@ -31,14 +31,23 @@ def test_golden_green(golden):
 
 
 def test_tests_that_were_not_run_have_a_column_of_their_own():
-    sample = SampleRun()
-    sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU")
-    sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
-    run = sample.finish()
+    run = stopped_run()
 
     assert "| failed | flaky | skipped | not run | infrastructure |" in render_summary(run)
     titles = re.findall(r'<th scope="col" class="n">([^<]*)</th>', render_html(run))
     assert titles[:6] == ["passed", "failed", "flaky", "skipped", "not run", "infrastructure"]
+
+
+def test_reasons_of_tests_that_were_not_run_are_a_list_of_their_own():
+    text = render_summary(stopped_run())
+
+    skipped, not_run = (
+        re.search(rf"<summary>{title}: ([^<]*)</summary>(.*?)</details>", text, re.DOTALL)
+        for title in ("Skipped", "Not run")
+    )
+    assert (skipped[1], not_run[1]) == ("1 test, by reason", "2 tests, by reason")
+    assert re.findall(r"^\| [\d,]+ \| .*", skipped[2], re.MULTILINE) == ["| 1 | no GPU |"]
+    assert re.findall(r"^\| [\d,]+ \| .*", not_run[2], re.MULTILINE) == ["| 2 | not run: stopping |"]
 
 
 def test_shows_findings_culprits_tails_and_links(tmp_path):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rendered import render_final
 from rich.console import Console
-from sample_runs import EPOCH_S, SampleRun, mixed_run, rank
+from sample_runs import EPOCH_S, SampleRun, mixed_run, rank, stopped_run
 
 from disttest.model import Outcome
 from disttest.reports.live import LiveView, render_live
@@ -56,11 +56,7 @@ class TestFinal:
 
     @pytest.mark.parametrize("width", [40, 100])
     def test_tests_that_were_not_run_are_not_counted_as_skipped(self, width):
-        sample = SampleRun()
-        sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU")
-        for name in ("test_after", "test_last"):
-            sample.test(Outcome.NOT_RUN, name=name, message="not run: stopping", seconds=0.0)
-        table = render_final(sample.finish(), width=width).partition("\nslowest")[0]
+        table = render_final(stopped_run(), width=width).partition("\nskipped")[0]
 
         if width == 40:
             assert "1 skipped 2 not run" in table
@@ -68,6 +64,11 @@ class TestFinal:
             titles, counts = (re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines()[-2:])
             counted = dict(zip(titles, counts, strict=True))
             assert (counted["skipped"], counted["not run"]) == ("1", "2")
+
+    def test_reasons_of_tests_that_were_not_run_are_a_list_of_their_own(self):
+        text = render_final(stopped_run())
+
+        assert "\nskipped\n       1  no GPU\n\nnot run\n       2  not run: stopping\n" in text
 
     def test_ids_of_slow_tests_are_never_broken(self):
         lines = render_final(mixed_run(), width=40).splitlines()
