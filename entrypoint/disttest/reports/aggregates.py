@@ -16,7 +16,7 @@ from disttest.results.repeat import repeat_command, replay_command
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
 """What a test can have come to, in the order in which a reader wants to see them."""
-_COLUMNS = {
+TITLES = {
     "passed": "passed",
     "failed": "failed",
     "flaky": "flaky",
@@ -24,6 +24,7 @@ _COLUMNS = {
     "not_run": "not run",
     "infrastructure": "infrastructure",
 }
+"""The kinds that are counted, and what they are called."""
 
 
 @dataclass(kw_only=True)
@@ -114,7 +115,7 @@ class Row:
 
 def columns(total: Tally) -> dict[str, str]:
     """The columns of counts in the final table, kind -> title; of tests that were not run only where there are some."""
-    return {kind: title for kind, title in _COLUMNS.items() if kind != "not_run" or total.not_run}
+    return {kind: title for kind, title in TITLES.items() if kind != "not_run" or total.not_run}
 
 
 def table(run: RunResult) -> list[Row]:
@@ -160,7 +161,7 @@ def reasons_left_out(run: RunResult) -> list[Reasons]:
         if not test.final.outcome.has_run:
             reasons[classify(test)][one_line(test.final.message) or "no reason given"] += 1
     return [
-        Reasons(title=_COLUMNS[kind], counts=tuple(counts.most_common()))
+        Reasons(title=TITLES[kind], counts=tuple(counts.most_common()))
         for kind, counts in reasons.items()
         if counts
     ]

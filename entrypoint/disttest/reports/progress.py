@@ -169,9 +169,9 @@ def status_line(progress: Progress) -> Text:
     """Return the counts, the time so far, and the time left."""
     tests, done, counts = len(progress.tests), progress.done, progress.counts
     line = Text(f"{done:,}/{tests:,}" if tests else "collecting")
-    for kind in ("failed", "infrastructure", "flaky", "skipped"):
+    for kind in ("failed", "infrastructure", "flaky", "skipped", "not_run"):
         if counts[kind]:
-            line.append(f" · {counts[kind]:,} {kind}", style=STYLES[kind])
+            line.append(f" · {counts[kind]:,} {aggregates.TITLES[kind]}", style=STYLES[kind])
     if progress.not_collected:
         line.append(f" · {progress.not_collected:,} not collected", style=STYLES["failed"])
     began_at_s = progress.began.at_s if progress.began else progress.started_at_s

@@ -325,6 +325,16 @@ class TestLiveView:
         assert "✗ rank 1 failed" in text
         assert "3/3 · 1 failed · 1 skipped" in text
 
+    def test_counts_the_tests_that_the_run_did_not_come_to(self):
+        progress = Progress()
+        sample = SampleRun()
+        sample.test(Outcome.SKIPPED, name="test_skipped", message="no GPU", seconds=0.0)
+        sample.test(Outcome.NOT_RUN, name="test_after", message="not run: stopping", seconds=0.0)
+        for event in sample.events:
+            progress.take(event)
+
+        assert status_line(progress).plain.startswith("2/2 · 1 skipped · 1 not run")
+
     def test_shows_the_worlds_that_run_with_their_slots_and_seconds(self):
         progress = Progress()
         sample = SampleRun()
