@@ -18,7 +18,7 @@ from action_files import ROOT, expected
 from disttest.cli.launch import launch
 from disttest.cli.main import command
 from disttest.options.action_inputs import INPUTS, Input, InputKind, groups_of_inputs
-from disttest.options.flags import PytestOption
+from disttest.options.flags import ForeignOption
 from disttest.options.registry import RUN_OPTIONS
 from disttest.planning.targets import suite_names
 from disttest.reports.outputs import OUTPUTS
@@ -47,7 +47,7 @@ def jobs(path: Path) -> dict[str, Any]:
 
 
 def flags_of(one: click.Command) -> set[str]:
-    own = [parameter for parameter in one.params if not isinstance(parameter, PytestOption)]
+    own = [parameter for parameter in one.params if not isinstance(parameter, ForeignOption)]
     return {flag for parameter in own for flag in parameter.opts if flag.startswith("--")}
 
 

@@ -12,7 +12,7 @@ import msgspec
 from disttest.errors import DisttestError
 from disttest.launch.options import LaunchOptions
 from disttest.masking import masker
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import RegistryCommand, flags, flags_handed_on, words_handed_on
 
 if TYPE_CHECKING:
     from disttest.launch.launch_host import Host
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
 @flags("launch")
+@flags_handed_on("run", by="launch")
 @click.pass_context
 def launch(
     context: click.Context,
@@ -34,6 +35,8 @@ def launch(
     **asked: Any,
 ) -> None:
     """Start the image on this host, run disttest in it, and return its exit code.
+
+    Options of disttest run that are none of these may stand before its targets, too.
 
     \b
     disttest launch ddp                        the released image, with the GPUs that are here
@@ -46,7 +49,9 @@ def launch(
     from disttest.reports.outputs import failure_outputs, publish_outputs
 
     host = this_host()
-    options = read_options((*arguments, *_pytest_part(context.obj)), host, **asked)
+    # Behind the first argument, which may be the name of a command.
+    inside = (*arguments[:1], *words_handed_on(context), *arguments[1:], *_pytest_part(context.obj))
+    options = read_options(inside, host, **asked)
     if dry_run:
         click.echo(render_preview(preview(options, host)))
         return

@@ -18,6 +18,7 @@ from disttest.options.registry import RUN_OPTIONS, groups_of, options_of
 from disttest.options.values import Type, spell_out
 
 _GIVEN = "disttest.given"
+_HANDED_ON = "disttest.handed_on"
 _OTHERS = "Options"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -54,8 +55,16 @@ class _Switch(click.Option):
     """A flag that may stand alone."""
 
 
-class PytestOption(click.Option):
+class ForeignOption(click.Option):
+    """A flag that is not the command's own, but of what the command starts."""
+
+
+class PytestOption(ForeignOption):
     """A flag of pytest's, handed on to it before what stands behind ``--``."""
+
+
+class _ForeignSwitch(_Switch, ForeignOption):
+    """A flag of another command that may stand alone."""
 
 
 def flags(command: str, **types: Type) -> Decorator:
@@ -74,6 +83,30 @@ def flags(command: str, **types: Type) -> Decorator:
         return function
 
     return give
+
+
+def flags_handed_on(inner: str, *, by: str) -> Decorator:
+    """Let a command take the flags of the one that it starts, too, without showing them: see :func:`words_handed_on`.
+
+    A flag that both have is the outer one's own. Secrets are left out: they would stand on a command line.
+    """
+    own = {option.flag for option in options_of(by)}
+
+    def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        for word in PYTEST_WORDS:
+            if inner in word.commands:
+                function = _pytest_flag(word, hidden=True)(function)
+        for option in options_of(inner):
+            if option.flag not in own and not option.secret:
+                function = _foreign_flag(option)(function)
+        return function
+
+    return give
+
+
+def words_handed_on(context: click.Context) -> tuple[str, ...]:
+    """What the command line has of the flags of the inner command, for that one's command line."""
+    return tuple(context.meta.get(_HANDED_ON, ()))
 
 
 def was_given(option: Option) -> bool:
@@ -95,7 +128,24 @@ def _flag(option: Option, type_: Type) -> Decorator:
     )
 
 
-def _pytest_flag(word: PytestWord) -> Decorator:
+def _foreign_flag(option: Option) -> Decorator:
+    def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
+        words = context.meta.setdefault(_HANDED_ON, [])
+        for value in given if option.many else (given,):
+            if value is not None:
+                words.extend([f"{option.flag}={value}"] if option.is_switch else [option.flag, value])
+
+    return click.option(
+        option.flag,
+        cls=_ForeignSwitch if option.is_switch else ForeignOption,
+        multiple=option.many,
+        callback=hand_on,
+        expose_value=False,
+        hidden=True,
+    )
+
+
+def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
     def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         if given:
             context.obj[:0] = [word.flags[0], given] if word.form else [word.flags[0]] * given
@@ -107,6 +157,7 @@ def _pytest_flag(word: PytestWord) -> Decorator:
         help=word.help,
         callback=hand_on,
         expose_value=False,
+        hidden=hidden,
         **valued,
     )
 

@@ -11,7 +11,7 @@ from disttest import plugin
 from disttest.cli.main import command, main
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Isolation
-from disttest.options.flags import PytestOption, RegistryCommand, flags
+from disttest.options.flags import ForeignOption, RegistryCommand, flags
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
@@ -175,7 +175,7 @@ def test_common_options_of_pytest_need_no_dashes_before_them(words, before, behi
 @pytest.mark.parametrize("name", sorted({name for option in OPTIONS for name in option.commands}))
 def test_a_command_has_the_options_of_the_registry_and_no_others(name):
     options = options_of(name)
-    own = [each for each in command.commands[name].params if not isinstance(each, PytestOption)]
+    own = [each for each in command.commands[name].params if not isinstance(each, ForeignOption)]
     flags = [flag for each in own for flag in each.opts if flag.startswith("--")]
 
     assert len(options) == len({option.name for option in options})
