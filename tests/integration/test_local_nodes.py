@@ -209,35 +209,61 @@ def test_without_s_nothing_that_ranks_on_nodes_print_is_shown(lab: Lab) -> None:
     assert "of no rank" in (alone.results / "junit.xml").read_text(), "no rank: its output is for its report"
 
 
-COLLECTS_UNTIL_TOLD = """
+NEVER_COLLECTED = """
     import pathlib, time
-    import pytest
 
-    pytestmark = pytest.mark.world_size(2)
     pathlib.Path("collecting").touch()
-    while not pathlib.Path("go-on").exists():
+    while True:
         time.sleep(0.01)
-
-    def test_never_starts(world):
-        pathlib.Path("ran").touch()
 """
 
 
 def test_a_signal_while_tests_are_collected_cancels_the_run(lab: Lab) -> None:
-    lab.write(test_slow=COLLECTS_UNTIL_TOLD)
+    lab.write(test_slow=NEVER_COLLECTED)
     process = lab.start("test_slow.py", "--launcher", "local", "--nodes", "2")
     wait_until((lab.folder / "collecting").exists, "the tests are collected")
     process.send_signal(signal.SIGTERM)
-    (lab.folder / "go-on").touch()
     output, _ = process.communicate(timeout=120)
     ended = Ended(process.returncode, output, lab.folder / "results")
 
     assert ended.exit_code == 128 + signal.SIGTERM, output
     assert ended.run.reason == "the run was cancelled by SIGTERM"
-    assert not (lab.folder / "ran").exists()
+    assert (ended.results / "junit.xml").exists()
+
+
+LATE = """
+    import time
+    import pytest
+
+    pytestmark = pytest.mark.world_size(2)
+    time.sleep(1.1)
+
+    def test_never_starts(world):
+        pass
+"""
+
+
+def test_the_deadline_counts_while_tests_are_collected(lab: Lab) -> None:
+    """As in a run on this machine: nothing begins after it."""
+    lab.write(test_late=LATE)
+    ended = lab.run(
+        *("test_late.py", "--launcher", "local", "--nodes", "2", "--node-command", "touch started"),
+        *("--deadline", "1"),
+    )
+
+    assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (1 s) passed"), ended.output
+    assert not (lab.folder / "started").exists()
     (test,) = ended.run.tests
     assert (
         test.final.message
-        == "did not start: its job ended before: cancelled: the run was cancelled by SIGTERM"
+        == "did not start: its job ended before: cancelled: the deadline of the run (1 s) passed"
     )
     assert "did not start" in (ended.results / "junit.xml").read_text()
+
+
+def test_tests_that_are_collected_far_beyond_the_deadline_are_given_up(lab: Lab) -> None:
+    lab.write(test_slow=NEVER_COLLECTED)
+    ended = lab.run("test_slow.py", "--launcher", "local", "--nodes", "2", "--deadline", "1")
+
+    assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (1 s) passed"), ended.output
+    assert (ended.results / "junit.xml").exists()

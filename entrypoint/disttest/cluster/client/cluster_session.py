@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import select
+import signal
 import sys
 import tempfile
 import time
@@ -25,9 +27,9 @@ from disttest.cluster.protocol.names import new_run_id
 from disttest.cluster.schedulers.pipes import room_for
 from disttest.errors import DisttestError, ExitCode, NotEnoughDevices, UsageError
 from disttest.host.devices import detect_machine
-from disttest.host.process import signal_name
+from disttest.host.process import Child, signal_name
 from disttest.host.signals import NotedSignals
-from disttest.limits import TICK_S
+from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, TICK_S
 from disttest.model import Frozen, Invocation
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
@@ -90,6 +92,7 @@ def run_on_cluster(
         NotEnoughDevices: a world is to span more nodes than there are.
         UsageError: a target or an option makes no sense.
     """
+    stop = _Stop(options.deadline, signals)
     run_id = new_run_id()
     capacity = launcher.capacity()
     check_nodes(request.nodes, capacity)
@@ -98,7 +101,7 @@ def run_on_cluster(
     for name in remove_leftovers(launcher):
         recorder.noted(f"{name}: left by a client that is dead, cancelled")
     host = host_of(capacity, options, request.nodes)
-    collection = collect_for(host, request)
+    collection = _collect_for(host, request, stop)
     root = Path(collection.root or Path.cwd())
     _begin(recorder, collection, request, run_id)
     tests = collection.tests
@@ -116,7 +119,6 @@ def run_on_cluster(
         job.job_id: ExpectedNode(versions=versions_here(), digest=digest_tests(job.tests, root))
         for job in jobs
     }
-    stop = _Stop(options.deadline, signals)
     _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
     if restored := directory.restore(journal):
         recorder.noted(restored)
@@ -159,8 +161,8 @@ def host_argument(host: TargetHost) -> str:
     return f"--disttest-collect-for={msgspec.json.encode(host).decode()}"
 
 
-def collect_for(host: TargetHost, request: ClusterRequest) -> Collection:
-    """Collect here what the nodes will run.
+def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Collection:
+    """Collect here what the nodes will run, or a part of it where the run must end.
 
     Raises:
         UsageError: pytest could not be started as asked.
@@ -168,11 +170,12 @@ def collect_for(host: TargetHost, request: ClusterRequest) -> Collection:
     with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
         flags = {**request.flags, "results": folder}
         extra = [*request.collection_arguments, *request.pytest_arguments, host_argument(host)]
-        collection = collect_tests(resolve_targets(request.targets), flags, extra, Path(folder))
+        collection = collect_tests(
+            resolve_targets(request.targets), flags, extra, Path(folder), wait=stop.wait_for
+        )
     fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
-    if collection.exit_code not in fine or (
-        collection.exit_code == ExitCode.FAILED and not collection.errors
-    ):
+    failed = collection.exit_code == ExitCode.FAILED and not collection.errors
+    if (collection.exit_code not in fine or failed) and not stop():
         raise UsageError(f"the tests could not be collected:\n{collection.output}")
     return collection
 
@@ -283,12 +286,12 @@ def _facts(run: RunResult, stop: _Stop) -> Facts:
 
 
 class _Stop:
-    """Why the run must end now: a signal, also one that came while the tests were collected, or its deadline."""
+    """Why the run must end now: a signal, or its deadline, from the moment on in which this is made."""
 
     def __init__(self, deadline_s: float, signals: NotedSignals) -> None:
         self.signal: int | None = None
         self._signals = signals
-        self._deadline_s = time.monotonic() + deadline_s if deadline_s else None
+        self._deadline_s = time.monotonic() + deadline_s if deadline_s else math.inf
         self._limit_s = deadline_s
 
     def __call__(self) -> str:
@@ -296,7 +299,7 @@ class _Stop:
             self.signal = number
         if self.signal is not None:
             return f"the run was cancelled by {signal_name(self.signal)}"
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+        if time.monotonic() >= self._deadline_s:
             return f"the deadline of the run ({self._limit_s:g} s) passed"
         return ""
 
@@ -304,3 +307,16 @@ class _Stop:
         """Wait for a signal, not longer than this."""
         select.select([] if self.signal else [self._signals], [], [], limit_s)
         self()
+
+    def wait_for(self, child: Child) -> None:
+        """Stay with a child of pytest to its end; after a signal, or well after the deadline, it is asked to end."""
+        heard: tuple[Child | NotedSignals, ...] = (child, self._signals)
+        while child.poll() is None and not self._is_urgent():
+            select.select(heard, [], [], TICK_S)
+        if child.poll() is None:
+            child.signal(signal.SIGINT)
+            child.wait(GUARD_CANCEL_S)
+
+    def _is_urgent(self) -> bool:
+        self()
+        return self.signal is not None or time.monotonic() >= self._deadline_s + DEADLINE_MARGIN_S

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from disttest.host.process import Child, Exit, end_all, spawn_child
+from disttest.limits import PYTEST_TERM_S, TICK_S
 from disttest.model import Frozen, TestCase, WorldKind
 from disttest.planning.backends import GPU
 from disttest.planning.targets import Targets
@@ -35,21 +39,56 @@ class Collection(Frozen):
     """What the list does not say by itself, such as that no GPU of this machine works."""
 
 
-def collect_tests(targets: Targets, flags: dict[str, str], extra: Sequence[str], folder: Path) -> Collection:
-    """Have a child of ours collect; ``folder`` is where ``flags`` send its journal."""
+def _wait(child: Child) -> None:
+    while child.wait(TICK_S) is None:
+        pass
+
+
+def collect_tests(
+    targets: Targets,
+    flags: dict[str, str],
+    extra: Sequence[str],
+    folder: Path,
+    *,
+    wait: Callable[[Child], None] = _wait,
+) -> Collection:
+    """Have a child of ours collect.
+
+    Args:
+        targets: what to collect.
+        flags: of the child.
+        extra: more arguments for pytest.
+        folder: where ``flags`` send its journal.
+        wait: stays with the child; one that lives when it returns is ended.
+    """
     argv = [*pytest_command(targets, flags, extra), "--collect-only", "-q"]
-    ended = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    ended, output = _run(argv, wait)
     journal = folder / FILE_NAME
     events = tuple(read_events(journal)) if journal.exists() else ()
     return Collection(
         tests=tuple(event.test for event in events if isinstance(event, TestCollected)),
         exit_code=ended.returncode,
-        output=ended.stdout + ended.stderr,
+        output=output,
         root=next((event.root for event in events if isinstance(event, RunStarted)), ""),
         errors=tuple((e.nodeid, e.message) for e in events if isinstance(e, CollectionFailed)),
         notes=tuple((e.nodeid, e.message) for e in events if isinstance(e, Noted) and e.nodeid),
         remarks=tuple(e.message for e in events if isinstance(e, Noted) and not e.nodeid),
     )
+
+
+def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]:
+    """How a child has ended, and what it has printed, its errors last."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        child = spawn_child(argv, stdout=output.fileno(), stderr=errors.fileno(), keep_stdin=True)
+        try:
+            wait(child)
+        finally:
+            end_all([child], term_grace_s=PYTEST_TERM_S)
+        ended = child.poll() or Exit(signal=signal.SIGKILL)
+        child.close()
+        for file in (output, errors):
+            file.seek(0)
+        return ended, (output.read() + errors.read()).decode(errors="replace")
 
 
 def for_gpu_runners(gpus: int, device: str = GPU) -> tuple[str, ...]:
