@@ -267,3 +267,38 @@ def test_tests_that_are_collected_far_beyond_the_deadline_are_given_up(lab: Lab)
 
     assert (ended.exit_code, ended.run.reason) == (124, "the deadline of the run (1 s) passed"), ended.output
     assert (ended.results / "junit.xml").exists()
+
+
+LEAVES_AT_TWO_TIMES = """
+    import os, pathlib, threading, time
+    import pytest
+    import torch.distributed as dist
+
+    pytestmark = [pytest.mark.world_size(2), pytest.mark.nodes(2), pytest.mark.isolation("fresh")]
+
+    @pytest.mark.parametrize("leaves", ["nothing", "thread"])
+    def test_one_goes_on(world, leaves):
+        pids = [None, None]
+        dist.all_gather_object(pids, os.getpid())
+        store = dist.distributed_c10d._get_default_store()
+        if world.rank == 0 and leaves == "thread":
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        if world.rank == 1:
+            while not list(pathlib.Path("results").glob(f"logs/*{leaves}*/attempt-1/rank0.log")):
+                time.sleep(0.01)
+            for _ in range(100):  # time to end for who is done
+                if not pathlib.Path(f"/proc/{pids[0]}").exists():
+                    break
+                time.sleep(0.01)
+            store.set("late", "yes")
+            assert store.get("late") == b"yes"
+"""
+
+
+def test_the_store_of_a_world_over_nodes_is_there_until_all_are_done(lab: Lab) -> None:
+    lab.write(test_late=LEAVES_AT_TWO_TIMES)
+    ended = lab.run("test_late.py", "--launcher", "local", "--nodes", "2", "--device", "cpu")
+
+    assert ended.exit_code == 0, ended.output
+    for leaves in ("nothing", "thread"):
+        assert "recvValue failed" not in ended.log(f"test_one_goes_on[2xgloo@2nodes-{leaves}]", 1)

@@ -80,11 +80,22 @@ class PartitionWorld(WorldSupervisor):
         super()._start_ranks()
         self._controller.send(WorldUp())
 
+    def _run_tests(self) -> None:
+        super()._run_tests()
+        attempt = self._ranks.attempt
+        if attempt is not None and attempt.failed_s is None:
+            # Ranks of other nodes may be at the last test still, and use the store of node 0.
+            self._wait_for_turn(len(self._order.tests))
+
     def _may_run(self, index: int) -> bool:
-        while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
-            self._ranks.wait(TICK_S)
+        self._wait_for_turn(index)
         self._agreed = False
         return self._turns > index
+
+    def _wait_for_turn(self, index: int) -> None:
+        """Wait until every node is done with the test before; there may be no turn, but an end."""
+        while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
+            self._ranks.wait(TICK_S)
 
     def _scratch(self, generation: int) -> Path:
         shared = self._partition.shared_dir
