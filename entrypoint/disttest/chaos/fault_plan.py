@@ -78,7 +78,9 @@ def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault
     calls = {rank.rank: len(rank.calls) for rank in ranks}
     for fault in faults:
         if fault.rank not in calls:
-            raise UsageError(f"--fault {fault}: {test.nodeid} has no rank {fault.rank}")
+            raise UsageError(
+                f"--fault {fault}: {test.nodeid} has no rank {fault.rank}, its last one is {max(calls)}"
+            )
         if not 1 <= fault.call <= calls[fault.rank]:
             raise UsageError(
                 f"--fault {fault}: rank {fault.rank} of {test.nodeid} issues {calls[fault.rank]} calls"

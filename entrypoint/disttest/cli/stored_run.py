@@ -22,7 +22,7 @@ def find_run(words: Sequence[str], folder: Path = Path()) -> tuple[Path, str]:
         UsageError: there are more words.
     """
     if len(words) > 2:
-        raise UsageError(f"explain takes a directory and a part of one test's id, not {len(words)} words")
+        raise UsageError(f"give a directory and a part of one test's id: these are {len(words)} words")
     if words and (len(words) == 2 or Path(words[0]).is_dir()):
         return Path(words[0]), "".join(words[1:])
     runs = [folder / DEFAULT, *folder.glob(f"{DEFAULT}-*")]
@@ -42,5 +42,6 @@ def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
         return (*run.bad, *run.flaky, *warned)
     found = tuple(outcome for outcome in run.tests if text in outcome.test.nodeid)
     if not found:
-        raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests")
+        known = f"; an id is {run.tests[0].test.nodeid}" if run.tests else ""
+        raise UsageError(f"no test of this run has {text!r} in its id; it has {len(run.tests)} tests{known}")
     return found

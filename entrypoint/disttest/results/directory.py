@@ -175,7 +175,9 @@ def claim(path: Path) -> ResultsDirectory:
                 finally:
                     os.close(fd)
     except OSError as error:
-        raise UsageError(f"results directory {path} cannot be used: {error.strerror}") from error
+        raise UsageError(
+            f"results directory {path} cannot be used: {error.strerror}; --results names another"
+        ) from error
     raise UsageError(f"results directory {path} cannot be used: it is renamed all the time")
 
 

@@ -240,7 +240,9 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return os.fdopen(open_regular(path), "rb")
     except OSError as error:
-        raise UsageError(f"no journal at {path}: {error.strerror}") from error
+        raise UsageError(
+            f"no journal at {path}: {error.strerror}; give the directory with the results of a run"
+        ) from error
 
 
 def _decoded(line: bytes) -> AnyEvent | str:

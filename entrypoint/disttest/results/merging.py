@@ -100,7 +100,9 @@ def _check(sources: Sequence[ShardSource], plan: Plan | None, expected_shards: i
             )
         last = len(plan.shards) if plan else expected_shards
         if last and source.number is not None and not 0 <= source.number <= last:
-            raise UsageError(f"{source.directory} is shard {source.number}, and there are {last}")
+            raise UsageError(
+                f"{source.directory} is shard {source.number}, and there are {last}: merge shards of one division"
+            )
 
 
 class _Verdict(NamedTuple):

@@ -74,7 +74,7 @@ def marked_device(node: pytest.Item | Any) -> str:
 def _sizes(mark: pytest.Mark, options: RunOptions, host: TargetHost, device: str) -> tuple[int, ...]:
     unknown = set(mark.kwargs) - {"min", "max"}
     if unknown:
-        raise UsageError(f"world_size mark does not take {', '.join(sorted(unknown))}")
+        raise UsageError(f"world_size mark takes sizes, min and max, not {', '.join(sorted(unknown))}")
     declared = tuple(dict.fromkeys(check_world_size(size) for size in mark.args))
     least = check_world_size(mark.kwargs.get("min", 1))
     most = check_world_size(mark.kwargs["max"]) if mark.kwargs.get("max") is not None else float("inf")
@@ -93,7 +93,9 @@ def _nodes(node: Any, size: int, host: TargetHost) -> int:
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         raise UsageError("nodes mark takes one whole number from 1")
     if size % wanted:
-        raise UsageError(f"{size} ranks cannot be spread evenly over {wanted} nodes")
+        raise UsageError(
+            f"{size} ranks cannot be spread evenly over {wanted} nodes: the nodes mark has to divide the size"
+        )
     return wanted
 
 

@@ -130,6 +130,7 @@ class RankSpec(Frozen):
             own = shown[self.local_rank % len(shown)] if shown else str(self.local_rank)
             name = own if own.startswith(("GPU-", "MIG-")) else f"GPU {own}"
             raise RuntimeError(
-                f"{name} is missing: torch sees {seen} of the {max(1, len(shown))} GPUs of this world"
+                f"{name} is missing: torch sees {seen} of the {max(1, len(shown))} GPUs of this world; "
+                "disttest doctor says which GPUs work"
             )
         return self.local_rank % seen

@@ -57,4 +57,4 @@ def test_one_that_torch_does_not_see_is_named(rank, devices, seen, words):
     with pytest.raises(RuntimeError) as raised:
         spec(rank, devices).device_index(seen)
 
-    assert words == str(raised.value)
+    assert f"{words}; disttest doctor says which GPUs work" == str(raised.value)
