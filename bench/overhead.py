@@ -1,10 +1,12 @@
 """What a trivial test costs (one all_reduce over gloo): disttest beside the harnesses people use today.
 
-    python bench/overhead.py [--sizes 1,2,4,8] [--tests 10]
+    python bench/overhead.py [--sizes 1,2,4,8] [--tests 10] [--only "disttest warm"] [--within 900]
 
 Each harness runs the same body N times and once more with a single test; the difference divided by N - 1 is the
-cost of a test, so that imports and start-up count for neither. Prints one table with ratios, the machine's load,
-and the private memory of ranks. Nothing here asserts a time.
+cost of a test, so that imports and start-up count for neither. N is twenty times ``--tests`` where a test costs milliseconds, a
+third of it where each test starts processes. Harnesses take turns, so that all meet the same machine. Prints one table
+with ratios, the machine's load, and the private memory of ranks; each command as it ends goes to standard error. After
+``--within`` seconds what is missing is left out. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-LIMIT_S = 600.0
-"""No single command of this script takes longer, unless it hangs."""
 PLUGIN = ["-p", "no:cacheprovider", "-q"]
 
 DISTTEST = """
@@ -133,75 +135,114 @@ if __name__ == "__main__":
 """
 
 
+class OutOfTimeError(Exception):
+    """The time that was given is over."""
+
+
+class Clock:
+    """Runs commands until the time is over."""
+
+    def __init__(self, within_s: float) -> None:
+        self._until_s = time.monotonic() + within_s
+
+    def run(self, argv: Sequence[str], folder: Path, name: str = "") -> tuple[float, str]:
+        """Wall seconds and output of a command that must succeed."""
+        began_s = time.monotonic()
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=folder,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=max(0.1, self._until_s - began_s),
+            )
+        except subprocess.TimeoutExpired:
+            raise OutOfTimeError from None
+        if done.returncode:
+            sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
+        took_s = time.monotonic() - began_s
+        print(f"{took_s:8.1f} s  {name or ' '.join(argv[:4])}", file=sys.stderr, flush=True)
+        return took_s, done.stdout
+
+
 def environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(__file__).parents[1] / "entrypoint"), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep), "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run(argv: list[str], folder: Path) -> tuple[float, str]:
-    """Wall seconds and output of a command that must succeed."""
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=folder,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
-    except subprocess.TimeoutExpired as late:
-        sys.exit(f"{' '.join(argv)} did not end within {LIMIT_S:g} s:\n{late.stdout}{late.stderr}")
-    if done.returncode:
-        sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
-    return time.monotonic() - began, done.stdout
+class Harness(NamedTuple):
+    """One way to run tests."""
+
+    name: str
+    template: str
+    options: tuple[str, ...]
+    many: Callable[[int], int]
+    """From ``--tests``: how many of them are one measurement."""
+    rounds: Callable[[int], int] = int
+    """From ``--repeat``: how many measurements."""
+
+    def cost_s(self, size: int, tests: int, folder: Path, clock: Clock) -> float:
+        """Seconds per test: (time of N tests - time of one) / (N - 1)."""
+        count = self.many(tests)
+        return (self._wall_s(size, count, folder, clock) - self._wall_s(size, 1, folder, clock)) / (count - 1)
+
+    def _wall_s(self, size: int, tests: int, folder: Path, clock: Clock) -> float:
+        (folder / "test_bench.py").write_text(self.template.format(size=size, tests=tests))
+        argv = [sys.executable, "-m", "pytest", *PLUGIN, *self.options, "test_bench.py"]
+        return clock.run(argv, folder, f"{self.name}, {size} ranks, {tests} tests")[0]
 
 
-def pytest_seconds(source: str, folder: Path, options: list[str]) -> float:
-    (folder / "test_bench.py").write_text(source)
-    argv = [sys.executable, "-m", "pytest", *PLUGIN, *options, "test_bench.py"]
-    return run(argv, folder)[0]
+class Launched(Harness):
+    """torchrun, which starts everything anew for each test."""
+
+    def cost_s(self, size: int, tests: int, folder: Path, clock: Clock) -> float:  # noqa: ARG002
+        """Seconds of one test."""
+        (folder / "test_bench.py").write_text(self.template.format(size=size))
+        argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--standalone"]
+        argv += ["-m", "pytest", *PLUGIN, *self.options, "test_bench.py"]
+        return clock.run(argv, folder, f"{self.name}, {size} ranks")[0]
 
 
-def per_test(template: str, size: int, tests: int, folder: Path, options: list[str], repeat: int) -> float:
-    """Seconds per test: (time of N tests - time of one) / (N - 1), median of some repetitions."""
-    costs = []
-    for _ in range(repeat):
-        one = pytest_seconds(template.format(size=size, tests=1), folder, options)
-        many = pytest_seconds(template.format(size=size, tests=tests), folder, options)
-        costs.append((many - one) / (tests - 1))
-    return statistics.median(costs)
-
-
-def torchrun_seconds(size: int, folder: Path, repeat: int) -> float:
-    """Seconds of one test: torchrun starts everything anew each time."""
-    (folder / "test_bench.py").write_text(TORCHRUN.format(size=size))
-    argv = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", "--standalone"]
-    argv += ["-m", "pytest", *PLUGIN, "-p", "no:disttest", "test_bench.py"]
-    return statistics.median(run(argv, folder)[0] for _ in range(repeat))
-
-
-def rows(size: int, tests: int, folder: Path, repeat: int) -> list[tuple[str, float]]:
-    ours = ["-p", plugin()]
-    theirs = ["-p", "no:disttest"]
-    many = tests * 20  # one warm test is shorter than the noise of a start-up
-    return [
-        (
-            "disttest warm",
-            per_test(DISTTEST, size, many, folder, [*ours, "--disttest-isolation=warm"], repeat),
-        ),
-        (
-            "disttest fresh",
-            per_test(DISTTEST, size, tests * 3, folder, [*ours, "--disttest-isolation=fresh"], repeat),
-        ),
-        ("torch MultiProcContinuousTest", per_test(CONTINUOUS, size, many, folder, theirs, repeat)),
-        (
+def harnesses() -> tuple[Harness, ...]:
+    ours, theirs = ("-p", plugin()), ("-p", "no:disttest")
+    many = 20  # one warm test is shorter than the noise of a start-up
+    return (
+        Harness("disttest warm", DISTTEST, (*ours, "--disttest-isolation=warm"), lambda tests: tests * many),
+        Harness("disttest fresh", DISTTEST, (*ours, "--disttest-isolation=fresh"), lambda tests: tests * 3),
+        Harness("torch MultiProcContinuousTest", CONTINUOUS, theirs, lambda tests: tests * many),
+        Harness(
             "torch MultiProcessTestCase (spawn)",
-            per_test(MULTI_PROCESS, size, max(2, tests // 3), folder, theirs, 1),
+            MULTI_PROCESS,
+            theirs,
+            lambda tests: max(2, tests // 3),
+            lambda repeat: min(1, repeat),
         ),
-        ("torchrun -m pytest", torchrun_seconds(size, folder, repeat)),
-    ]
+        Launched("torchrun -m pytest", TORCHRUN, theirs, int),
+    )
+
+
+def measure(
+    chosen: Sequence[Harness], size: int, tests: int, folder: Path, repeat: int, clock: Clock
+) -> dict[str, float]:
+    """Seconds per test, medians of what there was time for."""
+    costs: dict[str, list[float]] = {harness.name: [] for harness in chosen}
+    try:
+        for number in range(repeat):
+            for harness in chosen:
+                if number < harness.rounds(repeat):
+                    costs[harness.name].append(harness.cost_s(size, tests, folder, clock))
+    except OutOfTimeError:
+        print("the time is over: what follows is of fewer rounds", file=sys.stderr)
+    return {name: statistics.median(found) for name, found in costs.items() if found}
+
+
+def show(costs: dict[str, float], size: int) -> None:
+    fresh, warm = (costs.get(f"disttest {kind}") for kind in ("fresh", "warm"))
+    for name, seconds in costs.items():
+        ratios = "".join(f"{seconds / base:10.2f}" if base else f"{'-':>10}" for base in (fresh, warm))
+        print(f"{name:36}{size:6}{seconds * 1000:10.2f}{ratios}", flush=True)
 
 
 def plugin() -> str:
@@ -211,25 +252,14 @@ def plugin() -> str:
     return "disttest" if "disttest" in installed else "disttest.plugin"
 
 
-def memory(folder: Path) -> None:
+def memory(folder: Path, clock: Clock) -> None:
     (folder / "test_memory.py").write_text(MEMORY)
     (folder / "spawned.py").write_text(SPAWNED_MEMORY)
     results = folder / "results"
-    run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            *PLUGIN,
-            "-p",
-            plugin(),
-            f"--disttest-results={results}",
-            "test_memory.py",
-        ],
-        folder,
-    )
+    argv = [sys.executable, "-m", "pytest", *PLUGIN, "-p", plugin(), f"--disttest-results={results}"]
+    clock.run([*argv, "test_memory.py"], folder, "memory, forked")
     forked = [line for log in results.rglob("rank*.log") for line in log.read_text().splitlines()]
-    _, spawned = run([sys.executable, "spawned.py"], folder)
+    _, spawned = clock.run([sys.executable, "spawned.py"], folder, "memory, spawned")
     ours, theirs = mebibytes(forked), mebibytes(spawned.splitlines())
     print("\nmemory per rank at 8 ranks, MiB (median): private / PSS")
     print(f"  disttest forked ranks      {ours[0]:8.1f} {ours[1]:8.1f}")
@@ -242,16 +272,13 @@ def mebibytes(lines: list[str]) -> tuple[float, float]:
     return tuple(statistics.median(value[i] for value in values) / 1024 for i in (0, 1))  # type: ignore[return-value]
 
 
-def start_up(folder: Path, repeat: int) -> None:
+def start_up(folder: Path, repeat: int, clock: Clock) -> None:
     smoke = [sys.executable, "-m", "disttest", "smoke", "--results", str(folder / "smoke-results")]
     bare = [sys.executable, "-c", "import torch"]
-    run(bare, folder)
-    ours = statistics.median(run(smoke, folder)[0] for _ in range(repeat))
-    theirs = statistics.median(run(bare, folder)[0] for _ in range(repeat))
-    print(
-        f"\nstart-up: disttest smoke {ours:.2f} s, import torch {theirs:.2f} s, "
-        f"budget 1.3 x import + 1 s = {1.3 * theirs + 1:.2f} s"
-    )
+    clock.run(bare, folder)
+    pairs = [(clock.run(smoke, folder)[0], clock.run(bare, folder)[0]) for _ in range(repeat)]
+    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(f"\nstart-up: disttest smoke {ours:.2f} s, import torch {theirs:.2f} s: {ours - theirs:.2f} s more")
 
 
 def main() -> None:
@@ -261,21 +288,25 @@ def main() -> None:
     parser.add_argument("--sizes", default="1,2,4,8")
     parser.add_argument("--tests", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--within", type=float, default=900.0, help="seconds for all of it")
+    parser.add_argument(
+        "--only", default="", help="harnesses with this in their names; no memory, no start-up"
+    )
     arguments = parser.parse_args()
+    clock = Clock(arguments.within)
+    chosen = [harness for harness in harnesses() if arguments.only in harness.name]
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory(prefix="disttest-bench-") as name:
         folder = Path(name)
-        print(f"{'ms per test':36}{'ranks':>6}{'ms':>10}{'x fresh':>10}{'x warm':>10}")
+        print(f"{'ms per test':36}{'ranks':>6}{'ms':>10}{'x fresh':>10}{'x warm':>10}", flush=True)
         for size in map(int, arguments.sizes.split(",")):
-            costs = rows(size, arguments.tests, folder, arguments.repeat)
-            warm, fresh = costs[0][1], costs[1][1]
-            for label, seconds in costs:
-                print(
-                    f"{label:36}{size:6}{seconds * 1000:10.1f}{seconds / fresh:10.1f}{seconds / warm:10.1f}",
-                    flush=True,
-                )
-        memory(folder)
-        start_up(folder, arguments.repeat)
+            show(measure(chosen, size, arguments.tests, folder, arguments.repeat, clock), size)
+        try:
+            if not arguments.only:
+                memory(folder, clock)
+                start_up(folder, arguments.repeat, clock)
+        except OutOfTimeError:
+            print("\nno time was left for all of memory and start-up")
         print(f"load at the end {os.getloadavg()[0]:.2f}")
 
 
