@@ -1,5 +1,22 @@
 """``python -m disttest`` is the ``disttest`` command."""
 
-from disttest.cli.main import main
+from __future__ import annotations
 
-main()
+import os
+import sys
+
+from disttest.resident.handover import run_by_parent
+
+
+def main() -> None:
+    """Be the command: by a fork of a resident parent, if one is there for it, else in this process."""
+    code = run_by_parent(sys.argv[1:], os.environ)  # noqa: TID251 - its reader imports more than this way takes
+    if code is not None:
+        sys.exit(code)  # noqa: TID251
+    from disttest.cli.main import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

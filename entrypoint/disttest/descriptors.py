@@ -6,8 +6,10 @@ import fcntl
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _HIGH = 200
 MOST_AT_ONCE = 253

@@ -47,3 +47,22 @@ def test_nothing_heavy_is_imported_until_it_is_needed(word) -> None:
     loaded = ended.stderr.split()
     assert "disttest.cli.main" in loaded
     assert [] == [name for name in HEAVY if name in loaded]
+
+
+def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> None:
+    code = "import sys, disttest.__main__; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = ended.stdout.split()
+    assert "disttest.resident.handover" in loaded
+    heavy = (
+        "click",
+        "ctypes",
+        "dataclasses",
+        "disttest.cli",
+        "disttest.model",
+        "msgspec",
+        "pathlib",
+        "subprocess",
+    )
+    assert [] == [name for name in heavy if name in loaded]

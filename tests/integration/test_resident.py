@@ -151,6 +151,67 @@ def test_exit_codes_and_messages_are_those_of_the_command(
     assert without_what_passes(said) == without_what_passes(plain.output.splitlines())
 
 
+LEFT_AT_THE_END = """
+    import atexit, ctypes, pathlib, sys, weakref
+    import torch
+
+    class Last:
+        def __del__(self):
+            print("collected", file=STREAM)
+
+    def at_exit():
+        import torch.distributed
+        print("exit handler", file=STREAM)
+
+    STREAM = open("left.txt", "w")
+    KEPT = Last()
+    NAMES = {}
+    NAMES["self"] = Last(), NAMES
+    FINALIZER = weakref.finalize(Last, lambda: print("finalizer", file=STREAM))
+    atexit.register(at_exit)
+
+    def test_leaves():
+        ctypes.CDLL(None).printf(b"said by C\\n")
+        print("never flushed", file=STREAM)
+"""
+
+
+def test_a_run_ends_as_any_interpreter_does(resident_lab: ResidentLab):
+    """What it has opened is written, what it has registered is run, though torch is not taken apart."""
+    resident_lab.write(test_leaves=LEFT_AT_THE_END)
+    left = resident_lab.folder / "left.txt"
+    plain = resident_lab.run("run", "test_leaves.py", "--", "-s")
+    expected = left.read_text()
+    left.unlink()
+    forked = [run(resident_lab, "test_leaves.py", "--", "-s") for _ in range(2)][1]
+    assert "exit handler" in expected and "never flushed" in expected and "finalizer" in expected
+    assert sorted(left.read_text().splitlines()) == sorted(expected.splitlines())
+    assert ("said by C" in forked.output) == ("said by C" in plain.output) is True
+    assert forked.output.rpartition("\n\n")[2].count("\n") == plain.output.rpartition("\n\n")[2].count("\n")
+
+
+LEARNED = """
+    import json, pathlib, sys, pytest, torch
+    PART = "torch.fx.experimental.symbolic_shapes"
+    pathlib.Path("found").write_text(json.dumps(PART in sys.modules))
+
+    @pytest.mark.world_size(2)
+    def test_close(world):
+        torch.testing.assert_close(torch.ones(1), torch.ones(1))
+"""
+
+
+def test_what_a_run_made_torch_import_the_next_one_finds(resident_lab: ResidentLab):
+    resident_lab.write(test_learned=LEARNED)
+    found = []
+    for _ in range(2):
+        ended = run(resident_lab, ".")
+        assert ended.exit_code == 0, ended.output
+        found.append(json.loads((resident_lab.folder / "found").read_text()))
+    assert found == [False, True]
+    assert "resident" not in ended.output
+
+
 # --- never a trap
 
 
@@ -332,7 +393,8 @@ def test_two_terminals_at_once_share_one_parent(resident_lab: ResidentLab):
 def test_other_limits_have_another_parent(resident_lab: ResidentLab):
     resident_lab.write(test_one=ONE)
     run(resident_lab, ".")
-    assert NEW in resident_lab.run("run", "--resident", ".", wrapper=("nice", "-n", "1")).output
+    fewer = ("sh", "-c", 'ulimit -n 900; exec "$@"', "sh")
+    assert NEW in resident_lab.run("run", "--resident", ".", wrapper=fewer).output
     assert len(resident_lab.parents) == 2
     assert resident_lab.run("resident", "stop").output.count("ended pid") == 2
     assert resident_lab.run("resident", "status").output == "no resident parent\n"
@@ -385,6 +447,16 @@ def test_the_project_asks_for_it_but_not_in_ci(
     ended = resident_lab.run("run", "test_one.py", *arguments, **environ)
     assert ended.exit_code == 0
     assert bool(resident_lab.parents) == is_used
+
+
+def test_a_parent_that_is_there_is_used_only_if_it_is_asked_for(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    assert run(resident_lab, ".").exit_code == 0
+    for arguments in ((".",), (".", "--resident=false"), (".", "--resident", "--no-such-option")):
+        resident_lab.run("run", *arguments)
+    assert ": 1 run in" in resident_lab.run("resident", "status").output
+    helped = [resident_lab.run("run", *words, "--help").output for words in ((), ("--resident",))]
+    assert helped[0] == helped[1] != ""
 
 
 def test_what_needs_new_processes_goes_without(resident_lab: ResidentLab):

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -127,7 +127,13 @@ _PASSES_ON = frozenset({"launch", "github-step"})
 """Commands that hand on the output of another command of ours, its words to GitHub included."""
 
 
-command.add_command(run_command(_leave))
+def _run(*typed: Any) -> NoReturn:
+    from disttest.cli.run_tests import run_tests
+
+    _leave(run_tests(*typed))
+
+
+command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
 command.add_command(doctor)
 command.add_command(launch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -23,8 +23,12 @@ def complete_targets(
     ]
 
 
-def run_command(leave: Callable[[int], Any]) -> click.Command:
-    """The command, around a way to end."""
+Run = Callable[[tuple[str, ...], Sequence[str], str, Mapping[str, Any]], Any]
+"""Targets, arguments of pytest, how the run is shown, flags by field."""
+
+
+def run_command(do: Run) -> click.Command:
+    """The command, around what is to be done with what was typed."""
 
     @click.command(name="run", cls=RegistryCommand, context_settings={"ignore_unknown_options": False})
     @click.argument(
@@ -32,10 +36,8 @@ def run_command(leave: Callable[[int], Any]) -> click.Command:
     )
     @flags_of("run")
     @click.pass_obj
-    def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> None:
+    def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> Any:
         """Run suites or paths of tests, and write reports into the results directory."""
-        from disttest.cli.run_tests import run_tests
-
-        leave(run_tests(targets, pytest_args, progress, given))
+        return do(targets, pytest_args, progress, given)
 
     return run

@@ -98,6 +98,18 @@ def run_tests(
     return _run(request, signals)
 
 
+def seed_if_resident(
+    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
+) -> int | None:
+    """The seed of a run that is to be a fork of a resident parent; None for one that is not.
+
+    Raises:
+        DisttestError: it cannot be done as it was asked.
+    """
+    request = _read(targets, pytest_args, progress, given)
+    return request.options.seed if request.resident and not any(_needs_new(request).values()) else None
+
+
 def _read(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
 ) -> _Request:
@@ -124,13 +136,17 @@ def _read(
 
 def _run_by_fork(request: _Request, signals: NotedSignals) -> int | None:
     """Have a fork of the resident parent run this command; its exit code, or None where it has to run by itself."""
-    options = request.options
-    needs_new = {
+    return run_by_fork(request.options, _needs_new(request), signals=signals, tell=warn)
+
+
+def _needs_new(request: _Request) -> dict[str, Any]:
+    """What only new processes can do, by its flag; what was not asked for is false."""
+    device = request.options.device
+    return {
         "--setup": request.setup,
         "--launcher": request.cluster.launcher,
-        f"--device {options.device}": emulated_gpus(options.device),
+        f"--device {device}": emulated_gpus(device),
     }
-    return run_by_fork(options, needs_new, signals=signals, tell=warn)
 
 
 def _refuse_what_does_not_go_together(request: _Request) -> None:

@@ -27,14 +27,18 @@ def read_probe(environ: Mapping[str, str] | None = None) -> Probe:
     return msgspec.json.decode(text, type=Probe) if text else Probe()
 
 
-def hash_seed(seed: int) -> dict[str, str]:
+HASH_SEED = "PYTHONHASHSEED"
+
+
+def hash_seed(seed: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """``PYTHONHASHSEED`` for the processes of a run: one for all, or sets have another order in each of them.
 
     Args:
         seed: that of the run; it decides unless the environment does.
+        environ: the environment, of this process unless given.
     """
-    given = environment().get("PYTHONHASHSEED", "random")
-    return {"PYTHONHASHSEED": str(seed % 2**32) if given == "random" else given}
+    given = (environment() if environ is None else environ).get(HASH_SEED, "random")
+    return {HASH_SEED: str(seed % 2**32) if given == "random" else given}
 
 
 def environment() -> Mapping[str, str]:

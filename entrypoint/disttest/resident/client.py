@@ -7,12 +7,10 @@ parent can be had, the command runs by itself.
 from __future__ import annotations
 
 import contextlib
-import os
-import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from disttest.descriptors import MOST_AT_ONCE
@@ -24,9 +22,9 @@ from disttest.model import Frozen
 from disttest.options.environment import hash_seed
 from disttest.resident.endpoint import ParentEndpoint, endpoint_of
 from disttest.resident.fitness import variables_that_matter
+from disttest.resident.handover import describe, first_of, follow, inheritable
 from disttest.resident.messages import (
     Ask,
-    ForkEnded,
     ForkRefused,
     ForkRequest,
     Started,
@@ -34,6 +32,7 @@ from disttest.resident.messages import (
     receive_answer,
     send_request,
 )
+from disttest.resident.place import short
 from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
 
 Tell = Callable[[str], None]
@@ -72,15 +71,8 @@ def run_resident(
     """
     endpoint = endpoint_of(Path.cwd(), environ)
     variables = variables_that_matter(environ) | hash_seed(seed)
-    descriptors = _descriptors()
-    run = ForkRequest(
-        argv=tuple(argv),
-        environ=dict(environ),
-        variables=variables,
-        executable=sys.executable,
-        folder=str(Path.cwd()),
-        descriptors=tuple(descriptors),
-    )
+    descriptors = inheritable()
+    run = ForkRequest(**describe(argv, environ, descriptors), seed=seed)
     if len(descriptors) >= MOST_AT_ONCE:
         tell("too many descriptors are open for a resident parent: this run goes without it")
         return None
@@ -91,7 +83,7 @@ def run_resident(
             answer, fds = _ask(line, run, descriptors, is_new=connection.is_new, signals=signals)
             match answer:
                 case Started():
-                    return _follow(line, Child(0, pidfd=fds[0]), signals)
+                    return follow(line, fds[0], signals)
                 case int(signum):
                     return 128 + signum
                 case ForkRefused(reason=reason) if not connection.is_new:
@@ -172,7 +164,7 @@ def _connect(endpoint: ParentEndpoint) -> socket.socket | None:
     """A connection to the parent at an endpoint; None where nobody listens. The lock is held."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _short(endpoint.socket) as path:
+        with short(str(endpoint.socket)) as path:
             line.connect(path)
     except OSError:
         line.close()
@@ -185,7 +177,7 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
     endpoint.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener:
-        with _short(endpoint.socket) as path:
+        with short(str(endpoint.socket)) as path:
             listener.bind(path)
         listener.listen(64)
 
@@ -222,26 +214,6 @@ def _last_words(endpoint: ParentEndpoint) -> str:
     return "it did not answer"
 
 
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """A name of a socket that fits into an address, which has room for 107 characters."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
-def _descriptors() -> list[int]:
-    """The descriptors that a program which this one starts would inherit."""
-    found = []
-    for fd in sorted(int(name) for name in os.listdir("/proc/self/fd")):  # noqa: PTH208
-        with contextlib.suppress(OSError):
-            if os.get_inheritable(fd):
-                found.append(fd)
-    return found
-
-
 def _ask(
     line: socket.socket, run: ForkRequest, descriptors: Sequence[int], *, is_new: bool, signals: NotedSignals
 ) -> tuple[Started | ForkRefused | int | None, list[int]]:
@@ -250,52 +222,10 @@ def _ask(
         send_request(line, run, descriptors)
     except OSError:
         return None, []
-    poller = select.poll()
-    poller.register(line, select.POLLIN)
-    poller.register(signals, select.POLLIN)
-    limit_s = RESIDENT_START_S if is_new else RESIDENT_ANSWER_S
-    ready = {fd for fd, _ in poller.poll(limit_s * 1000)}
+    is_answered = first_of(line, signals, limit_s=RESIDENT_START_S if is_new else RESIDENT_ANSWER_S)
     if (signum := signals.first()) is not None:
         return signum, []
-    answered = receive_answer(line) if line.fileno() in ready else None
+    answered = receive_answer(line) if is_answered else None
     if answered is None or not isinstance(answered[0], Started | ForkRefused):
         return None, []
     return answered[0], answered[1]
-
-
-def _follow(line: socket.socket, run: Child, signals: NotedSignals) -> int:
-    """Wait for the end of a run, and pass signals on to it."""
-    poller = select.poll()
-    poller.register(line, select.POLLIN)
-    poller.register(signals, select.POLLIN)
-    with _stopping_with(run):
-        while line.fileno() not in {fd for fd, _ in poller.poll()}:
-            if (signum := signals.first()) is not None:
-                _send(run, signum)
-    answered = receive_answer(line)
-    run.has_ended(within_s=KILL_S)
-    run.close()
-    if answered is not None and isinstance(answered[0], ForkEnded):
-        return answered[0].code
-    return 128 + signal.SIGKILL  # of what else would it have died without a word
-
-
-@contextlib.contextmanager
-def _stopping_with(run: Child) -> Iterator[None]:
-    """Inside, Ctrl-Z stops the run and this process, and ``fg`` has both go on."""
-
-    def stop_both(*_: object) -> None:
-        _send(run, signal.SIGSTOP)
-        signal.raise_signal(signal.SIGSTOP)
-        _send(run, signal.SIGCONT)
-
-    before = signal.signal(signal.SIGTSTP, stop_both)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, before)
-
-
-def _send(run: Child, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(run.fileno(), signum)

@@ -1,17 +1,10 @@
-"""Where resident parents are found: a folder of the user's own, and in it a socket for each folder of tests.
-
-What a process inherits and cannot give to a fork of another one (user, limits, cgroup, namespaces, processors) is part of
-the socket's name: a command under other circumstances has a parent of its own.
-"""
+"""Where resident parents are found: a folder of the user's own, and in it a socket for each folder of tests."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
-import signal
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,15 +13,8 @@ import msgspec
 from disttest.errors import UsageError
 from disttest.host.proc import ProcessIdentity, is_running
 from disttest.model import Frozen
+from disttest.resident.place import folder_for, is_private, name_for
 
-_INHERITED = frozenset(
-    {
-        *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"),
-        *("Seccomp", "Cpus_allowed", "Mems_allowed", "SigBlk"),
-    }
-)
-"""Lines of ``/proc/self/status`` that a child has from its parent."""
-_SET_BY_THE_COMMAND = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _PRIVATE = 0o700
 
 
@@ -99,10 +85,7 @@ class ParentEndpoint(Frozen):
 
 def private_folder(environ: Mapping[str, str]) -> Path:
     """The folder for the sockets of this user."""
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "disttest"
-    return Path(f"/tmp/disttest-{os.getuid()}")  # noqa: S108 - see below
+    return Path(folder_for(environ))
 
 
 def make_private(folder: Path) -> None:
@@ -116,10 +99,10 @@ def make_private(folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"{folder} cannot be made for resident parents: {error.strerror}") from None
     try:
-        facts = folder.lstat()
+        private = is_private(str(folder))
     except FileNotFoundError:  # removed meanwhile, as it was empty
         return
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+    if not private:
         raise UsageError(
             f"{folder} is for the resident parents of user {os.getuid()} only, but is not a folder of that user with mode "
             "0700: remove it, or set XDG_RUNTIME_DIR"
@@ -132,8 +115,7 @@ def endpoint_of(tests: Path, environ: Mapping[str, str]) -> ParentEndpoint:
     Raises:
         UsageError: see :func:`private_folder`.
     """
-    told = "\n".join([str(tests), *_circumstances()])
-    return ParentEndpoint(folder=private_folder(environ), name=hashlib.sha256(told.encode()).hexdigest()[:16])
+    return ParentEndpoint(folder=private_folder(environ), name=name_for(str(tests)))
 
 
 def endpoints(environ: Mapping[str, str]) -> list[ParentEndpoint]:
@@ -146,24 +128,6 @@ def endpoints(environ: Mapping[str, str]) -> list[ParentEndpoint]:
     if folder.exists():
         make_private(folder)
     return [ParentEndpoint(folder=folder, name=path.stem) for path in sorted(folder.glob("*.lock"))]
-
-
-def _circumstances() -> Iterator[str]:
-    """What a child of this process inherits and a fork of another one would not have."""
-    own = Path("/proc/self")
-    for line in (own / "status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in _INHERITED:
-            yield line
-        elif name == "SigIgn":
-            yield f"ignored {int(value, 16) & ~sum(1 << (number - 1) for number in _SET_BY_THE_COMMAND):x}"
-    for name in ("limits", "cgroup", "oom_score_adj"):
-        with contextlib.suppress(OSError):
-            yield (own / name).read_text()
-    yield from (f"{link.name} {link.readlink()}" for link in sorted((own / "ns").iterdir()))
-    yield f"nice {os.nice(0)}, scheduler {os.sched_getscheduler(0)}"
-    root = Path("/").stat()
-    yield f"root {root.st_dev} {root.st_ino}"
 
 
 def _is_file(fd: int, path: Path) -> bool:

@@ -3,7 +3,8 @@
     command --(ForkRequest or Ask; a file in memory with it where it is long; descriptors)--> fork of the parent
     fork    --(Started, with its pidfd, then ForkEnded; or ForkRefused; or Status)--> command
 
-The parent itself says nothing: it forks for each connection, and the fork listens.
+The parent itself says nothing: it forks for each connection, and the fork listens. :mod:`disttest.resident.handover` speaks the
+same without these classes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.descriptors import MOST_AT_ONCE, memory_file
+from disttest.descriptors import MOST_AT_ONCE
 from disttest.model import Frozen
+from disttest.resident.handover import send_with_file
 
 _LARGEST = 4096
 """Bytes of a message; a request is a file, since an environment has no limit."""
@@ -27,12 +29,12 @@ class ForkRequest(Frozen, tag="run"):
 
     argv: tuple[str, ...]
     environ: dict[str, str]
-    variables: dict[str, str]
-    """Those of the environment that a parent must have been started with."""
     executable: str
     folder: str
     descriptors: tuple[int, ...]
     """The numbers that the passed descriptors have in the command."""
+    seed: int | None = None
+    """Of the run, which is to be a fork; None where nobody has read the options yet."""
 
 
 class Ask(Frozen, tag="ask"):
@@ -77,12 +79,7 @@ def send_request(line: socket.socket, request: ForkRequest | Ask, descriptors: S
     Raises:
         OSError: nobody listens any more.
     """
-    body = memory_file("disttest-request")
-    try:
-        os.write(body, msgspec.json.encode(request))
-        socket.send_fds(line, [b"request"], [body, *descriptors])
-    finally:
-        os.close(body)
+    send_with_file(line, msgspec.json.encode(request), descriptors)
 
 
 def receive_request(line: socket.socket) -> tuple[ForkRequest | Ask, list[int]] | None:

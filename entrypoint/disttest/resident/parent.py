@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import os
+import platform
 import select
 import signal
 import socket
@@ -18,7 +20,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +30,7 @@ from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.fork_hazard import fork_hazard
 from disttest.host.process import Child, Exit, fork_here, leave
 from disttest.limits import RESIDENT_REQUEST_S
-from disttest.options.environment import environment
+from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.reports.write import load_reporters
 from disttest.resident.endpoint import ParentEndpoint
 from disttest.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
@@ -42,9 +44,16 @@ from disttest.resident.messages import (
     receive_request,
     send_answer,
 )
+from disttest.resident.parts_board import PartsBoard
+from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.guard.standby import become, stand_by
 
-_PRELOADED = ("torch", "torch.distributed", "pytest", "disttest.plugin", "disttest.cli.main")
+_PRELOADED = (
+    *("torch", "torch.distributed", "pytest", "disttest.plugin"),
+    *("disttest.cli.main", "disttest.cli.fork"),
+)
+_IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")
+"""What these import when the first number is drawn, or the first word said."""
 _NO_RUN = 75
 """Exit code of a fork that has run nothing (EX_TEMPFAIL of sysexits.h)."""
 
@@ -63,7 +72,20 @@ class Parent:
         self._started_s = time.monotonic()
         self.folder = folder
         self.variables = variables_that_matter(environment())
-        self.unfit = _import_all(folder)
+        self.parts = PartsBoard(LAZY_PARTS)
+        self._import(_import_all)
+
+    def _import(self, do: Callable[[], None]) -> None:
+        """Import what runs begin with, and see whether the process may still be forked."""
+        undo = [import_single_threaded(), check_by_nvml()]
+        watch_cuda(lambda _: None)
+        do()
+        hazard = fork_hazard(on_gpus=True)
+        unwatch_cuda()
+        for each in undo:
+            each()
+        gc.freeze()
+        self.unfit = _unfit(hazard, self.folder)
         self.loaded = Loaded()
 
     def serve(self) -> socket.socket | None:
@@ -71,6 +93,8 @@ class Parent:
         while True:
             ready = self._wait()
             self._reap()
+            if self.parts.missing():
+                self._import(self.parts.import_missing)
             if self._listener.fileno() in ready:
                 connection, _ = self._listener.accept()
                 child = fork_here()
@@ -119,24 +143,37 @@ class Parent:
             return self.unfit
         if run.executable != sys.executable:
             return f"the interpreter is another one: {run.executable}"
-        if names := differing(self.variables, run.variables):
+        known_later = (
+            {HASH_SEED: self.variables[HASH_SEED]} if run.seed is None else hash_seed(run.seed, run.environ)
+        )
+        if names := differing(self.variables, variables_that_matter(run.environ) | known_later):
             return f"{', '.join(names)} in the environment changed"
         changed = self.loaded.changed()
         return f"{changed} changed" if changed else ""
 
+    def has_seed(self, seed: int, environ: Mapping[str, str]) -> bool:
+        """Whether sets have the order here that they have in new processes of a run with that seed."""
+        return hash_seed(seed, environ)[HASH_SEED] == self.variables[HASH_SEED]
 
-def _import_all(folder: Path) -> str:
-    """Import what runs begin with; why the process must not be forked then, empty where it may."""
-    undo = [import_single_threaded(), check_by_nvml()]
-    watch_cuda(lambda _: None)
+
+def _import_all() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
+    for name in (*_IMPORTED_LATE, *_builtin_plugins()):
+        with contextlib.suppress(ImportError):  # there is no numpy, or another version of pytest or rich
+            importlib.import_module(name)
+    load_torch()
     load_reporters()
-    hazard = fork_hazard(on_gpus=True)
-    unwatch_cuda()
-    for each in undo:
-        each()
-    gc.freeze()
+    platform.platform()  # asks another program, once
+
+
+def _builtin_plugins() -> list[str]:
+    """Those that pytest imports in each run, before it looks at its options."""
+    return [f"_pytest.{name}" for name in getattr(sys.modules["_pytest.config"], "default_plugins", ())]
+
+
+def _unfit(hazard: str | None, folder: Path) -> str:
+    """Why the process must not be forked, with what it has imported; empty where it may."""
     if hazard:
         return f"importing torch and pytest leaves no process that can be forked: {hazard}"
     package = Path(__file__).parents[1]
@@ -154,12 +191,24 @@ def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, lis
         asked = receive_request(connection) if _peer(connection) == os.getuid() else None
         match asked:
             case (ForkRequest() as run, descriptors):
-                if not (reason := parent.unfit_for(run)):
+                if not (reason := parent.unfit_for(run) or _no_fork(parent, run)):
                     return run, descriptors
                 send_answer(connection, ForkRefused(reason=reason))
             case (Ask(), _):
                 send_answer(connection, parent.status())
     return None
+
+
+def _no_fork(parent: Parent, run: ForkRequest) -> str:
+    """Why a run is to be none of ours, if nobody has read its options yet; empty where it is to be. The command tells it."""
+    if run.seed is not None:
+        return ""
+    become(run.environ, run.folder)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        seed = sys.modules["disttest.cli.fork"].seed_of_fork(run.argv)
+    if seed is None:
+        return "the options do not ask for a fork"
+    return "" if parent.has_seed(seed, run.environ) else f"{HASH_SEED} in the environment changed"
 
 
 def _peer(connection: socket.socket) -> int:
@@ -168,7 +217,9 @@ def _peer(connection: socket.socket) -> int:
     return int(struct.unpack("3i", told)[1])
 
 
-def _be_command(connection: socket.socket, run: ForkRequest, descriptors: Sequence[int]) -> NoReturn:
+def _be_command(
+    connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], parts: PartsBoard
+) -> NoReturn:
     """Be the command: its descriptors, environment and arguments, and its end if it ends."""
     line = high_copy(connection.fileno())
     numbers = [*run.descriptors, line]
@@ -178,7 +229,7 @@ def _be_command(connection: socket.socket, run: ForkRequest, descriptors: Sequen
     connection.set_inheritable(False)
     new_streams()
     become(run.environ, run.folder)
-    stand_by(connection)
+    stand_by(connection, parts.note)
     _end_with(connection)
     send_answer(connection, Started(), [os.pidfd_open(os.getpid())])
     code = _run_command(run.argv)
@@ -219,7 +270,7 @@ def main(arguments: Sequence[str]) -> None:
     asked = _listen(parent, connection)
     if asked is None:
         leave(_NO_RUN)
-    _be_command(connection, *asked)
+    _be_command(connection, *asked, parent.parts)
 
 
 if __name__ == "__main__":

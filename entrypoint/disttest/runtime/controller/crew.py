@@ -133,14 +133,17 @@ class Crew:
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
         # Pages of long-lived objects stay shared with the ranks. What is garbage by now stays, too: looking for it would
-        # take longer than a small suite, and there is little.
-        gc.freeze()
+        # take longer than a small suite, and there is little. A fork of a resident parent has torch frozen from the beginning.
+        freezes = not gc.get_freeze_count()
+        if freezes:
+            gc.freeze()
         try:
             yield
         finally:
             self.end_all("the run was interrupted")
             kill_descendants(spare=self._spared)
-            gc.unfreeze()
+            if freezes:
+                gc.unfreeze()
             adopt_orphans(enabled=False)
             self._selector.close()
 

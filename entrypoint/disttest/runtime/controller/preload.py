@@ -27,6 +27,8 @@ _LAZY = (
 )
 """What a source says, and the module that torch will import for it."""
 
+LAZY_PARTS = tuple(name for _, name in _LAZY)
+
 _COMMENT = re.compile("#.*")
 """Its words count for nothing; in a text a # hides the rest of the line, which costs an import later."""
 _TORCHS_TESTS = "torch/testing/_internal/common_utils.py"

@@ -12,13 +12,14 @@ import os
 import runpy
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE, is_open, memory_file, new_streams, take_descriptors
+from disttest.host.kept_imports import KeptImports
 from disttest.host.loaded import loaded
 from disttest.host.proc import first_environment
 from disttest.host.process import Child, fork_here, leave
@@ -83,18 +84,19 @@ class Standby:
 _standing_by: list[Standby] = []
 
 
-def stand_by(connection: socket.socket) -> None:
+def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
     """Fork a pytest process that waits for :func:`take_standby`; this process goes on as the command.
 
     Args:
         connection: of the command, to whoever waits for it; the pytest process has no part in it.
+        at_end: what the pytest process does when pytest is over.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = fork_here()
     if child is None:
         ours.close()
         connection.close()
-        _run_pytest(theirs)
+        _run_pytest(theirs, at_end)
     theirs.close()
     _standing_by.append(Standby(child, ours))
 
@@ -112,7 +114,7 @@ def take_standby() -> Standby | None:
 # --- in the pytest process
 
 
-def _run_pytest(line: socket.socket) -> NoReturn:
+def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     """Wait for orders, and be ``python -m pytest``, down to the end of its interpreter."""
     message, received, _, _ = socket.recv_fds(line, 64, MOST_AT_ONCE)
     line.close()
@@ -127,7 +129,13 @@ def _run_pytest(line: socket.socket) -> NoReturn:
     if (numpy := loaded("numpy")) is not None:
         numpy.random.seed()  # a new process has drawn its own; Python's own generator sees to that by itself
     sys.argv = ["", *orders.arguments]
-    runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    kept = KeptImports()
+    try:
+        runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+    except SystemExit:
+        at_end()
+        kept.prepare_end()
+        raise
     sys.exit(0)  # noqa: TID251
 
 

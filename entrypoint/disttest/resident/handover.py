@@ -1,0 +1,228 @@
+"""A command's way to the fork that runs in its place: what was typed goes there, signals follow, its exit code comes back.
+
+The way of most runs: it imports neither the command nor what that needs. Whatever is not as it should be (there is no parent,
+it is not fit, the run wants none, an option is wrong) is left to the command, which has the words for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.descriptors import MOST_AT_ONCE, memory_file
+from disttest.host.signals import NotedSignals
+from disttest.limits import KILL_S, RESIDENT_ANSWER_S
+from disttest.resident.place import folder_for, is_private, name_for, short
+
+if TYPE_CHECKING:
+    from signal import Handlers
+
+CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPED = ("T", "t")
+"""States of a process that SIGSTOP or a debugger holds."""
+_LARGEST = 4096
+_FLAG = "--resident"
+_VARIABLE = "DISTTEST_RESIDENT"
+
+
+def run_by_parent(words: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """Have a fork of the parent of this folder run a command, if one is there and takes it.
+
+    Args:
+        words: of the command line.
+        environ: the environment.
+
+    Returns:
+        The exit code of the command; None where nothing was run, and nothing said.
+    """
+    if words[:1] != ["run"] or not _may_be_asked(words, environ):
+        return None
+    before: dict[int, Any] = {signum: signal.getsignal(signum) for signum in CANCELLING}
+    line = _connect(folder_for(environ), name_for(os.getcwd()))
+    if line is None:
+        return None
+    signals = NotedSignals(CANCELLING)
+    with line:
+        code = _run_by(line, words, environ, signals)
+    if code is None:
+        code = _give_back(signals, before)
+    return code
+
+
+def _may_be_asked(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a resident parent may be asked for: who has read all options knows."""
+    return (
+        any(word.startswith(_FLAG) for word in words) or _VARIABLE in environ or _project_may_ask(os.getcwd())
+    )
+
+
+def _project_may_ask(folder: str) -> bool:
+    """Whether a project's file here or above speaks of it."""
+    while True:
+        with contextlib.suppress(OSError), open(os.path.join(folder, "pyproject.toml"), "rb") as file:
+            return b"resident" in file.read()
+        above = os.path.dirname(folder)
+        if above == folder:
+            return False
+        folder = above
+
+
+def _connect(folder: str, name: str) -> socket.socket | None:
+    """A connection to the parent of that name; None where there is none that would answer."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if is_private(folder) and not _is_stopped(os.path.join(folder, f"{name}.lock")):
+            with short(os.path.join(folder, f"{name}.socket")) as address:
+                line.connect(address)
+            return line
+    except (OSError, ValueError):
+        pass
+    line.close()
+    return None
+
+
+def _is_stopped(lock: str) -> bool:
+    with open(lock, "rb") as file:
+        pid = json.load(file)["pid"]
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[0] in _STOPPED
+
+
+def _run_by(
+    line: socket.socket, words: Sequence[str], environ: Mapping[str, str], signals: NotedSignals
+) -> int | None:
+    descriptors = inheritable()
+    if len(descriptors) >= MOST_AT_ONCE:
+        return None
+    request = {"type": "run", **describe(words, environ, descriptors)}
+    try:
+        send_with_file(line, json.dumps(request).encode(), descriptors)
+        answer, fds = _first_word(line, signals)
+    except (OSError, ValueError):
+        return None
+    if answer.get("type") != "started":
+        return None
+    return follow(line, fds[0], signals)
+
+
+def describe(words: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
+    """What a fork has to know to be this process."""
+    return {
+        "argv": tuple(words),
+        "environ": dict(environ),
+        "executable": sys.executable,
+        "folder": os.getcwd(),
+        "descriptors": tuple(descriptors),
+    }
+
+
+def inheritable() -> list[int]:
+    """The descriptors that a program which this one starts would inherit."""
+    found = []
+    for fd in sorted(int(name) for name in os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if os.get_inheritable(fd):
+                found.append(fd)
+    return found
+
+
+def send_with_file(line: socket.socket, body: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a request of any length, and descriptors with it.
+
+    Raises:
+        OSError: nobody listens any more.
+    """
+    file = memory_file("disttest-request")
+    try:
+        os.write(file, body)
+        socket.send_fds(line, [b"request"], [file, *descriptors])
+    finally:
+        os.close(file)
+
+
+def first_of(line: socket.socket, signals: NotedSignals, *, limit_s: float) -> bool:
+    """Whether there is something to read, before a signal and before the time is over."""
+    poller = select.poll()
+    poller.register(line, select.POLLIN)
+    poller.register(signals, select.POLLIN)
+    return line.fileno() in {fd for fd, _ in poller.poll(limit_s * 1000)}
+
+
+def _first_word(line: socket.socket, signals: NotedSignals) -> tuple[dict[str, Any], list[int]]:
+    if not first_of(line, signals, limit_s=RESIDENT_ANSWER_S):
+        return {}, []
+    message, fds, _, _ = socket.recv_fds(line, _LARGEST, 1)
+    return json.loads(message or b"{}"), list(fds)
+
+
+def _give_back(signals: NotedSignals, before: Mapping[int, Any]) -> int | None:
+    """Have signals do what they did; what to end with, if one has come meanwhile."""
+    signum = signals.first()
+    if signum is not None:
+        return 128 + signum
+    signals.close()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return None
+
+
+def follow(line: socket.socket, run: int, signals: NotedSignals) -> int:
+    """Wait for the end of a run, and pass signals on to it.
+
+    Args:
+        line: to the fork.
+        run: its pidfd, which is closed here.
+        signals: to be passed on.
+
+    Returns:
+        Its exit code.
+    """
+    poller = select.poll()
+    poller.register(line, select.POLLIN)
+    poller.register(signals, select.POLLIN)
+    with _stopping_with(run):
+        while line.fileno() not in {fd for fd, _ in poller.poll()}:
+            if (signum := signals.first()) is not None:
+                _send(run, signum)
+    with contextlib.suppress(ConnectionResetError):
+        message = line.recv(_LARGEST)
+        _await_end(run)
+        if message:
+            return int(json.loads(message)["code"])
+    return 128 + signal.SIGKILL  # of what else would it have died without a word
+
+
+def _await_end(run: int) -> None:
+    """Its locks are free then."""
+    poller = select.poll()
+    poller.register(run, select.POLLIN)
+    poller.poll(KILL_S * 1000)
+    os.close(run)
+
+
+@contextlib.contextmanager
+def _stopping_with(run: int) -> Iterator[None]:
+    """Inside, Ctrl-Z stops the run and this process, and ``fg`` has both go on."""
+
+    def stop_both(*_: object) -> None:
+        _send(run, signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
+        _send(run, signal.SIGCONT)
+
+    before: Handlers | Any = signal.signal(signal.SIGTSTP, stop_both)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _send(run: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(run, signum)
