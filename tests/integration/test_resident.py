@@ -171,7 +171,10 @@ LEFT_AT_THE_END = """
     atexit.register(at_exit)
 
     def test_leaves():
-        ctypes.CDLL(None).printf(b"said by C\\n")
+        libc = ctypes.CDLL(None)
+        libc.printf(b"said by C\\n")
+        libc.fopen.restype = ctypes.c_void_p
+        libc.fputs(b"written by C", ctypes.c_void_p(libc.fopen(b"left_by_c.txt", b"w")))
         print("never flushed", file=STREAM)
 """
 
@@ -183,9 +186,11 @@ def test_a_run_ends_as_any_interpreter_does(resident_lab: ResidentLab):
     plain = resident_lab.run("run", "test_leaves.py", "--", "-s")
     expected = left.read_text()
     left.unlink()
+    (resident_lab.folder / "left_by_c.txt").unlink()
     forked = [run(resident_lab, "test_leaves.py", "--", "-s") for _ in range(2)][1]
     assert "exit handler" in expected and "never flushed" in expected and "finalizer" in expected
     assert sorted(left.read_text().splitlines()) == sorted(expected.splitlines())
+    assert (resident_lab.folder / "left_by_c.txt").read_text() == "written by C"
     assert ("said by C" in forked.output) == ("said by C" in plain.output) is True
     assert forked.output.rpartition("\n\n")[2].count("\n") == plain.output.rpartition("\n\n")[2].count("\n")
 

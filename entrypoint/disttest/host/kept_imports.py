@@ -45,7 +45,5 @@ def _leave_before_older_destructors() -> None:
     """What C registers to be done at exit is done from the last one on; when it is our turn, the process is gone."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library that is not glibc
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)  # noqa: SLF001
-        libc.atexit(
-            ctypes.cast(libc.fcloseall, ctypes.c_void_p)
-        )  # before that one: it flushes C's own streams
+        for function in (libc._exit, libc.fcloseall):  # noqa: SLF001 - C's own streams are written before
+            libc.on_exit(ctypes.cast(function, ctypes.c_void_p), None)
