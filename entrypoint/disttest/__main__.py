@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -15,7 +16,10 @@ def main() -> None:
         sys.exit(code)  # noqa: TID251
     from disttest.cli.main import main as command
 
-    command()
+    try:
+        command()
+    finally:
+        gc.freeze()  # the interpreter's last collections would look through all that was imported
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from disttest.cli.words import warn
-from disttest.emulated_device import build_libraries, default_cache, emulated_environment
 from disttest.errors import UsageError
 from disttest.options.environment import add_to_environment, environment
 from disttest.options.values import emulated_gpus
@@ -36,6 +35,8 @@ class Emulation:
         """
         if not self.gpus:
             return flags
+        from disttest.emulated_device import build_libraries, default_cache, emulated_environment
+
         environ = environment()
         libraries = build_libraries(default_cache(environ), tell=warn)
         add_to_environment(emulated_environment(libraries, self.gpus, environ))

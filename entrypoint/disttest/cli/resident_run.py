@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from disttest.host.signals import NotedSignals
 from disttest.options.environment import environment
@@ -15,9 +13,10 @@ from disttest.options.project_file import ProjectSettings
 from disttest.options.registry import RESIDENT
 from disttest.options.run import RunOptions
 from disttest.reports.text import count, duration
-from disttest.resident.client import ask_status, run_resident, stop
-from disttest.resident.endpoint import ParentEndpoint, endpoints
 from disttest.runtime.guard.standby import is_standing_by
+
+if TYPE_CHECKING:
+    from disttest.resident.endpoint import ParentEndpoint
 
 
 def wants_resident(asked: bool, project: ProjectSettings, environ: Mapping[str, str]) -> bool:
@@ -50,22 +49,33 @@ def run_by_fork(
     if names := [name for name, value in needs_new.items() if value]:
         tell(f"{' and '.join(names)} needs new processes: this run goes without a resident parent")
         return None
+    from disttest.resident.client import run_resident  # most runs want none
+
     return run_resident(sys.argv[1:], environment(), seed=options.seed, signals=signals, tell=tell)
 
 
 def describe_parents() -> list[str]:
     """A line for each resident parent of this user."""
+    from disttest.resident.endpoint import endpoints
+
     return [line for endpoint in endpoints(environment()) if (line := _describe(endpoint))]
 
 
 def end_parents() -> list[str]:
     """End them; a line for each."""
+    from disttest.resident.client import stop
+    from disttest.resident.endpoint import endpoints
+
     return [
         f"ended pid {pid}" for endpoint in endpoints(environment()) if (pid := stop(endpoint)) is not None
     ]
 
 
 def _describe(endpoint: ParentEndpoint) -> str:
+    import psutil
+
+    from disttest.resident.client import ask_status
+
     process = endpoint.parent()
     if process is None:
         return ""

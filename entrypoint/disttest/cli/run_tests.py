@@ -16,7 +16,6 @@ import msgspec
 from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
 from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
-from disttest.cli.finish import finish_run
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
 from disttest.cli.resident_run import run_by_fork, wants_resident
@@ -211,6 +210,8 @@ def _run(request: _Request, signals: NotedSignals) -> int:
         result, owes_failures = _run_on_cluster(request, resolved, directory, signals), True
     else:
         result, owes_failures = _run_here(request, resolved, directory, hardware)
+    from disttest.cli.finish import finish_run  # what it needs was loaded while tests ran
+
     code = finish_run(
         result,
         directory.path,

@@ -62,9 +62,12 @@ REPORTERS: Mapping[str, tuple[str, Write]] = {
 
 def load_reporters() -> None:
     """Load what writing will need, for those who have a moment now and none at the end of the run."""
+    import disttest.reports.annotations
     import disttest.reports.ctrf
     import disttest.reports.junit
-    import disttest.reports.summary  # noqa: F401
+    import disttest.reports.outputs
+    import disttest.reports.summary
+    import disttest.reports.terminal  # noqa: F401
     from disttest.reports.html.render import load_template
 
     load_template()

@@ -50,7 +50,7 @@ from disttest.runtime.guard.standby import become, stand_by
 
 _PRELOADED = (
     *("torch", "torch.distributed", "pytest", "disttest.plugin"),
-    *("disttest.cli.main", "disttest.cli.fork"),
+    *("disttest.cli.main", "disttest.cli.fork", "disttest.cli.finish"),
 )
 _IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")
 """What these import when the first number is drawn, or the first word said."""
