@@ -20,8 +20,10 @@ from disttest.descriptors import new_streams
 from disttest.errors import UsageError
 from disttest.host.process import Child, end_all, fork_child, leave
 from disttest.limits import GUARD_CANCEL_S, SAVED_POLL_S, TICK_S
+from disttest.options.environment import environment
 from disttest.planning.touched import find_touched
 from disttest.reports.text import count, duration, one_line
+from disttest.resident.handover import run_by_parent
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import seen_from_start, target_of
@@ -150,6 +152,8 @@ class _Watch:
             os.dup2(fd, into)
         new_streams()
         sys.argv = ["disttest", *words, "--", *self._pytest_args]
+        if (code := run_by_parent(sys.argv[1:], environment())) is not None:
+            leave(code)
         try:
             self._run(sys.argv[1:])
         except SystemExit as leaving:

@@ -67,7 +67,8 @@ def _project_may_ask(folder: str) -> bool:
     """Whether a project's file here or above speaks of it."""
     while True:
         with contextlib.suppress(OSError), open(os.path.join(folder, "pyproject.toml"), "rb") as file:
-            return b"resident" in file.read()
+            if b"resident" in file.read():
+                return True
         above = os.path.dirname(folder)
         if above == folder:
             return False

@@ -59,6 +59,7 @@ def test_only_who_may_want_it_asks(
 def test_a_project_may_want_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pyproject.toml").write_text("[tool.disttest]\nresident = true\n")
     (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path / "tests")
     assert handover._may_be_asked(["run", "."], {})
 
