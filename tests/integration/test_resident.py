@@ -520,9 +520,11 @@ def test_kills_at_any_moment_cost_no_verdict(resident_lab: ResidentLab, request:
     """``--trials 50``: whenever the parent dies, the run that goes on or begins has its verdict."""
     resident_lab.write(test_one=ONE)
     chance = random.Random(request.config.getoption("--seed"))
-    for _ in range(request.config.getoption("--trials") or 3):
+    for number in range(request.config.getoption("--trials") or 4):
+        if is_there := bool(number % 2):  # what is hit is then the handing over, or the run
+            run(resident_lab, ".")
         process = resident_lab.start("run", "--resident", ".")
-        moment_s = time.monotonic() + chance.uniform(0, 3)
+        moment_s = time.monotonic() + chance.uniform(0, 0.5 if is_there else 3)
         while process.poll() is None and time.monotonic() < moment_s:
             time.sleep(0.01)
         for pid in resident_lab.parents:
