@@ -1,6 +1,6 @@
 """What a trivial test costs (one all_reduce over gloo): disttest beside the harnesses people use today.
 
-    python bench/overhead.py [--sizes 1,2,4,8] [--tests 10] [--only "disttest warm"] [--within 900]
+    python bench/overhead.py [--sizes 1,2,4,8] [--tests 10] [--only warm,Continuous] [--within 900]
 
 Each harness runs the same body N times and once more with a single test; the difference divided by N - 1 is the
 cost of a test, so that imports and start-up count for neither. N is twenty times ``--tests`` where a test costs milliseconds, a
@@ -294,7 +294,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     clock = Clock(arguments.within)
-    chosen = [harness for harness in harnesses() if arguments.only in harness.name]
+    parts = arguments.only.split(",")
+    chosen = [harness for harness in harnesses() if any(part in harness.name for part in parts)]
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory(prefix="disttest-bench-") as name:
         folder = Path(name)
