@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ from terminal import Terminal
 
 import disttest.resident.client as client_module
 from disttest.host.proc import is_alive
+from disttest.resident.handover import send_with_file
+from disttest.resident.messages import ForkRefused, receive_answer
+from disttest.resident.place import short
 
 __all__ = ["resident_lab"]
 
@@ -312,6 +316,17 @@ def test_its_folder_is_private_and_takes_its_own_user_only(resident_lab: Residen
     refused = run(resident_lab, ".")
     assert refused.exit_code == 4 and "with mode 0700: remove it, or set XDG_RUNTIME_DIR" in refused.output
     endpoint.folder.chmod(0o700)
+
+
+def test_a_request_of_another_version_means_a_new_parent(resident_lab: ResidentLab):
+    resident_lab.write(test_one=ONE)
+    run(resident_lab, ".")
+    (endpoint,) = resident_lab.endpoints
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, short(str(endpoint.socket)) as address:
+        line.connect(address)
+        send_with_file(line, b'{"type": "run", "other": 1}')
+        (answer, _) = receive_answer(line)
+    assert isinstance(answer, ForkRefused) and "version" in answer.reason
 
 
 def test_a_killed_parent_costs_one_slower_run(resident_lab: ResidentLab):

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from disttest.descriptors import high_copy, new_streams, take_descriptors
 from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
@@ -188,7 +190,11 @@ def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, lis
     """Do what is asked; come back with a command that is to be run, if there is one."""
     connection.settimeout(RESIDENT_REQUEST_S)
     with contextlib.suppress(OSError):  # whoever it was is gone, or says nothing
-        asked = receive_request(connection) if _peer(connection) == os.getuid() else None
+        try:
+            asked = receive_request(connection) if _peer(connection) == os.getuid() else None
+        except msgspec.DecodeError:
+            send_answer(connection, ForkRefused(reason="this version of disttest asks in another way"))
+            return None
         match asked:
             case (ForkRequest() as run, descriptors):
                 if not (reason := parent.unfit_for(run) or _no_fork(parent, run)):
