@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+import weakref
 from types import ModuleType
 
 
@@ -23,6 +24,8 @@ class KeptImports:
         self._modules = {
             name: module for name, module in sys.modules.items() if name.partition(".")[0] not in own
         }
+        for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
+            finalizer.atexit = False  # torch takes back each of its operators
         _leave_before_older_destructors()
 
     def prepare_end(self) -> None:
