@@ -520,11 +520,12 @@ EDITED = """
 def test_every_run_is_that_of_the_last_edit(resident_lab: ResidentLab, request: pytest.FixtureRequest):
     """``--trials 1000``: the verdict is that of what was saved last, and the parent does not grow."""
     resident_lab.write(test_edited=EDITED, edited=MODULE.format(number=0))
-    run(resident_lab, ".")
+    run(resident_lab, ".", PYTHONDONTWRITEBYTECODE="")
     parent, before = resident_lab.parents, resident_lab.parent.memory_info().rss
     for number in range(request.config.getoption("--trials") or 4):
         resident_lab.write(edited=MODULE.format(number=number))
-        ended = run(resident_lab, ".", "--results", "results", "--grace", "0.1")
+        as_for_users = {"PYTHONDONTWRITEBYTECODE": ""}
+        ended = run(resident_lab, ".", "--results", "results", "--grace", "0.1", **as_for_users)
         assert ended.exit_code == number % 2, ended.output
         assert number % 2 == 0 or f"found {number}" in ended.output
     assert resident_lab.parents == parent

@@ -129,6 +129,8 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     if (numpy := loaded("numpy")) is not None:
         numpy.random.seed()  # a new process has drawn its own; Python's own generator sees to that by itself
     sys.argv = ["", *orders.arguments]
+    # Byte code is taken for a source of the same second and size: an edit can follow a run that soon.
+    sys.dont_write_bytecode = True
     kept = KeptImports()
     try:
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)
