@@ -52,18 +52,17 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _dispatch(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     __tracebackhide__ = True
-    kwargs = kwargs or {}
     if types and any(each.__torch_dispatch__ is not _NO_DISPATCH for each in types):
         if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
             return (
                 NotImplemented  # the subclass takes its tensors apart, and what it does with them comes here
             )
     elif _asking:
-        hub.tell("on_op", func, args, kwargs)
+        hub.tell("on_op", func, args, kwargs or {})
     thread = _thread
     thread.handling += 1
     try:
-        return func(*args, **kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
     finally:
         thread.handling -= 1
 
@@ -78,6 +77,14 @@ _mode = _Mode()  # type: ignore[no-untyped-call]
 def ask(tool: object) -> None:
     """From here on a tool is told of operations: in this thread, and in those that are watched anyway."""
     _asking.add(id(tool))
+    _enter()
+
+
+def stand_by() -> None:
+    """This thread is watched from here on, though nobody is told before a tool asks.
+
+    torch gives each node of a graph the modes that are there when its backward pass begins: to ask later would be too late.
+    """
     _enter()
 
 
@@ -101,12 +108,20 @@ def _has_started() -> bool:
 
 
 def _enter() -> None:
-    if not (_thread.handling or _is_watched()):
+    if _thread.handling:
+        return
+    if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+        torch._C._push_on_torch_dispatch_stack(_mode)  # noqa: SLF001  # nearly always, and a tenth of the other way
+    elif not _is_watched():
         _change_stack(lambda modes: modes.insert(0, _mode))
 
 
 def _leave_thread() -> None:
-    if _is_watched() and not (_thread.handling or _thread.stays or _has_started()):
+    if not _is_watched() or _thread.handling or _thread.stays or _has_started():
+        return
+    if torch._C._len_torch_dispatch_stack() == 1:  # noqa: SLF001
+        torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
+    else:
         _change_stack(lambda modes: modes.remove(_mode))
 
 

@@ -28,16 +28,18 @@ def call(n=1, *, op="allgather", inputs=(), outputs=(), **facts):
     return Call(n=n, op=op, inputs=inputs, outputs=outputs, **{**known, **facts})
 
 
-def wait_for(waited):
-    return Wait(
-        n=1, kind=WaitKind.WORK, call=waited, keys=(), timeout_s=None, site=Site(call.__code__, 99), thread=1
-    )
+def wait_for(waited, kind=WaitKind.WORK):
+    return Wait(n=1, kind=kind, call=waited, keys=(), timeout_s=None, site=Site(call.__code__, 99), thread=1)
 
 
 class Operations:
     """In the place of the mode that tells of operations: whether somebody asks to be told."""
 
     asked = False
+    stands_by = False
+
+    def stand_by(self):
+        self.stands_by = True
 
     def ask(self, tool):
         self.asked = True
@@ -191,6 +193,43 @@ def test_a_pending_call_is_watched_until_it_is_waited_for(recorder, operations):
     recorder.on_op(ATEN.sum.default, (target,), {})
     (race,) = recorder.report().races
     assert (RaceKind.OUTPUT_READ, "sum", 99) == (race.kind, race.what, race.waited.line)
+
+
+def test_a_backward_pass_is_watched_and_told_of_when_something_is_pending(recorder, operations):
+    recorder.on_wait(wait_for(None, WaitKind.BACKWARD))
+    assert not operations.stands_by  # nothing was issued: nothing will be pending that C++ has issued
+
+    issued = call(op="barrier")
+    recorder.on_issue(issued)
+    recorder.on_wait(wait_for(None, WaitKind.BACKWARD))
+
+    assert (True, False) == (operations.stands_by, operations.asked)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [("_engine_run_backward", []), ("hook", [RaceKind.OUTPUT_WRITTEN])]
+)
+def test_what_the_engine_does_with_a_bucket_is_meant(recorder, function, expected):
+    bucket = torch.zeros(4)
+    pending(recorder, call(inputs=(bucket,), op="allreduce", by_cpp=True, in_backward=True))
+    touch = lambda: recorder.on_op(ATEN.mul_.Tensor, (bucket, 2), {})  # noqa: E731
+    touch.__code__ = touch.__code__.replace(co_name=function)
+
+    touch()
+
+    assert expected == kinds(recorder)
+
+
+def test_a_hook_is_looked_at_where_only_the_engine_may_touch_and_where_others_may(recorder):
+    bucket, target = torch.zeros(4), torch.zeros(4)
+    pending(recorder, call(1, inputs=(bucket,), op="allreduce", by_cpp=True, in_backward=True))
+    pending(recorder, call(2, outputs=(target,)))
+    engine = lambda: recorder.on_op(ATEN.mul_.Tensor, (target, 2), {})  # noqa: E731
+    engine.__code__ = engine.__code__.replace(co_name="_engine_run_backward")
+
+    engine()
+
+    assert [RaceKind.OUTPUT_WRITTEN] == kinds(recorder)
 
 
 def test_what_is_touched_after_the_wait_is_no_race(recorder):

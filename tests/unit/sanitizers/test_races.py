@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from disttest.model import WindowEdge
 from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
 from disttest.sanitizers.order.stream import CallSignature, StreamGroup
+from disttest.sanitizers.race.memory_edges import edges_of, is_between
 from disttest.sanitizers.race.policy import Policy
 from disttest.sanitizers.race.race_judge import judge_races, judge_reports
 from disttest.sanitizers.race.race_kinds import RaceKind
@@ -50,6 +51,18 @@ def test_large_views_that_lie_between_each_other_take_no_time():
     assert not share_bytes(even, odd)
     assert not share_bytes(left, right)
     assert share_bytes(even, view(8, 4, [(10**9, 2)]))
+
+
+_ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)).map(lambda at: (at[0], at[0] + at[1])))
+
+
+@given(_ranges)
+def test_an_address_is_between_the_edges_of_what_some_range_covers(ranges):
+    covered = {address for start, end in ranges for address in range(start, end)}
+
+    edges = edges_of(ranges)
+
+    assert covered == {address for address in range(40) if is_between(edges, address)}
 
 
 def call(n=1, *, backend="gloo", name="0", peer=None, **facts):

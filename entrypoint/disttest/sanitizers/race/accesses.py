@@ -68,22 +68,31 @@ class Access(NamedTuple):
     writes: bool
 
 
+class _Argument(NamedTuple):
+    """Where an operation has a tensor that it touches, or several."""
+
+    place: int
+    name: str
+    writes: bool
+
+
 @lru_cache(maxsize=8192)
-def _plan(func: Any) -> tuple[tuple[str, bool], ...] | None:
-    """Of each argument that may be a tensor its name and whether it is written; an empty name: not touched."""
+def _plan(func: Any) -> tuple[_Argument, ...]:
     schema = getattr(func, "_schema", None)
     if schema is None or func.namespace in _NAMESPACES or func.__name__.partition(".")[0] in _NO_BYTES:
-        return None
-    return tuple(_of_argument(argument) for argument in schema.arguments)
+        return ()
+    touched = (_touched_argument(place, argument) for place, argument in enumerate(schema.arguments))
+    return tuple(each for each in touched if each is not None)
 
 
-def _of_argument(argument: Any) -> tuple[str, bool]:
+def _touched_argument(place: int, argument: Any) -> _Argument | None:
+    """None: it is no tensor, or only a view of it is made."""
     if "Tensor" not in str(argument.type):
-        return "", False
+        return None
     alias = argument.alias_info
-    if alias is None:
-        return argument.name, False
-    return (argument.name, True) if alias.is_write else ("", False)
+    if alias is not None and not alias.is_write:
+        return None
+    return _Argument(place, argument.name, alias is not None)
 
 
 def accesses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Access]:
@@ -97,17 +106,9 @@ def accesses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
     if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001
         yield from (Access(value, False) for value in args[:1] if isinstance(value, torch.Tensor))
         return
-    plan = _plan(func)
-    if plan is None:
-        return
-    for index, (name, writes) in enumerate(plan):
-        if name:
-            value = args[index] if index < len(args) else kwargs.get(name)
-            yield from (Access(each, writes) for each in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        yield from (each for each in value if isinstance(each, torch.Tensor))
+    for place, name, writes in _plan(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            yield Access(value, writes)
+        elif isinstance(value, list | tuple):
+            yield from (Access(each, writes) for each in value if isinstance(each, torch.Tensor))

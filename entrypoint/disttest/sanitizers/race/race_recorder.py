@@ -14,6 +14,7 @@ from disttest.observe import Call, Site, Wait, WaitKind, as_text, is_held, watch
 from disttest.observe.sites import call_site
 from disttest.sanitizers.order.order_recorder import sign
 from disttest.sanitizers.order.order_words import describe
+from disttest.sanitizers.race.memory_edges import edges_of, is_between
 from disttest.sanitizers.race.policy import Policy
 from disttest.sanitizers.race.race_kinds import RaceKind
 from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
@@ -52,6 +53,7 @@ class RaceRecorder(SanitizerRecorder):
     def begin(self) -> None:
         """A test begins."""
         self._windows: dict[int, Any] = {}
+        self._look_around()
         self._races: dict[tuple[Any, ...], Race] = {}
         self._by_window: dict[int, list[tuple[Any, ...]]] = {}
         self._beyond = 0
@@ -81,15 +83,13 @@ class RaceRecorder(SanitizerRecorder):
             if len(self._windows) >= _MANY:
                 self._drop()
             self._windows[call.n] = window
-            self._bound()
+            self._look_around()
             self._settle()
 
     def on_wait(self, wait: Wait) -> None:
         """Watch a backward pass; what was handed out of an input must be as it was."""
         if wait.kind is WaitKind.BACKWARD and self._has_issued:
-            self._watching.ask(
-                self
-            )  # torch gives each node of the graph the modes that are there when it begins
+            self._watching.stand_by()
         window = self._windows.get(wait.call.n) if wait.call else None
         if window is not None and window.sums:
             for site in window.changed():
@@ -105,7 +105,7 @@ class RaceRecorder(SanitizerRecorder):
             for key in self._by_window.pop(window.call.n, ()):
                 self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
         if over:
-            self._bound()
+            self._look_around()
         self._settle()
 
     def on_error(self, call: Call, error: BaseException) -> None:
@@ -115,7 +115,7 @@ class RaceRecorder(SanitizerRecorder):
 
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at its tensors."""
-        if not self._windows:
+        if not self._windows or (self._is_of_cpp and _is_engine()):
             return
         name = func.__name__.partition(".")[0]
         if name == _FREES:
@@ -138,7 +138,7 @@ class RaceRecorder(SanitizerRecorder):
             start = tensor.data_ptr()
         except (RuntimeError, NotImplementedError):
             return
-        if not self._lowest <= start < self._highest:
+        if not is_between(self._edges, start):
             return
         view = self._make.view_of(tensor)
         if view is None:
@@ -206,13 +206,13 @@ class RaceRecorder(SanitizerRecorder):
             gone = all(region.alive.expired() for region in window.regions)
             if gone or not (window.call.by_cpp or is_held(window.call)):
                 del self._windows[n]
-        self._bound()
+        self._look_around()
 
-    def _bound(self) -> None:
-        """The addresses between which all that is pending lies."""
-        storages = [region.storage for window in self._windows.values() for region in window.regions]
-        self._lowest = min((start for start, _ in storages), default=0)
-        self._highest = max((end for _, end in storages), default=0)
+    def _look_around(self) -> None:
+        """Find out what to look at, which is asked of each operation."""
+        windows = self._windows.values()
+        self._edges = edges_of(region.storage for window in windows for region in window.regions)
+        self._is_of_cpp = all(window.call.by_cpp for window in windows)
 
     def _settle(self) -> None:
         if self._windows:

@@ -1,0 +1,26 @@
+"""Where memory begins and ends, as one list: in, out, in, out. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+
+def edges_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """The edges of what some ranges cover together, in order.
+
+    Args:
+        ranges: first address, and the one behind the last.
+    """
+    edges: list[int] = []
+    for start, end in sorted(ranges):
+        if edges and start <= edges[-1]:
+            edges[-1] = max(edges[-1], end)
+        else:
+            edges += (start, end)
+    return edges
+
+
+def is_between(edges: Sequence[int], address: int) -> bool:
+    """Whether an address is covered."""
+    return bisect_right(edges, address) % 2 == 1
