@@ -1,9 +1,10 @@
 """What the sanitizers cost, over the bundled suites, and what they find in the planted programs.
 
-    python bench/sanitize.py [--turns 5] [--suites ddp,fsdp,…] [--straggle 60] [--markdown] [--only calls|cost|planted]
+    python bench/sanitize.py [--turns 5] [--suites ddp,fsdp,…] [--straggle 60] [--markdown] [--only calls|digests|cost|planted]
                              [--tools deadlock,order,…]
 
 Calls: the least that a rank needs for an all_reduce in a group of its own, so that no other rank is waited for.
+Digests: what ``values`` needs for the input and output of a call of a megabyte, by dtype: the least of many readings.
 Cost: each suite runs with nothing on, with each tool alone and with both of the default; they take turns, each turn begins
 with another one, and the figures are ratios within a turn: of the time from the first test to the last verdict, and of the
 processor time of the whole tree. Verdicts must be those without tools, and nothing may be found that is not found each time.
@@ -19,7 +20,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,6 +186,23 @@ def call_rows(turns: int) -> Iterator[tuple[str, ...]]:
         yield (name, f"{small:.1f}", f"{large / 1000:.2f}")
 
 
+DIGESTED = ("float32", "bfloat16", "float16", "float64", "int64", "uint8")
+
+
+def digest_rows() -> Iterator[tuple[str, ...]]:
+    """What it takes to read a megabyte twice, by dtype."""
+    import torch
+
+    from disttest.sanitizers.values.digest import read_tensor
+
+    yield ("dtype", "ms for input and output of a megabyte")
+    for name in DIGESTED:
+        dtype = getattr(torch, name)
+        tensor = torch.randn((1 << 20) // dtype.itemsize).to(dtype)
+        read = partial(read_tensor, tensor, most_head=4096)
+        yield (name, f"{2000 * min(timeit.repeat(read, number=5, repeat=300)) / 5:.3f}")
+
+
 def ratio(turns: list[dict[str, Spent]], name: str, what: str) -> str:
     """The median over turns, and between what it lay."""
     ratios = sorted(getattr(turn[name], what) / getattr(turn["none"], what) for turn in turns)
@@ -289,13 +309,15 @@ def main() -> int:
         "--straggle", type=float, default=2, help="seconds for which traps look like a deadlock"
     )
     parser.add_argument("--slots", type=int, default=8, help="of the planted programs")
-    parser.add_argument("--only", choices=("calls", "cost", "planted"))
+    parser.add_argument("--only", choices=("calls", "digests", "cost", "planted"))
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     before = describe_machine()
     reached, changed = True, []
     if arguments.only in (None, "calls"):
         print(render(list(call_rows(arguments.turns)), markdown=arguments.markdown), end="\n\n")
+    if arguments.only in (None, "digests"):
+        print(render(list(digest_rows()), markdown=arguments.markdown), end="\n\n")
     if arguments.only in (None, "cost"):
         measured = {
             suite: list(measure(suite, ("none", *arguments.tools), arguments.turns, arguments.world_size))

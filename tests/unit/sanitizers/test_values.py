@@ -112,15 +112,28 @@ class TestDigest:
         assert [None] == seen
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-    @pytest.mark.parametrize(("value", "word"), [("nan", "nan"), ("inf", "inf"), ("-inf", "inf")])
+    @pytest.mark.parametrize(
+        ("value", "word"), [("nan", "nan"), ("-nan", "nan"), ("inf", "inf"), ("-inf", "inf")]
+    )
     def test_says_where_numbers_stop_being_finite(self, dtype, value, word):
         tensor = torch.ones(20_000, dtype=dtype)
         tensor[12_345] = float(value)
 
         assert (word, 12_345, None) == (content(tensor).bad, content(tensor).bad_at, content(tensor).norm)
 
-    def test_large_numbers_are_finite(self):
-        assert "" == content(torch.full((3,), 3e38)).bad
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_large_numbers_are_finite(self, dtype, sign):
+        assert "" == content(torch.full((3,), sign * torch.finfo(dtype).max, dtype=dtype)).bad
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_halves_have_a_norm_up_to_the_largest(self, dtype, sign):
+        largest = torch.finfo(dtype).max
+
+        norm = content(torch.full((4,), sign * largest, dtype=dtype)).norm
+
+        assert pytest.approx(2 * largest) == norm
 
     def test_no_operation_of_torch_is_seen(self):
         class Counts(torch.utils._python_dispatch.TorchDispatchMode):
