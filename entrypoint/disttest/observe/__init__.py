@@ -16,11 +16,12 @@ Operations on tensors cost nothing while no tool asks for them (:func:`watching_
 Importing this changes nothing in torch; :func:`uninstall`, and the end of :func:`observing`, leave nothing of it there.
 """
 
-from disttest.observe.hub import is_held, unobserved
+from disttest.observe.hub import held_calls, unobserved
 from disttest.observe.install import (
     BLIND_SPOTS,
     gaps,
     install,
+    is_watching,
     observing,
     prepare,
     uninstall,
@@ -53,8 +54,9 @@ __all__ = [
     "WaitKind",
     "as_text",
     "gaps",
+    "held_calls",
     "install",
-    "is_held",
+    "is_watching",
     "observing",
     "prepare",
     "spec_of",

@@ -178,9 +178,9 @@ def waiting(kind: WaitKind, call: Call | None = None, **facts: Any) -> Iterator[
     end_wait(wait)
 
 
-def is_held(call: Call) -> bool:
-    """Whether somebody in Python still has a handle or a future of a call, and may wait for it."""
-    return any(held.n == call.n for held in list(handles.values()))
+def held_calls() -> frozenset[int]:
+    """Numbers of the calls of which somebody in Python still has a handle or a future, and may wait for it."""
+    return frozenset(call.n for call in list(handles.values()))
 
 
 def note_over(kind: WaitKind, call: Call) -> None:

@@ -92,6 +92,11 @@ def watching_operations() -> ModuleType:
     return watching
 
 
+def is_watching() -> bool:
+    """Whether a mode of ours is on this thread's stack of dispatch modes, beside those of others."""
+    return _watching is not None and watching_operations().is_watched()
+
+
 @contextlib.contextmanager
 def observing(*tools: Tool) -> Iterator[None]:
     """Tools that are told of what happens inside, in all threads of this process."""

@@ -95,6 +95,12 @@ def leave(tool: object) -> None:
         _leave_thread()
 
 
+def is_watched() -> bool:
+    """Whether this thread is, as the stack has it: the autograd engine puts back its caller's after each node of a graph."""
+    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+    return any(torch._C._get_dispatch_stack_at(place) is _mode for place in range(count))  # noqa: SLF001
+
+
 def has_threads() -> bool:
     """Whether other threads of Python may be watched beside this one."""
     return _thread.stays or _has_started()
@@ -112,23 +118,17 @@ def _enter() -> None:
         return
     if not torch._C._len_torch_dispatch_stack():  # noqa: SLF001
         torch._C._push_on_torch_dispatch_stack(_mode)  # noqa: SLF001  # nearly always, and a tenth of the other way
-    elif not _is_watched():
+    elif not is_watched():
         _change_stack(lambda modes: modes.insert(0, _mode))
 
 
 def _leave_thread() -> None:
-    if not _is_watched() or _thread.handling or _thread.stays or _has_started():
+    if not is_watched() or _thread.handling or _thread.stays or _has_started():
         return
     if torch._C._len_torch_dispatch_stack() == 1:  # noqa: SLF001
         torch._C._pop_torch_dispatch_stack(None)  # noqa: SLF001
     else:
         _change_stack(lambda modes: modes.remove(_mode))
-
-
-def _is_watched() -> bool:
-    """As the stack has it: the autograd engine puts back the one that its caller had, after each node of a graph."""
-    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-    return any(torch._C._get_dispatch_stack_at(place) is _mode for place in range(count))  # noqa: SLF001
 
 
 def _change_stack(change: Callable[[list[Any]], None]) -> None:

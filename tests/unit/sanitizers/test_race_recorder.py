@@ -62,7 +62,7 @@ def operations(monkeypatch):
 def held(monkeypatch):
     """Numbers of the calls whose handle somebody has."""
     held = {1, 2}
-    monkeypatch.setattr(race_recorder, "is_held", lambda call: call.n in held)
+    monkeypatch.setattr(race_recorder, "held_calls", lambda: held)
     return held
 
 
@@ -307,8 +307,7 @@ def test_what_nobody_can_wait_for_is_dropped(recorder, held):
     assert [] == kinds(recorder)
 
 
-def test_of_many_those_that_nobody_can_wait_for_are_dropped(recorder, held, monkeypatch):
-    monkeypatch.setattr(race_recorder, "_MANY", 2)
+def test_what_nobody_can_wait_for_is_dropped_with_the_next_call(recorder, held):
     targets = [torch.zeros(4) for _ in range(3)]
     held.update({3})
     pending(recorder, call(1, outputs=(targets[0],)))
@@ -321,6 +320,15 @@ def test_of_many_those_that_nobody_can_wait_for_are_dropped(recorder, held, monk
         recorder.on_op(ATEN.sum.default, (target,), {})
 
     assert [2, 3] == [race.seq for race in recorder.report().races]
+
+
+def test_when_nobody_can_wait_any_more_nobody_asks(recorder, operations, held):
+    pending(recorder, call(outputs=(torch.zeros(4),)))
+    held.clear()
+
+    recorder.on_done(wait_for(None, WaitKind.BACKWARD), None)
+
+    assert not operations.asked
 
 
 def test_races_beyond_those_that_are_kept_are_counted(recorder, monkeypatch):

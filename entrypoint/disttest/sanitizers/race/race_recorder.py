@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from disttest.observe import Call, Site, Wait, WaitKind, as_text, is_held, watching_operations
+from disttest.observe import Call, Site, Wait, WaitKind, as_text, held_calls, watching_operations
 from disttest.observe.sites import call_site
 from disttest.sanitizers.order.order_recorder import sign
 from disttest.sanitizers.order.order_words import describe
@@ -21,8 +21,6 @@ from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.sanitizers.sanitizer import SanitizerRecorder
 
 _MOST_RACES = 100
-_MANY = 16
-"""Calls that are pending at once: from here on those that nobody can wait for are dropped."""
 _OURS = __file__.rpartition("/sanitizers/")[0] + "/"
 _DISPATCHING = (
     "/torch/_compile.py",
@@ -53,7 +51,6 @@ class RaceRecorder(SanitizerRecorder):
     def begin(self) -> None:
         """A test begins."""
         self._windows: dict[int, Any] = {}
-        self._look_around()
         self._races: dict[tuple[Any, ...], Race] = {}
         self._by_window: dict[int, list[tuple[Any, ...]]] = {}
         self._beyond = 0
@@ -71,19 +68,16 @@ class RaceRecorder(SanitizerRecorder):
         if not self._windows:
             return
         in_place = self._make.is_in_place(call, self._rank)
-        what = describe(sign(call))
         for tensor in call.inputs:
-            self._touch(tensor, in_place, what, call)
+            self._touch(tensor, in_place, by=call)
         for tensor in call.outputs:
-            self._touch(tensor, True, what, call)
+            self._touch(tensor, True, by=call)
 
     def on_return(self, call: Call, work: Any) -> None:
         """It is pending from here on."""
         if self._is_pending(call, work) and (window := self._make.open_window(call, self._rank)):
-            if len(self._windows) >= _MANY:
-                self._drop()
+            self._drop()
             self._windows[call.n] = window
-            self._look_around()
             self._settle()
 
     def on_wait(self, wait: Wait) -> None:
@@ -104,8 +98,7 @@ class RaceRecorder(SanitizerRecorder):
             del self._windows[window.call.n]
             for key in self._by_window.pop(window.call.n, ()):
                 self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
-        if over:
-            self._look_around()
+        self._drop()
         self._settle()
 
     def on_error(self, call: Call, error: BaseException) -> None:
@@ -133,7 +126,7 @@ class RaceRecorder(SanitizerRecorder):
             return call.is_functional or call.in_backward
         return work is not None
 
-    def _touch(self, tensor: Any, writes: bool, what: str, by: Call | None = None) -> None:
+    def _touch(self, tensor: Any, writes: bool, what: str = "", by: Call | None = None) -> None:
         try:
             start = tensor.data_ptr()
         except (RuntimeError, NotImplementedError):
@@ -148,7 +141,8 @@ class RaceRecorder(SanitizerRecorder):
             if region is not None and not self._is_meant(window.call, by):
                 kind = _kind(region.is_written, writes)
                 in_place = region.is_written and not window.signature.outputs
-                self._note(window, kind, what, by.site if by else call_site(), in_place=in_place)
+                who, site = (describe(sign(by)), by.site) if by else (what, call_site())
+                self._note(window, kind, who, site, in_place=in_place)
 
     def _resize(self, args: tuple[Any, ...]) -> None:
         """Of a storage always, of a tensor if it has to have more memory."""
@@ -176,7 +170,7 @@ class RaceRecorder(SanitizerRecorder):
             return _is_engine() if by is None else by.by_cpp
         if by is not None and self._policy.in_order(call, by):
             return True
-        if is_held(call):
+        if call.n in held_calls():
             return False
         del self._windows[call.n]
         return True
@@ -202,20 +196,18 @@ class RaceRecorder(SanitizerRecorder):
 
     def _drop(self) -> None:
         """Forget calls that nobody can wait for, and memory that is gone."""
+        held = held_calls() if self._windows else frozenset()
         for n, window in list(self._windows.items()):
             gone = all(region.alive.expired() for region in window.regions)
-            if gone or not (window.call.by_cpp or is_held(window.call)):
+            if gone or not (window.call.by_cpp or n in held):
                 del self._windows[n]
-        self._look_around()
 
-    def _look_around(self) -> None:
-        """Find out what to look at, which is asked of each operation."""
+    def _settle(self) -> None:
+        """Be told of operations while something is pending, and know what to look for in each."""
         windows = self._windows.values()
         self._edges = edges_of(region.storage for window in windows for region in window.regions)
         self._is_of_cpp = all(window.call.by_cpp for window in windows)
-
-    def _settle(self) -> None:
-        if self._windows:
+        if windows:
             self._watching.ask(self)
         else:
             self._watching.leave(self)

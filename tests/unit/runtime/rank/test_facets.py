@@ -7,6 +7,7 @@ import pkgutil
 
 import pytest
 
+from disttest.observe import Tool, observing, watching_operations
 from disttest.runtime.rank import facets, hygiene
 from disttest.runtime.rank.facets import facet_table
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, describe_change, is_same, settings
@@ -38,6 +39,23 @@ def test_words():
 
     assert "torch grad mode: True became False" == describe_change(facet, "grad mode", False, True)
     assert "environment FOO: unset became '1'" == describe_change(plain, b"FOO", b"1", MISSING)
+
+
+def test_modes_of_the_test_are_counted_and_not_ours():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Watches(Tool):
+        def on_op(self, func, args, kwargs):
+            pass
+
+    modes = next(each for each in areas()["torch_flags"] if each.kind == "torch mode")
+    tool, before = Watches(), modes.read()["dispatch modes"]
+    with observing(tool):
+        watching_operations().ask(tool)
+        assert before == modes.read()["dispatch modes"]
+        with FlopCounterMode(display=False):
+            assert before + 1 == modes.read()["dispatch modes"]
+        watching_operations().leave(tool)
 
 
 def test_what_cannot_be_put_back_says_so():

@@ -13,6 +13,7 @@ import torch.nn.modules.module
 import torch.utils._device  # asking for the default device would import it
 import torch.utils.deterministic
 
+from disttest.observe import is_watching
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, attribute, presence, settings
 
 _C: Any = torch._C  # half of what follows has no public name
@@ -24,6 +25,11 @@ def _deterministic() -> tuple[bool, bool]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+
+
+def _dispatch_modes() -> int:
+    """How many there are of the test: a sanitizer has one there while a call is pending, which a test may leave so."""
+    return int(_C._len_torch_dispatch_stack()) - is_watching()
 
 
 def _put_cudnn(flags: tuple[bool, bool]) -> None:
@@ -158,7 +164,7 @@ FACETS = (
     settings(
         "torch mode",
         Setting("function modes", _C._len_torch_function_stack, _put_function_modes),
-        Setting("dispatch modes", _C._len_torch_dispatch_stack),
+        Setting("dispatch modes", _dispatch_modes),
         Setting("functions of subclasses", _C._is_torch_function_enabled),
         Setting("saved-tensor hooks", _top_hooks, _put_hooks),
         Setting(
