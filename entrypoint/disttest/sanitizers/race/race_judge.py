@@ -88,22 +88,31 @@ def _finding(races: Mapping[int, Race]) -> SanitizerFinding:
     telling = _TELLING[first.kind]
     verb = telling.several if len(races) > 1 else telling.one
     thread = " in another thread" if first.in_other_thread else ""
-    waits = (
-        f"the wait comes at {first.waited.where}"
-        if first.waited and first.waited.where
-        else _NO_WAIT[bool(first.waited)]
-    )
     return SanitizerFinding(
         sanitizer=NAME,
         kind=str(first.kind),
         message=f"{rank_names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
-        f"{_touch(first)}{_place(first.at)}{thread}; {waits}",
+        f"{_touch(first)}{_place(first.at)}{thread}; {_waits(first)}",
         effect=telling.effect,
-        advice=telling.advice,
+        advice=_ADVICE_ON_STREAMS if first.on_other_stream else telling.advice,
         orders=tuple(
             RankCalls(rank=rank, calls=tuple(_calls(race))) for rank, race in sorted(races.items())[:4]
         ),
     )
+
+
+_ADVICE_ON_STREAMS = (
+    "wait() of a handle makes the stream wait that is current then, not the thread: have this stream wait for that one "
+    "(wait_stream, or an event), or wait() where this stream is the current one."
+)
+
+
+def _waits(race: Race) -> str:
+    if race.on_other_stream:
+        return "only another stream was made to wait for it"
+    if race.waited and race.waited.where:
+        return f"the wait comes at {race.waited.where}"
+    return _NO_WAIT[bool(race.waited)]
 
 
 _NO_WAIT = {True: "the wait comes later", False: "nothing in the test waits for it"}
@@ -128,6 +137,7 @@ def _calls(race: Race) -> Iterator[SeenCall]:
         what=_touch(race), file=race.at.file, line=race.at.line, decides=True, window=WindowEdge.INSIDE
     )
     if race.waited is None:
-        yield SeenCall(what="no wait", window=WindowEdge.INSIDE)
+        what = "wait of another stream" if race.on_other_stream else "no wait"
+        yield SeenCall(what=what, window=WindowEdge.INSIDE)
     else:
         yield SeenCall(what="wait", file=race.waited.file, line=race.waited.line, window=WindowEdge.CLOSES)

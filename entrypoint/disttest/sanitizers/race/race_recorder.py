@@ -21,6 +21,8 @@ from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.sanitizers.sanitizer import SanitizerRecorder
 
 _MOST_RACES = 100
+_MOST_JOINED = 64
+"""Calls that a stream waits for and others may not; the oldest are forgotten."""
 _OURS = __file__.rpartition("/sanitizers/")[0] + "/"
 _DISPATCHING = (
     "/torch/_compile.py",
@@ -46,6 +48,8 @@ class RaceRecorder(SanitizerRecorder):
         self._policy = policy
         self._accesses, self._make = accesses, windows
         self._watching: ModuleType = watching_operations()
+        self._streams: Any = None
+        """Of the GPU, from the first call that is in one of its queues."""
         self.begin()
 
     def begin(self) -> None:
@@ -65,6 +69,11 @@ class RaceRecorder(SanitizerRecorder):
     def on_issue(self, call: Call) -> None:
         """A call reads its inputs and writes its outputs, as anything else does."""
         self._has_issued = True
+        self._look_at_windows(call)
+        if call.group.queues and (call.is_functional or not call.by_cpp):
+            self._begin_issue(call)
+
+    def _look_at_windows(self, call: Call) -> None:
         if not self._windows:
             return
         in_place = self._make.is_in_place(call, self._rank)
@@ -75,8 +84,12 @@ class RaceRecorder(SanitizerRecorder):
 
     def on_return(self, call: Call, work: Any) -> None:
         """It is pending from here on."""
-        if self._is_pending(call, work) and (window := self._make.open_window(call, self._rank)):
+        is_on_stream = self._streams is not None and self._streams.order.end_issue(call.n)
+        if not (is_on_stream or self._is_pending(call, work)):
+            return
+        if window := self._make.open_window(call, self._rank):
             self._drop()
+            window.is_on_stream, window.is_joined = is_on_stream, is_on_stream and not call.is_async
             self._windows[call.n] = window
             self._settle()
 
@@ -84,6 +97,8 @@ class RaceRecorder(SanitizerRecorder):
         """Watch a backward pass; what was handed out of an input must be as it was."""
         if wait.kind is WaitKind.BACKWARD and self._has_issued:
             self._watching.stand_by()
+        if self._streams is not None:
+            self._streams.order.begin_wait(wait.n)
         window = self._windows.get(wait.call.n) if wait.call else None
         if window is not None and window.sums:
             for site in window.changed():
@@ -94,8 +109,11 @@ class RaceRecorder(SanitizerRecorder):
         self._doubtful |= error is not None
         over = [window for window in self._windows.values() if self._policy.is_over(window.call, wait)]
         line = _line(wait.site)
+        by_stream = self._streams is not None and self._is_of_stream(wait)
         for window in over:
-            del self._windows[window.call.n]
+            window.is_joined = window.is_on_stream and by_stream
+            if not window.is_joined:
+                del self._windows[window.call.n]
             for key in self._by_window.pop(window.call.n, ()):
                 self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
         self._drop()
@@ -138,11 +156,41 @@ class RaceRecorder(SanitizerRecorder):
             return
         for window in list(self._windows.values()):
             region = window.touched(view, writes=writes)
-            if region is not None and not self._is_meant(window.call, by):
+            if (
+                region is not None
+                and not self._is_in_order(window, tensor)
+                and not self._is_meant(window, by)
+            ):
                 kind = _kind(region.is_written, writes)
                 in_place = region.is_written and not window.signature.outputs
                 who, site = (describe(sign(by)), by.site) if by else (what, call_site())
                 self._note(window, kind, who, site, in_place=in_place)
+
+    def _begin_issue(self, call: Call) -> None:
+        tensors = call.inputs or call.outputs
+        if not tensors or tensors[0].device.type != "cuda":
+            return
+        if self._streams is None:
+            from disttest.sanitizers.race.cuda_streams import CudaStreams
+
+            self._streams = CudaStreams(self._note_over)
+        self._streams.begin_issue(tensors[0].device)
+
+    def _is_of_stream(self, wait: Wait) -> bool:
+        """Whether only a stream has waited, so that this thread does not know that the calls are over."""
+        return bool(self._streams.order.end_wait(wait.n)) and not self._streams.blocks(wait)
+
+    def _note_over(self, calls: set[int]) -> None:
+        """This process knows that they are."""
+        for call in calls:
+            self._windows.pop(call, None)
+        if calls:
+            self._settle()
+
+    def _is_in_order(self, window: Any, tensor: Any) -> bool:
+        """Whether the GPU does what this thread asks for after the call."""
+        on_stream = window.is_on_stream and tensor.device.type == "cuda"
+        return on_stream and bool(self._streams.is_behind(tensor.device, window.call.n))
 
     def _resize(self, args: tuple[Any, ...]) -> None:
         """Of a storage always, of a tensor if it has to have more memory."""
@@ -154,9 +202,11 @@ class RaceRecorder(SanitizerRecorder):
         if not size or (wanted <= size if is_tensor else wanted == size):
             return
         for window in list(self._windows.values()):
-            if any(region.storage[0] == start for region in window.regions) and not self._is_meant(
-                window.call, None
-            ):
+            if not any(region.storage[0] == start for region in window.regions):
+                continue
+            if window.is_joined:
+                del self._windows[window.call.n]
+            elif not self._is_meant(window, None):
                 self._note(window, RaceKind.STORAGE_FREED, _FREES, call_site(), in_place=False)
 
     def _hand_out(self, tensor: Any) -> None:
@@ -164,13 +214,14 @@ class RaceRecorder(SanitizerRecorder):
         for window in self._windows.values() if view else ():
             window.remember(view, call_site())
 
-    def _is_meant(self, call: Call, by: Call | None) -> bool:
+    def _is_meant(self, window: Any, by: Call | None) -> bool:
         """Whether this is no race: who does it knows when the call is over, or nobody can wait for it any more."""
-        if call.by_cpp:
+        call = window.call
+        if call.by_cpp and not window.is_joined:
             return _is_engine() if by is None else by.by_cpp
         if by is not None and self._policy.in_order(call, by):
             return True
-        if call.n in held_calls():
+        if window.is_joined or call.n in held_calls():
             return False
         del self._windows[call.n]
         return True
@@ -189,6 +240,7 @@ class RaceRecorder(SanitizerRecorder):
             kind=kind,
             what=what,
             at=_line(site),
+            on_other_stream=window.is_joined,
             in_other_thread=_in_other_thread(call),
             is_in_place=in_place,
         )
@@ -199,14 +251,19 @@ class RaceRecorder(SanitizerRecorder):
         held = held_calls() if self._windows else frozenset()
         for n, window in list(self._windows.items()):
             gone = all(region.alive.expired() for region in window.regions)
-            if gone or not (window.call.by_cpp or n in held):
+            if gone or not (window.is_joined or window.call.by_cpp or n in held):
                 del self._windows[n]
+        joined = [n for n, window in self._windows.items() if window.is_joined]
+        for n in joined[:-_MOST_JOINED]:
+            del self._windows[n]
 
     def _settle(self) -> None:
         """Be told of operations while something is pending, and know what to look for in each."""
         windows = self._windows.values()
         self._edges = edges_of(region.storage for window in windows for region in window.regions)
         self._is_of_cpp = all(window.call.by_cpp for window in windows)
+        if self._streams is not None:
+            self._streams.order.keep(self._windows)
         if windows:
             self._watching.ask(self)
         else:

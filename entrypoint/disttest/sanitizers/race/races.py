@@ -34,6 +34,8 @@ class Race(Frozen):
     at: SourceLine
     in_other_thread: bool = False
     """It was another thread than the one that issued the call."""
+    on_other_stream: bool = False
+    """A stream of the GPU was made to wait for the call, and it was another one."""
     waited: SourceLine | None = None
     """Where the wait came; None if it never came in this test."""
     is_in_place: bool = False

@@ -42,6 +42,10 @@ class Window:
     regions: list[Region]
     sums: list[tuple[StridedView, int, Site]] = field(default_factory=list)
     """Inputs whose memory was handed out: their checksums then, and where it was."""
+    is_on_stream: bool = False
+    """It is known which streams of its GPU come after it."""
+    is_joined: bool = False
+    """A stream was made to wait for it; others may not come after it yet."""
 
     def touched(self, view: StridedView, *, writes: bool) -> Region | None:
         """The tensor of the call that such an access races with."""

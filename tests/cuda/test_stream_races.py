@@ -1,0 +1,26 @@
+"""Races between streams over NCCL, on emulated GPUs: what one of them waits for, another one may use too early."""
+
+from __future__ import annotations
+
+import shutil
+
+import planted
+import pytest
+from lab import Ended
+from planted import NO_RACES_ON_DEVICES, RACES_ON_DEVICES, Program, copy_programs, wrong
+
+
+@pytest.fixture(scope="module")
+def raced(cuda_labs) -> Ended:
+    lab = cuda_labs(gpus=2)
+    shutil.copy(planted.__file__, lab.folder)  # what the programs import
+    targets = copy_programs(lab.folder, (*RACES_ON_DEVICES, *NO_RACES_ON_DEVICES))
+    return lab.run("run", *targets, "--timeout", "60", "--sanitize", "race:warn", limit_s=300)
+
+
+def test_races_of_streams_are_found(raced):
+    assert wrong(raced.run, RACES_ON_DEVICES, Program.check_order) == {}
+
+
+def test_nothing_is_said_of_streams_that_wait(raced):
+    assert wrong(raced.run, NO_RACES_ON_DEVICES, Program.check_quiet) == {}
