@@ -107,13 +107,13 @@ class RaceRecorder(SanitizerRecorder):
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Calls are over."""
         self._doubtful |= error is not None
-        over = [window for window in self._windows.values() if self._policy.is_over(window.call, wait)]
+        over = [window for window in list(self._windows.values()) if self._policy.is_over(window.call, wait)]
         line = _line(wait.site)
         by_stream = self._streams is not None and self._is_of_stream(wait)
         for window in over:
             window.is_joined = window.is_on_stream and by_stream
             if not window.is_joined:
-                del self._windows[window.call.n]
+                self._windows.pop(window.call.n, None)
             for key in self._by_window.pop(window.call.n, ()):
                 self._races[key] = msgspec.structs.replace(self._races[key], waited=line)
         self._drop()
@@ -205,13 +205,13 @@ class RaceRecorder(SanitizerRecorder):
             if not any(region.storage[0] == start for region in window.regions):
                 continue
             if window.is_joined:
-                del self._windows[window.call.n]
+                self._windows.pop(window.call.n, None)
             elif not self._is_meant(window, None):
                 self._note(window, RaceKind.STORAGE_FREED, _FREES, call_site(), in_place=False)
 
     def _hand_out(self, tensor: Any) -> None:
         view = self._make.view_of(tensor) if tensor.device.type == "cpu" else None
-        for window in self._windows.values() if view else ():
+        for window in list(self._windows.values()) if view else ():
             window.remember(view, call_site())
 
     def _is_meant(self, window: Any, by: Call | None) -> bool:
@@ -223,7 +223,7 @@ class RaceRecorder(SanitizerRecorder):
             return True
         if window.is_joined or call.n in held_calls():
             return False
-        del self._windows[call.n]
+        self._windows.pop(call.n, None)
         return True
 
     def _note(self, window: Any, kind: RaceKind, what: str, site: Site, *, in_place: bool) -> None:
@@ -252,14 +252,14 @@ class RaceRecorder(SanitizerRecorder):
         for n, window in list(self._windows.items()):
             gone = all(region.alive.expired() for region in window.regions)
             if gone or not (window.is_joined or window.call.by_cpp or n in held):
-                del self._windows[n]
-        joined = [n for n, window in self._windows.items() if window.is_joined]
+                self._windows.pop(n, None)
+        joined = [n for n, window in list(self._windows.items()) if window.is_joined]
         for n in joined[:-_MOST_JOINED]:
-            del self._windows[n]
+            self._windows.pop(n, None)
 
     def _settle(self) -> None:
         """Be told of operations while something is pending, and know what to look for in each."""
-        windows = self._windows.values()
+        windows = list(self._windows.values())  # the thread of a GPU's backward pass may end some meanwhile
         self._edges = edges_of(region.storage for window in windows for region in window.regions)
         self._is_of_cpp = all(window.call.by_cpp for window in windows)
         if self._streams is not None:
