@@ -24,3 +24,9 @@ def test_races_of_streams_are_found(raced):
 
 def test_nothing_is_said_of_streams_that_wait(raced):
     assert wrong(raced.run, NO_RACES_ON_DEVICES, Program.check_quiet) == {}
+
+
+def test_what_observers_put_into_torch_is_no_leak_of_the_test(raced):
+    notes = [note for test in raced.run.tests for note in test.final.notes]
+
+    assert [note for note in notes if "function" in note or "torch mode" in note] == []

@@ -41,21 +41,40 @@ def test_words():
     assert "environment FOO: unset became '1'" == describe_change(plain, b"FOO", b"1", MISSING)
 
 
+class Watches(Tool):
+    """One for which methods of tensors are replaced."""
+
+    def on_op(self, func, args, kwargs):
+        pass
+
+
+def facet_of(area, kind):
+    return next(each for each in areas()[area] if each.kind == kind)
+
+
 def test_modes_of_the_test_are_counted_and_not_ours():
     from torch.utils.flop_counter import FlopCounterMode
 
-    class Watches(Tool):
-        def on_op(self, func, args, kwargs):
-            pass
-
-    modes = next(each for each in areas()["torch_flags"] if each.kind == "torch mode")
-    tool, before = Watches(), modes.read()["dispatch modes"]
+    modes, tool = facet_of("torch_flags", "torch mode"), Watches()
+    before = modes.read()["dispatch modes"]
     with observing(tool):
         watching_operations().ask(tool)
         assert before == modes.read()["dispatch modes"]
         with FlopCounterMode(display=False):
             assert before + 1 == modes.read()["dispatch modes"]
         watching_operations().leave(tool)
+
+
+def test_functions_that_the_test_has_replaced_are_named_and_not_ours(monkeypatch):
+    import torch
+
+    functions = facet_of("monkeypatches", "function")
+    before = functions.read()
+    with observing(Watches()):
+        assert before == functions.read()
+        monkeypatch.setattr(torch.Tensor, "tolist", lambda self: [])
+        assert {("torch.Tensor", "tolist")} == functions.read().keys() - before.keys()
+        monkeypatch.undo()
 
 
 def test_what_cannot_be_put_back_says_so():

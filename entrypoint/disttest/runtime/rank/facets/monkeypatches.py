@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from disttest.observe import is_of_observer
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, presence
 
 _WATCHED = (
@@ -104,7 +105,8 @@ def _patched() -> Values:
     for label in _WATCHED if len(_watched) < len(_WATCHED) else ():
         if label not in _watched and (owner := _find(label)) is not None:
             _watched[label] = _Watched(label, owner)
-    return {name: value for watched in _watched.values() for name, value in watched.replaced()}
+    replaced = (each for watched in _watched.values() for each in watched.replaced())
+    return {name: value for name, value in replaced if not is_of_observer(value)}
 
 
 def _find(label: str) -> Any:
