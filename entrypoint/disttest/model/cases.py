@@ -81,10 +81,19 @@ class TestCase(Frozen):
     """Marked so: ranks may skip what others run, or expect a failure where others do not."""
     collected_as: str = ""
     """The node id to select it by, where its own cannot: a hook asked for its world when all was collected."""
+    reuses_ranks: bool = False
+    """Its class starts its ranks, and those that have passed another test of the class may run this one."""
+    new_ranks_because: str = ""
+    """Why the ranks that its class starts are new for it; empty where that is no question."""
     shares_process: bool = False
     """Contained, and in a file that needs what others have set up: such files run in one process."""
     chaos: ChaosCase | None = None
     """Its run under ``disttest chaos``."""
+
+    @property
+    def words_of_reuse(self) -> str:
+        """Whether the ranks that its class starts are new ones, and why; empty where that is no question."""
+        return "reused" if self.reuses_ranks else f"new: {why}" if (why := self.new_ranks_because) else ""
 
     def log_folder(self, attempt: int) -> str:
         """Where the logs of an attempt come to lie, relative to the results directory."""

@@ -12,7 +12,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import Isolation, RecordRule, TestCase, WorldKind, WorldShape
+from disttest.model import FlakyRule, Isolation, RecordRule, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
@@ -41,6 +41,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     *classes, name = rest.split("::") if rest else [module]
     by_host = hosted(item)
     kind = by_host.kind if by_host else _kind(item, options)
+    why_new = _why_new_ranks(item, by_host, options, host)
     return TestCase(
         nodeid=item.nodeid,
         collected_as=collected_as(item),
@@ -55,6 +56,8 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         else shape_of(item) or spmd_shape(options, host),
         kind=kind,
         isolation=_isolation(item, options, kind),
+        reuses_ranks=why_new == "",
+        new_ranks_because=why_new or "",
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
@@ -101,6 +104,23 @@ def _isolation(item: pytest.Item, options: RunOptions, kind: WorldKind) -> Isola
     if kind is not WorldKind.RANKS or options.spmd:
         return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
+
+
+def _why_new_ranks(
+    item: pytest.Item, by_host: Hosted | None, options: RunOptions, host: TargetHost
+) -> str | None:
+    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
+    if by_host is None or by_host.why_new_ranks is None:
+        return None
+    reasons = {
+        "a fresh world for each test": _isolation(item, options, by_host.kind) is Isolation.FRESH,
+        "each repetition is an attempt of its own": options.repeat > 1,
+        "--flaky=fail": options.flaky is FlakyRule.FAIL,
+        "ranks are debugged": options.is_debugged,
+        "ranks are recorded": options.record is not RecordRule.OFF,
+        "ranks on GPUs": (marked_device(item) or host.device) != CPU,
+    }
+    return next((why for why, holds in reasons.items() if holds), by_host.why_new_ranks)
 
 
 def _timeout_s(item: pytest.Item, options: RunOptions) -> float:

@@ -235,12 +235,13 @@ class Crew:
 
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
-            case TestBegan(nodeid=nodeid):
+            case TestBegan(nodeid=nodeid, again=again):
                 world.begun, world.began_s = _find(world.order.tests, nodeid), time.monotonic()
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = world.began_s + limit_s + WORLD_SILENCE_S
-                self._listener.on_began(world, world.begun)
+                if not again:
+                    self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
                 test = _find(world.order.tests, result.nodeid)
                 world.owed = [owed for owed in world.owed if owed.nodeid != test.nodeid]

@@ -117,10 +117,11 @@ def render_list(tests: Sequence[TestCase], *, each: bool) -> str:
 
 
 def _describe(test: TestCase) -> str:
-    """The node id, which names a world by itself; of a test whose class starts its ranks, how many."""
+    """The node id, which names a world by itself; of a test whose class starts its ranks, how many, and whether anew."""
     if test.world is None or test.kind not in (WorldKind.MAIN, WorldKind.THREADS):
         return test.nodeid
-    return f"{test.nodeid}  ({count(test.world.size, 'rank' if test.kind is WorldKind.MAIN else 'thread')})"
+    ranks = count(test.world.size, "rank" if test.kind is WorldKind.MAIN else "thread")
+    return f"{test.nodeid}  ({', '.join(filter(None, (ranks, test.words_of_reuse)))})"
 
 
 def _row(suite: str, tests: Sequence[TestCase]) -> tuple[str, str, str, str]:

@@ -164,11 +164,15 @@ class ChannelPipe:
         self._theirs.close()
 
 
-def run_to_exit_code(body: Callable[[], object], account: Account) -> int:
-    """Run the body the way ``multiprocessing`` runs a process, up to its exit code."""
+def run_to_exit_code(
+    body: Callable[[], object],
+    account: Account,
+    end_threads: Callable[[], object] = threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001
+) -> int:
+    """Run the body the way ``multiprocessing`` runs a process, up to its exit code; its own threads belong to it."""
     try:
         body()
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # a test's own threads belong to it
+        end_threads()
     except SystemExit as request:
         return _as_code(request.code)
     except BaseException as error:  # noqa: BLE001  # the end of the rank's stack

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from disttest.host.process import die_with_parent, fork_child, leave
 from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
 from disttest.results.rulings import disagreement
-from disttest.runtime.hosting.account import Account
-from disttest.runtime.hosting.debugged import debug_hosted_rank
+from disttest.runtime.hosting.account import Account, ChannelPipe
+from disttest.runtime.hosting.loan import LentTeam, Loan, RanksWereUsed
 from disttest.runtime.hosting.raised import thread_records
-from disttest.runtime.hosting.ranks import account_for, run_once, serve_tests, settle_in
+from disttest.runtime.hosting.rank_starter import RankMain, RankStarter
+from disttest.runtime.hosting.ranks import run_once, serve_tests
+from disttest.runtime.hosting.reused_rank import serve_loans, settle_for_test
 from disttest.runtime.hosting.team import (
     HostedAttempt,
     Rank,
@@ -29,15 +31,10 @@ from disttest.runtime.hosting.team import (
     foreign_record,
 )
 from disttest.runtime.messages.phases import PhaseCell
-from disttest.runtime.messages.protocol import Cancel, Channel, RankReady, RanksJoined, RunTest, TestDone
-from disttest.runtime.rank import flight
-from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
-from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.waits import watch_waits
 from disttest.runtime.world.attempt import RankProgress
-from disttest.runtime.world.evidence import EvidenceSource
-from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
+from disttest.runtime.world.rank_handles import Supervisor
 from disttest.testing.hosting import Body, RanksFailed
 
 
@@ -61,7 +58,8 @@ class ForkHost:
         self._began_s = 0.0
         self._team: Team | None = None
         self._kept: Team | None = None
-        self._starts = 0
+        self._lent = LentTeam()
+        self._starter = RankStarter(spec, channel, config)
         self._phase = PhaseCell(spec.phases, spec.place) if spec.settings.is_debugged else None
 
     @property
@@ -73,6 +71,11 @@ class ForkHost:
     def by_torchs_rules(self) -> bool:
         """Whether the running test passes if torch's own harness passes it."""
         return self._is_torchs and self._spec.settings.verdict is VerdictRule.TORCH
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the ranks of the running test may have run another one of its class."""
+        return self._running().reuse
 
     # --- around a test
 
@@ -93,7 +96,9 @@ class ForkHost:
         if self._team is not None:
             team, self._team = self._team, None
             attempt = self._attempt(team, ExitRule(), limit_s=0.0)
-            self._watch(team, attempt, never_joined=True)
+            self._tell(attempt, tuple(map(blame_for_waiting, self._watch(team, attempt))))
+            if team is self._lent.team:
+                self._lent.team = None
             team.dismiss(limit_s=0.0)
 
     # --- ranks for one test
@@ -105,14 +110,50 @@ class ForkHost:
             body(rank, pipe)
             self._wait_for_gpus()
 
+        self._end_lent()
         team = self._team = Team(self._spec, size)
         self._note_launch(team, size)
         for rank in range(size):
-            self._fork(team, rank, lambda rank, _channel, mine: run_once(rank, mine, whole_body, self._skips))
+            self._fork(
+                team, rank, lambda rank, _channel, mine, _: run_once(rank, mine, whole_body, self._skips)
+            )
         return team.ranks
 
+    def lend(self, loan: Loan) -> Sequence[Rank]:
+        """Start the ranks of the running test, or take those that have passed another one of its class."""
+        if not self._lent.may_run(loan):
+            self._end_lent()
+            team = Team(self._spec, loan.size)
+            self._lent.replace(loan, team)
+            for rank in range(loan.size):
+                self._fork(team, rank, partial(self._serve_loans, loan))
+        assert self._lent.team is not None
+        team = self._team = self._lent.team
+        self._note_launch(team, loan.size)
+        self._lent.lend(team)
+        self._give_out(team, method=loan.method, file_name=loan.file_name)
+        return team.ranks
+
+    def _serve_loans(self, loan: Loan, rank: int, channel: Channel, _mine: Account, stacks: Path) -> int:
+        """In a rank."""
+
+        def run(order: RunTest, pipe: ChannelPipe) -> None:
+            loan.run(rank, order.method, order.file_name, pipe)
+
+        settle = partial(settle_for_test, self._config, stacks)
+        return serve_loans(channel, run, loan.own_classes, self._skips, settle)
+
+    def _end_lent(self) -> None:
+        team, self._lent.team = self._lent.team, None
+        if team is not None:
+            team.dismiss()
+
     def join(self, rule: ExitRule) -> None:
-        """Wait for the ranks of the running test, report them, and raise what they came to."""
+        """Wait for the ranks of the running test, report them, and raise what they came to.
+
+        Raises:
+            RanksWereUsed: it is to be run once more, in new ranks.
+        """
         team, self._team = self._team, None
         if team is None or not team.ranks:
             if self.by_torchs_rules:
@@ -120,7 +161,15 @@ class ForkHost:
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, rule, limit_s=self._limit_s())
         records = self._watch(team, attempt)
-        team.dismiss(limit_s=0.0)
+        is_lent = team is self._lent.team
+        again = is_lent and self._lent.must_be_run_again(attempt, is_good=self._are_good(records))
+        self._tell(attempt, records, superseded=again)
+        over = self._lent.take_back(attempt) if is_lent else team
+        if over is not None:
+            over.dismiss(limit_s=0.0)
+        if again:
+            self._began_s = time.monotonic()
+            raise RanksWereUsed
         self._raise_outcome(records, rule)
 
     def join_foreign(
@@ -187,7 +236,9 @@ class ForkHost:
             self._fork(
                 team,
                 rank,
-                lambda rank, channel, mine: serve_tests(rank, channel, mine, prepare, run_whole, self._skips),
+                lambda rank, channel, mine, _: serve_tests(
+                    rank, channel, mine, prepare, run_whole, self._skips
+                ),
             )
 
     def run_kept(self, owner: object, name: str) -> None:
@@ -196,12 +247,10 @@ class ForkHost:
         if team is None or team.owner != owner:
             raise RanksFailed(NO_RANKS)
         attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
-        order = self._running()
         self._note_launch(team, len(team.ranks))
-        for handle in team.supervisor.handles:
-            log = str(team.supervisor.logs.open(self._log(handle.rank)))
-            handle.channel.send(msgspec.structs.replace(order, nodeid=name, next_nodeid=None, log=log))
+        self._give_out(team, nodeid=name)
         records = self._watch(team, attempt)
+        self._tell(attempt, records)
         if any(record.outcome is None or record.outcome.is_bad for record in records):
             team.broken = True
             self.release(None, limit_s=0.0)
@@ -209,6 +258,8 @@ class ForkHost:
 
     def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let the kept ranks leave (those of this owner, or anybody's)."""
+        if owner is None:
+            self._end_lent()
         if self._kept is not None and owner in (None, self._kept.owner):
             self._kept.dismiss(limit_s=limit_s)
             self._kept = None
@@ -231,6 +282,12 @@ class ForkHost:
         """Where a rank's log of the running test comes to lie, relative to the results directory."""
         return f"{self._running().folder}/rank{rank}.log"
 
+    def _give_out(self, team: Team, **told: str) -> None:
+        """Have ranks that stay run the test."""
+        for handle in team.supervisor.handles:
+            log = str(team.supervisor.logs.open(self._log(handle.rank)))
+            handle.channel.send(msgspec.structs.replace(self._running(), next_nodeid=None, log=log, **told))
+
     def _note_launch(self, team: Team, size: int) -> None:
         """Ranks that a test launches after others write into the logs of those, which say where that begins."""
         self._launches += 1
@@ -245,48 +302,8 @@ class ForkHost:
     def _limit_s(self) -> float:
         return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
 
-    def _fork(self, team: Team, rank: int, main: Callable[[int, Channel, Account], int]) -> None:
-        ours, theirs = Channel.pair()
-        foreign = [ours, self._channel, *(handle.channel for handle in team.supervisor.handles)]
-        self._starts += 1
-        stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
-        questions = stacks.with_suffix(".ask")
-        spec, config, parent = self._spec, self._config, os.getpid()
-        log = team.supervisor.logs.open(self._log(rank))
-        board = team.board.path if team.board else None
-        held = team.held
-        held_at = held.path if held else None
-
-        def be_rank() -> None:
-            die_with_parent(parent)
-            for channel in foreign:
-                channel.close()
-            mine = out_of_the_way(theirs)
-            belong_to_this_process(mine)
-            settle_in(config, log, stacks, spec.threads)
-            flight.answer_questions(questions, rank)
-            post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
-            watch_waits(board, rank)
-            flight.note_start()
-            own_account = account_for(mine, post_mortem)
-            mine.send(RankReady())
-            code = main(rank, mine, own_account)
-            save_coverage()
-            mine.send(TestDone(exit_code=code))
-            leave(code)
-
-        child = fork_child(be_rank, new_group=True)
-        theirs.close()
-        team.ranks.append(Rank(rank, child))
-        handle = RankProcessHandle(
-            rank=rank,
-            channel=ours,
-            child=child,
-            evidence=EvidenceSource(child, stacks, questions),
-            log=log,
-            held=lambda: held is not None and held.is_held(rank),
-        )
-        team.supervisor.add(handle)
+    def _fork(self, team: Team, rank: int, main: RankMain) -> None:
+        self._starter.fork(team, rank, self._log(rank), main)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
         now_s = time.monotonic()
@@ -307,9 +324,7 @@ class ForkHost:
         attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
         return attempt
 
-    def _watch(
-        self, team: Team, attempt: HostedAttempt, *, never_joined: bool = False
-    ) -> tuple[RankRecord, ...]:
+    def _watch(self, team: Team, attempt: HostedAttempt) -> tuple[RankRecord, ...]:
         supervisor = team.supervisor
         supervisor.begin(attempt)
         with self._heeding_the_world(supervisor, attempt):
@@ -317,12 +332,22 @@ class ForkHost:
         attempt.hold(time.monotonic(), on=False)
         self._began_s += attempt.paused_s
         supervisor.close_logs(attempt)
-        records = tuple(attempt.read(progress) for progress in attempt.ranks)
-        if never_joined:
-            records = tuple(map(blame_for_waiting, records))
+        return tuple(attempt.read(progress) for progress in attempt.ranks)
+
+    def _tell(
+        self, attempt: HostedAttempt, records: tuple[RankRecord, ...], *, superseded: bool = False
+    ) -> None:
         theirs = self._by_torch(records, attempt.rule) if attempt.ranks else None
-        self._channel.send(RanksJoined(records=records, torch_outcome=theirs, deadlock=attempt.deadlock))
-        return records
+        self._channel.send(
+            RanksJoined(
+                records=records, torch_outcome=theirs, deadlock=attempt.deadlock, superseded=superseded
+            )
+        )
+
+    def _are_good(self, records: Sequence[RankRecord]) -> bool:
+        """Whether nothing is wrong with any of them, nor between them."""
+        bad = any(record.outcome is None or record.outcome.is_bad for record in records)
+        return not bad and not disagreement(records, may_differ=self._may_differ)
 
     def _by_torch(self, records: Sequence[RankRecord], rule: ExitRule) -> Outcome | None:
         return torch_outcome(records, rule, self._skips) if self._is_torchs else None

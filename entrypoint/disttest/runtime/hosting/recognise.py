@@ -11,6 +11,7 @@ from _pytest.unittest import TestCaseFunction
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldKind
 from disttest.runtime.hosting.launching_classes import launches_ranks, limit_s, most_ranks
+from disttest.runtime.hosting.reuse import why_new_ranks
 from disttest.runtime.hosting.torch_bases import rank_count, torch_module
 
 
@@ -22,6 +23,8 @@ class Hosted(Frozen):
     """1 where the class will only say later."""
     limit_s: float = 0.0
     """The class's own idea of how long it may take; 0: it has none."""
+    why_new_ranks: str | None = None
+    """Why ranks that it starts are new for each test, empty if they need not be; None for classes that are not asked."""
     refusal: str = ""
     """Why no rank of it would run here; empty when some would. Torch's harness passes such a test."""
 
@@ -59,8 +62,19 @@ def _inspect(item: Any) -> Hosted | None:
         return None
     value = _world_size(cls, item.originalname)
     return Hosted(
-        kind=kind, size=_size(value), limit_s=_limit_s(item.originalname), refusal=_refusal(cls, value, kind)
+        kind=kind,
+        size=_size(value),
+        limit_s=_limit_s(item.originalname),
+        why_new_ranks=_why_new_ranks(cls, kind),
+        refusal=_refusal(cls, value, kind),
     )
+
+
+def _why_new_ranks(cls: Any, kind: WorldKind) -> str | None:
+    base = getattr(torch_module(), "MultiProcessTestCase", None)
+    if base is None or kind is not WorldKind.MAIN or not issubclass(cls, base):
+        return None
+    return why_new_ranks(cls, base)
 
 
 def _launched(item: Any) -> Hosted | None:

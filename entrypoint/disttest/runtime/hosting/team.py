@@ -63,12 +63,19 @@ class Rank:
         self.pid = child.pid
         self._child = child
         self._ended: Exit | None = None
+        self._code: int | None = None
 
     @property
     def exitcode(self) -> int | None:
         """None while it lives; minus the signal's number where one ended it."""
+        if self._code is not None:
+            return self._code
         ended = self._ended = self._ended or self._child.poll()
         return None if ended is None else ended.returncode
+
+    def note_end(self, code: int) -> None:
+        """For the test it has ended, with this code; its process runs others."""
+        self._code = code
 
     def is_alive(self) -> bool:
         """Whether it lives."""
@@ -111,6 +118,14 @@ class Team:
         board = WaitBoard(size)
         self.supervisor.deadlocks = DeadlockWatch(board, rule, self.supervisor.evidence)
         return board
+
+    def is_alive(self) -> bool:
+        """Whether no process of it has ended."""
+        return all(handle.child.poll() is None for handle in self.supervisor.handles)
+
+    def show_anew(self) -> None:
+        """Another test begins: for that one, its ranks have not ended."""
+        self.ranks = [Rank(handle.rank, handle.child) for handle in self.supervisor.handles]
 
     def dismiss(self, *, limit_s: float = RANKS_LEAVE_S) -> None:
         """Let them leave by themselves within the limit, end the rest, and kill what they left behind."""

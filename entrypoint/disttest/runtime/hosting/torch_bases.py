@@ -11,14 +11,17 @@ import sys
 import types
 import unittest
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
 from disttest.options.values import check_world_size
 from disttest.results.exit_codes import ExitRule
+from disttest.runtime.hosting.loan import Loan, RanksWereUsed
 from disttest.runtime.hosting.rank_host import ForkHost
 from disttest.runtime.hosting.ranks import current_account
+from disttest.runtime.hosting.reuse import own_classes
 from disttest.runtime.hosting.team import Rank
 from disttest.testing.hosting import RanksFailed
 
@@ -67,7 +70,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     start_by_spawn = base._start_processes
     join_foreign = base._join_processes
 
-    def start(self: Any, proc: object = None) -> None:
+    def start(self: Any, proc: object = None, *, reuse: bool = True) -> None:
         if hazard := fork_hazard(on_gpus=host.on_gpus):
             _announce(hazard)
             start_by_spawn(self, proc or _spawn_context())
@@ -76,10 +79,16 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         cls, name, file_name = type(self), self._current_test_name(), self.file_name
         keywords = _keywords(self)
 
-        def body(rank: int, pipe: object) -> None:
+        def run(rank: int, name: str, file_name: str, pipe: object) -> None:
             cls._run(rank, name, file_name, pipe, **keywords)
 
-        self.processes = list(host.start(_checked_count(self, host), body))
+        size = _checked_count(self, host)
+        if reuse and host.may_reuse:
+            told = tuple(sorted(keywords.items()))
+            ranks = host.lend(Loan(cls, tuple(own_classes(cls, base)), size, told, name, file_name, run))
+        else:
+            ranks = host.start(size, lambda rank, pipe: run(rank, name, file_name, pipe))
+        self.processes = list(ranks)
         self.pid_to_pipe.update({rank.pid: _NoPipe() for rank in self.processes})
 
     def join(self: Any, method: Callable[..., Any]) -> None:
@@ -92,7 +101,12 @@ def _host_processes(base: Any, host: ForkHost) -> None:
                 lambda: join_foreign(self, method),
                 lambda: {pid: pipe.said for pid, pipe in heard.items()},
             )
-        else:
+            return
+        try:
+            host.join(rule)
+        except RanksWereUsed:
+            Path(self.file_name).write_bytes(b"")  # where the ranks meet
+            start(self, reuse=False)
             host.join(rule)
 
     def join_or_run(self: Any, method: Callable[..., Any]) -> Any:

@@ -85,6 +85,8 @@ class TestDone(Message):
     """Keys that the test has left in the store of the world, which deletes them once all ranks are done."""
     exit_code: int | None = None
     """The rank leaves with this code, now; None: it stays for the next order."""
+    stays: bool = False
+    """It would leave with that code if it were not to run another test."""
     seen: dict[str, msgspec.Raw] = {}
     """Name of a sanitizer -> what its recorder has seen in the test."""
     cpu_steps: tuple[CpuStep, ...] = ()
@@ -101,6 +103,8 @@ class RanksJoined(Message):
     """They are threads of the main process; it has caught what they raised if it passes all the same."""
     deadlock: Deadlock | None = None
     """The proof that they waited for each other."""
+    superseded: bool = False
+    """They had run another test before and failed this one, which now begins again in new ranks."""
 
 
 class RunTest(Message):
@@ -121,6 +125,12 @@ class RunTest(Message):
     """What is to befall the test, in this rank or another one."""
     folder: str = ""
     """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
+    reuse: bool = False
+    """Ranks that the test starts may have run another one; for the same."""
+    method: str = ""
+    """Of the class whose ranks these are; for ranks that a main process has started."""
+    file_name: str = ""
+    """Where those find each other."""
 
 
 class Leave(Message):
@@ -161,6 +171,8 @@ class TestBegan(Message):
     __test__ = False
 
     nodeid: str
+    again: bool = False
+    """Within its attempt: its time limit, too, begins anew."""
 
 
 class TestJudged(Message):

@@ -90,7 +90,7 @@ class RankProgress:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to come from this rank."""
-        finished = self.done is not None and self.done.exit_code is None
+        finished = self.done is not None and (self.done.exit_code is None or self.done.stays)
         return finished or self.death is not None or bool(self.lost) or self.killed
 
     @property
@@ -100,9 +100,10 @@ class RankProgress:
 
     @property
     def left_as_announced(self) -> bool:
-        """Whether its process ended the way it said it would."""
-        announced = self.done.exit_code if self.done else None
-        return announced is not None and self.death is not None and self.death.code == announced
+        """Whether its process ended the way it said it would; of one that stayed, how it ends later says nothing."""
+        if self.done is None or self.done.exit_code is None:
+            return False
+        return self.done.stays or (self.death is not None and self.death.code == self.done.exit_code)
 
     @property
     def verdict_report(self) -> PhaseEnded | None:
@@ -136,6 +137,8 @@ class RankProgress:
             message = MET_DEADLOCK
         elif self.hung and self.in_deadlock:
             message = IN_DEADLOCK
+        stayed = self.done if self.done and self.done.stays else None
+        ended = None if stayed else self.death
         return RankRecord(
             rank=self.rank,
             end=self._end(),
@@ -148,8 +151,8 @@ class RankProgress:
             stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
             collectives=self.collectives,
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
-            exit_code=self.death.code if self.death else None,
-            signal=self.death.signal if self.death else None,
+            exit_code=stayed.exit_code if stayed else ended.code if ended else None,
+            signal=ended.signal if ended else None,
             hung=self.hung,
             pid=self.pid,
             log=self.log,
@@ -262,6 +265,10 @@ class Attempt:
             self.paused_s += now_s - self.held_s
             self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
             self.held_s = None
+
+    def start_again(self, now_s: float) -> None:
+        """The test begins anew within this attempt: its time limit does, too."""
+        self.paused_s = now_s - self.started_s
 
     @property
     def _stands_still(self) -> bool:

@@ -18,6 +18,8 @@ from disttest.runtime.world.harmed import judge_chaos
 from disttest.runtime.world.sanitizer_judging import sanitized
 from disttest.sanitizers.choice import Chosen
 
+RUN_AGAIN = "failed in ranks that had run other tests of its class, and was run again in new ones"
+
 
 def judge_attempt(
     attempt: Attempt,
@@ -50,7 +52,9 @@ def judge_attempt(
             return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
         return sanitized(result, attempt.ranks, sanitize)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
-    joined = _that_counts(attempt.ranks[0].joined, main, may_differ=attempt.test.ranks_may_differ)
+    superseded = [each for each in attempt.ranks[0].joined if each.superseded]
+    last = [each for each in attempt.ranks[0].joined if not each.superseded]
+    joined = _that_counts(last, main, may_differ=attempt.test.ranks_may_differ)
     result = judge_hosted(
         attempt.test,
         main,
@@ -60,7 +64,16 @@ def judge_attempt(
         deadlock=joined.deadlock if joined else None,
         **circumstances,
     )
+    if superseded:
+        result = msgspec.structs.replace(result, notes=(*result.notes, *map(_tell_superseded, superseded)))
     return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
+
+
+def _tell_superseded(joined: RanksJoined) -> str:
+    """That a test has failed in ranks that had run another one, and how."""
+    bad = next(filter(_is_bad, joined.records), None)
+    what = f"rank {bad.rank}: {bad.message or 'did not finish'}" if bad else "ranks disagreed"
+    return f"{RUN_AGAIN} ({what})"
 
 
 def _that_counts(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ: bool) -> RanksJoined | None:

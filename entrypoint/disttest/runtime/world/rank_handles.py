@@ -94,6 +94,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
+        self.on_new_start: Callable[[Attempt], None] = lambda _: None
+        """Called when the ranks that count are those that a main process starts from now on."""
         self.deadlocks: DeadlockWatch | None = None
         """Looks whether any rank can go on, where that can be known."""
         self.on_tick: Callable[[], None] = lambda: None
@@ -290,7 +292,7 @@ class Supervisor:
 
     def _is_leaving(self, handle: RankProcessHandle) -> bool:
         done = self.attempt.of(handle.rank).done if self.attempt else None
-        return done is not None and done.exit_code is not None
+        return done is not None and done.exit_code is not None and not done.stays
 
     def _on_message(self, handle: RankProcessHandle, message: AnyMessage) -> None:
         if isinstance(message, RankReady):
@@ -307,6 +309,8 @@ class Supervisor:
                 self.attempt.take_report(handle.rank, _within(message, self.attempt.started_s))
             case RanksJoined():
                 progress.joined.append(message)
+                if message.superseded:
+                    self.on_new_start(self.attempt)
             case FaultStruck():
                 progress.struck_at_s = message.at_s
             case TestDone():

@@ -59,6 +59,7 @@ class WorldSupervisor:
         self._start_rank = start_rank
         self._clock = clock
         self._ranks = Supervisor(order.home, order.settings)
+        self._ranks.on_new_start = self._on_new_start
         self._phases = PhaseBoard(self._shape.size)
         self._board = self._make_board()
         self._reason = ""
@@ -201,6 +202,11 @@ class WorldSupervisor:
                 return
             self._delete_keys(attempt)
 
+    def _on_new_start(self, attempt: Attempt) -> None:
+        """The main process runs the test once more, in new ranks."""
+        attempt.start_again(time.monotonic())
+        self._controller.send(TestBegan(nodeid=attempt.test.nodeid, again=True))
+
     def _delete_keys(self, attempt: Attempt) -> None:
         """Delete what a test has left in the store: no rank is at it any more, and none at the next one."""
         done = [progress.done for progress in attempt.ranks if progress.done]
@@ -262,6 +268,7 @@ class WorldSupervisor:
                     generation=index,
                     limit_s=test.timeout_s,
                     chaos=test.chaos,
+                    reuse=test.reuses_ranks,
                 )
             )
 

@@ -1,0 +1,85 @@
+"""Forks ranks of a main process, and hands them over to those who supervise them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disttest.host.process import die_with_parent, fork_child, leave
+from disttest.runtime.hosting.account import Account
+from disttest.runtime.hosting.debugged import debug_hosted_rank
+from disttest.runtime.hosting.ranks import account_for, settle_in
+from disttest.runtime.hosting.team import Rank, Team
+from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
+from disttest.runtime.rank import flight
+from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
+from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.waits import watch_waits
+from disttest.runtime.world.evidence import EvidenceSource
+from disttest.runtime.world.rank_handles import RankProcessHandle
+
+RankMain = Callable[[int, Channel, Account, Path], int]
+"""The life of a rank: its number, its channel, its account of the first test, where it puts its stacks -> its exit code."""
+
+
+class RankStarter:
+    """Starts the ranks of one main process."""
+
+    def __init__(self, spec: RankSpec, channel: Channel, config: pytest.Config) -> None:
+        """A starter in a main process.
+
+        Args:
+            spec: of the main process.
+            channel: to its world, which no rank may hold.
+            config: pytest's.
+        """
+        self._spec, self._channel, self._config = spec, channel, config
+        self._starts = 0
+
+    def fork(self, team: Team, rank: int, log_name: str, main: RankMain) -> None:
+        """Fork a rank of the team."""
+        ours, theirs = Channel.pair()
+        foreign = [ours, self._channel, *(handle.channel for handle in team.supervisor.handles)]
+        self._starts += 1
+        stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
+        questions = stacks.with_suffix(".ask")
+        spec, config, parent = self._spec, self._config, os.getpid()
+        log = team.supervisor.logs.open(log_name)
+        board = team.board.path if team.board else None
+        held = team.held
+        held_at = held.path if held else None
+
+        def be_rank() -> None:
+            die_with_parent(parent)
+            for channel in foreign:
+                channel.close()
+            mine = out_of_the_way(theirs)
+            belong_to_this_process(mine)
+            settle_in(config, log, stacks, spec.threads)
+            flight.answer_questions(questions, rank)
+            post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
+            watch_waits(board, rank)
+            flight.note_start()
+            own_account = account_for(mine, post_mortem)
+            mine.send(RankReady())
+            code = main(rank, mine, own_account, stacks)
+            save_coverage()
+            mine.send(TestDone(exit_code=code))
+            leave(code)
+
+        child = fork_child(be_rank, new_group=True)
+        theirs.close()
+        team.ranks.append(Rank(rank, child))
+        handle = RankProcessHandle(
+            rank=rank,
+            channel=ours,
+            child=child,
+            evidence=EvidenceSource(child, stacks, questions),
+            log=log,
+            held=lambda: held is not None and held.is_held(rank),
+        )
+        team.supervisor.add(handle)

@@ -1,0 +1,90 @@
+"""Whether ranks of a test class may run one test after another: only where the class does nothing but start them.
+
+Decided from what the class and its bases define, by name and by the names in their bytecode; nothing of them is called.
+When in doubt, ranks are new.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_ITS_OWN_WAY = frozenset(
+    {
+        *("_run", "run_test", "run", "__call__", "debug", "__init__", "__new__", "_current_test_name"),
+        *("join_or_run", "_join_processes", "_check_return_codes", "_start_processes", "_spawn_processes"),
+    }
+)
+"""What starts, joins and judges ranks: a class that has its own is left alone."""
+_HARMLESS = {
+    "setUp": frozenset({"super", "setUp", "_spawn_processes", "_start_processes"}),
+    "tearDown": frozenset(
+        {
+            *("super", "tearDown", "os", "remove", "unlink", "file_name", "OSError", "FileNotFoundError"),
+            *("torch", "dist", "c10d", "distributed", "destroy_process_group", "AssertionError"),
+        }
+    ),
+}
+"""Methods that run in the main process -> the names that they may use."""
+_SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "str", "world_size"})
+"""Those that any of them may use: variables of the environment are compared before ranks are lent."""
+_OF_PROCESSES = frozenset(
+    {"processes", "pid_to_pipe", "exitcode", "special_return_code_checks", "skip_return_code_checks"}
+)
+"""Names that tell of processes and how they end: a rank that stays has not ended."""
+
+
+def why_new_ranks(cls: type, base: type) -> str:
+    """Why each test of the class gets new ranks; empty where they may have run another test of it.
+
+    Args:
+        cls: a test class.
+        base: torch's, by which it starts its ranks.
+    """
+    for each in own_classes(cls, base):
+        for name, value in vars(each).items():
+            if why := _objection(each, name, value, cls):
+                return why
+    return ""
+
+
+def own_classes(cls: type, base: type) -> Iterator[type]:
+    """The class and its bases, as far as they are not torch's own by which ranks are started."""
+    theirs = base.__module__
+    return (each for each in cls.__mro__ if not issubclass(base, each) and each.__module__ != theirs)
+
+
+def _objection(owner: type, name: str, value: Any, cls: type) -> str:
+    if name in _ITS_OWN_WAY:
+        return f"{owner.__name__} has its own {name}"
+    names = frozenset(_names(value))
+    if found := names & _OF_PROCESSES:
+        return f"{owner.__name__}.{name} looks at {min(found)}"
+    if name in _HARMLESS:
+        classes = {each.__name__ for each in cls.__mro__}
+        more = names - _HARMLESS[name] - _SHARED - classes
+        if more or not isinstance(value, types.FunctionType):
+            return f"{owner.__name__}.{name} does more ({', '.join(sorted(more)[:3]) or 'no function'})"
+    return ""
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The names of globals and attributes that a function uses, with those of what it wraps or defines."""
+    for function in _functions(value):
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            yield from code.co_names
+            codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, property):
+        for each in (value.fget, value.fset):
+            yield from _functions(each)
+    value = getattr(value, "__func__", value)
+    while value is not None:
+        if isinstance(value, types.FunctionType):
+            yield value
+        value = vars(value).get("__wrapped__") if hasattr(value, "__dict__") else None
