@@ -22,7 +22,16 @@ _HARMLESS = {
     "tearDown": frozenset(
         {
             *("super", "tearDown", "os", "remove", "unlink", "file_name", "OSError", "FileNotFoundError"),
-            *("torch", "dist", "c10d", "distributed", "destroy_process_group", "AssertionError"),
+            *(
+                "contextlib",
+                "suppress",
+                "torch",
+                "dist",
+                "c10d",
+                "distributed",
+                "destroy_process_group",
+                "AssertionError",
+            ),
         }
     ),
 }
@@ -50,9 +59,8 @@ def why_new_ranks(cls: type, base: type) -> str:
 
 
 def own_classes(cls: type, base: type) -> Iterator[type]:
-    """The class and its bases, as far as they are not torch's own by which ranks are started."""
-    theirs = base.__module__
-    return (each for each in cls.__mro__ if not issubclass(base, each) and each.__module__ != theirs)
+    """The class and those of its bases that are not torch's one, nor bases of that."""
+    return (each for each in cls.__mro__ if not issubclass(base, each))
 
 
 def _objection(owner: type, name: str, value: Any, cls: type) -> str:

@@ -205,3 +205,25 @@ def test_a_run_that_ends_does_not_wait_for_a_debugger():
     running.cancel("SIGINT came", 106.0)
 
     assert running.overdue(106.0, grace_s=0.3)
+
+
+def test_a_rank_that_stays_is_done_and_has_the_code_it_would_have_left_with():
+    stays = progress(ended("call", Outcome.SKIPPED), done=TestDone(exit_code=86, stays=True))
+    leaves = progress(ended("call", Outcome.SKIPPED), done=TestDone(exit_code=86))
+
+    assert (True, 86) == (stays.is_over, stays.record(0.0).exit_code)
+    assert (False, None) == (leaves.is_over, leaves.record(0.0).exit_code)
+
+
+def test_how_a_rank_that_stayed_ends_later_says_nothing_of_its_test():
+    done = TestDone(exit_code=0, stays=True)
+    record = progress(ended("call", Outcome.PASSED), done=done, death=Exit(signal=9), died_at_s=2.0).record(
+        0.0
+    )
+
+    assert (RankEnd.REPORTED, Outcome.PASSED, 0, None) == (
+        record.end,
+        record.outcome,
+        record.exit_code,
+        record.signal,
+    )

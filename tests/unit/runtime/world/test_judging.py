@@ -1,12 +1,13 @@
 """Which ranks of a main process count: all that were processes; threads only if the main process failed of them."""
 
+import msgspec
 import pytest
 
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule, WorldKind
 from disttest.results.exit_codes import NEVER_JOINED
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.world.attempt import MainAttempt, RankProgress
-from disttest.runtime.world.judging import judge_attempt
+from disttest.runtime.world.judging import RUN_AGAIN, judge_attempt
 
 
 def judged(main, *joined):
@@ -81,3 +82,15 @@ def test_of_several_sets_of_ranks_the_first_counts_that_ended_badly():
     differing = RanksJoined(records=passed + skipped)
     result = judged(Outcome.PASSED, differing, alike(Outcome.PASSED, 3))
     assert "ranks disagree: rank 0 passed, rank 1 skipped" == result.message
+
+
+def test_a_failure_in_used_ranks_is_a_note_on_what_new_ones_came_to():
+    used = msgspec.structs.replace(ranks("ValueError: left over"), superseded=True)
+    good = RankRecord(rank=0, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
+
+    result = judged(Outcome.PASSED, used, RanksJoined(records=(good,)))
+
+    assert (Outcome.PASSED, (f"{RUN_AGAIN} (rank 1: ValueError: left over)",)) == (
+        result.outcome,
+        result.notes,
+    )

@@ -1,0 +1,76 @@
+"""What a test leaves in its modules and classes is noticed, whoever's they are but a library's."""
+
+import json
+import sys
+import warnings
+
+import pytest
+
+from disttest.runtime.rank.module_watch import ModuleWatch
+
+STATE = 1
+MEMBERS = {"a": 1}
+
+
+class Unequal:
+    def __eq__(self, other):
+        raise ValueError("no truth in it")
+
+    __hash__ = None
+
+
+HOLDS = Unequal()
+
+
+@pytest.fixture
+def watch():
+    return ModuleWatch()
+
+
+def here(name):
+    return f"{__name__}.{name}"
+
+
+def test_nothing_has_changed(watch):
+    assert "" == watch.changed()
+
+
+def test_a_global_that_is_another_one(watch, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "STATE", 2)
+
+    assert here("STATE") == watch.changed()
+
+
+def test_a_global_that_is_new_or_gone(watch, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NEW", None, raising=False)
+    assert here("NEW") == watch.changed()
+
+    monkeypatch.undo()
+    monkeypatch.delattr(sys.modules[__name__], "STATE")
+    assert here("STATE") == watch.changed()
+
+
+def test_the_content_of_a_global(watch, monkeypatch):
+    monkeypatch.setitem(MEMBERS, "b", 2)
+
+    assert here("MEMBERS") == watch.changed()
+
+
+def test_a_value_that_cannot_be_compared_is_another_one(watch, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "HOLDS", Unequal())
+
+    assert here("HOLDS") == watch.changed()
+
+
+def test_a_warning_is_no_change(watch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("noted in the module by Python", stacklevel=1)
+
+    assert "" == watch.changed()
+
+
+def test_libraries_are_not_watched(watch, monkeypatch):
+    monkeypatch.setattr(json, "one_more", 1, raising=False)
+
+    assert "" == watch.changed()
