@@ -6,6 +6,7 @@ When in doubt, ranks are new.
 
 from __future__ import annotations
 
+import builtins
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -21,22 +22,17 @@ _HARMLESS = {
     "setUp": frozenset({"super", "setUp", "_spawn_processes", "_start_processes"}),
     "tearDown": frozenset(
         {
-            *("super", "tearDown", "os", "remove", "unlink", "file_name", "OSError", "FileNotFoundError"),
-            *(
-                "contextlib",
-                "suppress",
-                "torch",
-                "dist",
-                "c10d",
-                "distributed",
-                "destroy_process_group",
-                "AssertionError",
-            ),
+            *("super", "tearDown", "os", "remove", "unlink", "file_name", "contextlib", "suppress"),
+            *("torch", "dist", "c10d", "distributed", "destroy_process_group"),
         }
     ),
 }
 """Methods that run in the main process -> the names that they may use."""
-_SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "str", "world_size"})
+_SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "str", "world_size"}) | {
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
 """Those that any of them may use: variables of the environment are compared before ranks are lent."""
 _OF_PROCESSES = frozenset(
     {"processes", "pid_to_pipe", "exitcode", "special_return_code_checks", "skip_return_code_checks"}
@@ -52,6 +48,8 @@ def why_new_ranks(cls: type, base: type) -> str:
         base: torch's, by which it starts its ranks.
     """
     for each in own_classes(cls, base):
+        if each.__module__.startswith("torch.") and each.__module__ != base.__module__:
+            return f"{each.__name__} is a base of torch's that may keep more in a process"
         for name, value in vars(each).items():
             if why := _objection(each, name, value, cls):
                 return why

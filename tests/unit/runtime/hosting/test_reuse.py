@@ -49,6 +49,13 @@ def with_names(**names):
     return types.new_class("Odd", (Starts,), exec_body=lambda namespace: namespace.update(names))
 
 
+class DTensors(Starts):
+    pass
+
+
+DTensors.__module__ = "torch.testing._internal.distributed._tensor.common_dtensor"
+
+
 def does_more(self):
     Starts.setUp(self)
     self.answer = Path("answer").read_text()
@@ -81,6 +88,10 @@ def test_ranks_of_a_class_that_only_starts_them_may_be_reused():
         (with_names(test_codes=wrapped(None)), "Odd.test_codes looks at processes"),
         (with_names(alive=property(looks)), "Odd.alive looks at processes"),
         (with_names(helper=staticmethod(looks)), "Odd.helper looks at processes"),
+        (
+            types.new_class("Sharded", (DTensors,)),
+            "DTensors is a base of torch's that may keep more in a process",
+        ),
         (types.new_class("Heir", (with_names(_run=looks),)), "Odd has its own _run"),
     ],
 )
