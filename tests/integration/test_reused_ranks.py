@@ -193,6 +193,21 @@ MAIN = """
 
         def test_3(self):
             assert "OF_ONE_TEST" not in os.environ
+
+
+    class Switches(Base):
+        def setUp(self):
+            super().setUp()
+
+        def tearDown(self):
+            super().tearDown()
+            os.environ["TORN_DOWN"] = str(int(os.environ.get("TORN_DOWN", "0")) + 1)
+
+        def test_1(self):
+            assert "TORN_DOWN" not in os.environ
+
+        def test_2(self):
+            assert os.environ["TORN_DOWN"] == "1"
 """
 NOTE = "failed in ranks that had run other tests of its class, and was run again in new ones"
 ONE_WORLD = ("--slots", "1")  # one main process for all of them
@@ -283,8 +298,11 @@ def test_a_time_limit_that_used_ranks_have_spent_begins_anew(run):
 
 def test_what_the_main_process_has_changed_reaches_the_ranks(run):
     names = ("Inherits::test_1", "Inherits::test_2", "Inherits::test_3")
+    by_itself = ("Switches::test_1", "Switches::test_2")
 
     assert [Outcome.PASSED] * 3 == [run.result(name).outcome for name in names], run.output
+    assert 3 == len({*pids(run, *names)})
+    assert [Outcome.PASSED] * 2 == [run.result(name).outcome for name in by_itself], run.output
 
 
 def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
@@ -292,6 +310,7 @@ def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
 
     assert "Groups::test_1  (2 ranks, reused)" in listed
     assert "Refused::test_1  (2 ranks, new: Refused.setUp does more (monotonic, started_s, time))" in listed
+    assert "Inherits::test_2  (2 ranks, new: it uses the fixture variable)" in listed
     assert 2 == len({*pids(run, "Refused::test_1", "Refused::test_2")})
     assert "ranks: new: Refused.setUp does more" in (run.results / "junit.xml").read_text()
 
@@ -309,9 +328,13 @@ def test_fresh_isolation_and_repetitions_have_new_ranks(lab):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_order_changes_a_verdict(run, lab, seed):
     lab.write(test_ranks=HEAD + CLASSES + MAIN)
-    shuffled = [test.test.nodeid for test in run.run.tests if "Hangs" not in test.test.nodeid]
+    expected = {
+        name: outcome
+        for name, outcome in outcomes(run).items()
+        if not name.startswith(("HangsWhereUsed", "Switches"))
+    }
+    shuffled = [f"test_ranks.py::{name}" for name in expected]
     random.Random(seed).shuffle(shuffled)
     ended = lab.run(*shuffled, "--timeout", "60", *ONE_WORLD)
 
-    expected = outcomes(run)
-    assert {name: outcome for name, outcome in expected.items() if "Hangs" not in name} == outcomes(ended)
+    assert expected == outcomes(ended)

@@ -65,16 +65,23 @@ def _inspect(item: Any) -> Hosted | None:
         kind=kind,
         size=_size(value),
         limit_s=_limit_s(item.originalname),
-        why_new_ranks=_why_new_ranks(cls, kind),
+        why_new_ranks=_why_new_ranks(item, cls, kind),
         refusal=_refusal(cls, value, kind),
     )
 
 
-def _why_new_ranks(cls: Any, kind: WorldKind) -> str | None:
+def _why_new_ranks(item: Any, cls: Any, kind: WorldKind) -> str | None:
     base = getattr(torch_module(), "MultiProcessTestCase", None)
     if base is None or kind is not WorldKind.MAIN or not issubclass(cls, base):
         return None
-    return why_new_ranks(cls, base)
+    fixture = _fixture_of_test(item)
+    return f"it uses the fixture {fixture}" if fixture else why_new_ranks(cls, base)
+
+
+def _fixture_of_test(item: Any) -> str:
+    """A fixture that is set up anew for the test, and may do as much as a ``setUp``; not those that pytest makes of methods."""
+    chains = item._fixtureinfo.name2fixturedefs.items()  # noqa: SLF001
+    return next((name for name, chain in chains if chain[-1].scope == "function" and name[0] != "_"), "")
 
 
 def _launched(item: Any) -> Hosted | None:

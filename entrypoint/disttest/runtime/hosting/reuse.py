@@ -28,7 +28,7 @@ _HARMLESS = {
     ),
 }
 """Methods that run in the main process -> the names that they may use."""
-_SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "str", "world_size"}) | {
+_SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "int", "str", "world_size"}) | {
     name
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
