@@ -209,7 +209,7 @@ MAIN = """
         def test_2(self):
             assert os.environ["TORN_DOWN"] == "1"
 """
-NOTE = "failed in ranks that had run other tests of its class, and was run again in new ones"
+NOTE = "failed in reused ranks, and was run again in new ones"
 ONE_WORLD = ("--slots", "1")  # one main process for all of them
 
 
@@ -271,6 +271,16 @@ def test_a_failure_counts_as_it_is_in_new_ranks_and_ends_them(run):
     assert [f"{NOTE} (rank 1: AssertionError: rank 1 is wrong)"] == [n for n in failed.notes if NOTE in n]
     assert 3 == len({*pids(run, "Fails::test_1", "Fails::test_2", "Fails::test_3")})
     assert Outcome.PASSED is run.result("Fails::test_3").outcome
+
+
+def test_no_other_test_has_met_what_an_earlier_one_left(run):
+    again = {
+        test.test.nodeid.partition("::")[2]
+        for test in run.run.tests
+        if any(NOTE in note for note in test.final.notes)
+    }
+
+    assert {f"{name}::test_2" for name in ("Fails", "FailsWhereUsed", "Crashes", "HangsWhereUsed")} == again
 
 
 def test_reuse_makes_no_test_red(run):

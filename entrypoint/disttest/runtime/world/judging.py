@@ -18,7 +18,7 @@ from disttest.runtime.world.harmed import judge_chaos
 from disttest.runtime.world.sanitizer_judging import sanitized
 from disttest.sanitizers.choice import Chosen
 
-RUN_AGAIN = "failed in ranks that had run other tests of its class, and was run again in new ones"
+RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 
 
 def judge_attempt(
@@ -70,7 +70,7 @@ def judge_attempt(
 
 
 def _tell_superseded(joined: RanksJoined) -> str:
-    """That a test has failed in ranks that had run another one, and how."""
+    """That a test has failed in reused ranks, and how."""
     bad = next(filter(_is_bad, joined.records), None)
     what = f"rank {bad.rank}: {bad.message or 'did not finish'}" if bad else "ranks disagreed"
     return f"{RUN_AGAIN} ({what})"
