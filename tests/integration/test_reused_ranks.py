@@ -62,7 +62,7 @@ CLASSES = """
 
         def test_2(self):
             self.sum_up()
-            dist.new_group([0, 1])
+            dist.barrier(dist.new_group([0, 1]))  # who has joined must not leave while another one still joins
 
         @requires_gloo()
         def test_3_makes_the_same_groups_again(self):
