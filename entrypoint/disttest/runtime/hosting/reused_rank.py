@@ -88,7 +88,8 @@ class _State:
 
 def _run(body: Callable[[], object], account: Account, state: _State) -> int:
     def end_threads() -> None:
-        if any(not isinstance(each, threading._DummyThread) for each in threading.enumerate()[1:]):  # noqa: SLF001
+        others = (each for each in threading.enumerate() if each is not threading.main_thread())
+        if any(not isinstance(each, threading._DummyThread) for each in others):  # noqa: SLF001  # of C++
             state.threads_ended = True
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
 
