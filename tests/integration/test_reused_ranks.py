@@ -11,6 +11,7 @@ from disttest.model import Outcome
 HEAD = """
     import os
     import signal
+    import subprocess
     import threading
     import time
     import unittest
@@ -103,6 +104,14 @@ CLASSES = """
 
         def test_2(self):
             assert "left" not in [thread.name for thread in threading.enumerate()]
+
+
+    class LeavesAProcess(Base):
+        def test_1(self):
+            subprocess.Popen(["sleep", "1000"])
+
+        def test_2(self):
+            pass
 
 
     class LeavesAGroup(Base):
@@ -255,7 +264,7 @@ def test_what_can_be_put_back_is(run):
     assert 1 == len({*pids(run, "PutBack::test_1", "PutBack::test_2")})
 
 
-@pytest.mark.parametrize("name", ["LeavesAThread", "LeavesAGroup", "ChangesItsModule"])
+@pytest.mark.parametrize("name", ["LeavesAThread", "LeavesAProcess", "LeavesAGroup", "ChangesItsModule"])
 def test_what_cannot_ends_the_ranks(run, name):
     names = (f"{name}::test_1", f"{name}::test_2")
 
