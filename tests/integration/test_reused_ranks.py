@@ -219,6 +219,7 @@ MAIN = """
             assert os.environ["TORN_DOWN"] == "1"
 """
 NOTE = "failed in reused ranks, and was run again in new ones"
+WARM = ("--isolation", "warm")
 ONE_WORLD = ("--slots", "1")  # one main process for all of them
 
 
@@ -234,7 +235,7 @@ def outcomes(run):
 @pytest.fixture(scope="module")
 def run(module_lab):
     source = HEAD + CLASSES + MAIN
-    return module_lab.write(test_ranks=source).run("test_ranks.py", "--timeout", "60", *ONE_WORLD)
+    return module_lab.write(test_ranks=source).run("test_ranks.py", "--timeout", "60", *WARM, *ONE_WORLD)
 
 
 def test_ranks_are_the_same_processes_with_a_group_of_each_test(run):
@@ -297,6 +298,7 @@ def test_reuse_makes_no_test_red(run):
 
     assert (Outcome.PASSED, 1) == (result.outcome, len(result.notes)), run.output
     assert "somebody was here" in result.notes[0]
+    assert f"FailsWhereUsed::test_2: {result.notes[0]}" in " ".join(run.run.notes)
     assert result.notes[0] in (run.results / "report.html").read_text()
 
 
@@ -325,7 +327,7 @@ def test_what_the_main_process_has_changed_reaches_the_ranks(run):
 
 
 def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
-    listed = module_lab.run("list", "test_ranks.py", "--tests").output
+    listed = module_lab.run("list", "test_ranks.py", "--tests", *WARM).output
 
     assert "Groups::test_1  (2 ranks, reused)" in listed
     assert "Refused::test_1  (2 ranks, new: Refused.setUp does more (monotonic, started_s, time))" in listed
@@ -334,12 +336,12 @@ def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
     assert "ranks: new: Refused.setUp does more" in (run.results / "junit.xml").read_text()
 
 
-def test_fresh_isolation_and_repetitions_have_new_ranks(lab):
+def test_who_does_not_ask_for_it_and_repetitions_have_new_ranks(lab):
     lab.write(test_ranks=HEAD + CLASSES)
-    for words in (("--isolation", "fresh"), ("--repeat", "2")):
+    for words in ((), ("--isolation", "fresh"), (*WARM, "--repeat", "2")):
         listed = lab.run("list", "test_ranks.py", "--tests", *words).output
         assert ("Groups::test_1" in listed, "reused" in listed) == (True, False), listed
-    ended = lab.run("test_ranks.py", "--isolation", "fresh", "-k", "Groups")
+    ended = lab.run("test_ranks.py", "-k", "Groups", *ONE_WORLD)
 
     assert 3 == len({*pids(ended, "Groups::test_1", "Groups::test_2", "test_3_makes_the_same_groups_again")})
 
@@ -354,6 +356,6 @@ def test_no_order_changes_a_verdict(run, lab, seed):
     }
     shuffled = [f"test_ranks.py::{name}" for name in expected]
     random.Random(seed).shuffle(shuffled)
-    ended = lab.run(*shuffled, "--timeout", "60", *ONE_WORLD)
+    ended = lab.run(*shuffled, "--timeout", "60", *WARM, *ONE_WORLD)
 
     assert expected == outcomes(ended)

@@ -24,6 +24,7 @@ from disttest.results.verdict import judge
 _ITS_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
 _ITSELF = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
+RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 
 
 def judge_hosted(

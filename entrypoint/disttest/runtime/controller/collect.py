@@ -110,10 +110,10 @@ def _why_new_ranks(
     item: pytest.Item, by_host: Hosted | None, options: RunOptions, host: TargetHost
 ) -> str | None:
     """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
-    if by_host is None or by_host.why_new_ranks is None:
+    if by_host is None or by_host.why_new_ranks is None or options.isolation is not Isolation.WARM:
         return None
     reasons = {
-        "a fresh world for each test": _isolation(item, options, by_host.kind) is Isolation.FRESH,
+        "marked fresh_world": closest_mark(item, "fresh_world") is not None,
         "each repetition is an attempt of its own": options.repeat > 1,
         "--flaky=fail": options.flaky is FlakyRule.FAIL,
         "ranks are debugged": options.is_debugged,

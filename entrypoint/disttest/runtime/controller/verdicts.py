@@ -10,6 +10,7 @@ import pytest
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.planning.breaker import results_not_run
+from disttest.results.hosted import RUN_AGAIN
 from disttest.results.repeat import command_lines
 from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
@@ -64,6 +65,10 @@ class Verdicts:
         """
         again = not suspect and self._retries.wants_another(judged.result)
         self._recorder.test_finished(judged.result, again=again)
+        if not judged.result.outcome.is_bad:  # a passed test's own notes are not in everybody's sight
+            for note in judged.result.notes:
+                if note.startswith(RUN_AGAIN):
+                    self._recorder.noted(note, test.nodeid)
         if suspect:
             self._suspended[test.nodeid] = judged
         else:

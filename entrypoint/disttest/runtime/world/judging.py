@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
-from disttest.results.hosted import judge_hosted
+from disttest.results.hosted import RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -17,8 +17,6 @@ from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.harmed import judge_chaos
 from disttest.runtime.world.sanitizer_judging import sanitized
 from disttest.sanitizers.choice import Chosen
-
-RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
 
 
 def judge_attempt(
