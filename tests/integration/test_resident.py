@@ -86,7 +86,8 @@ def run(lab: Lab, *arguments: str, **environ: str) -> Ended:
 def waiting_run(lab: Lab, wrapper: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """A run whose ranks wait for a file ``go``."""
     process = lab.write(test_waits=WAITS).start("run", "--resident", "test_waits.py", wrapper=wrapper)
-    wait_until(lambda: all((lab.folder / f"up{rank}").exists() for rank in range(2)))
+    files = [lab.folder / f"up{rank}" for rank in range(2)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files))
     return process
 
 
