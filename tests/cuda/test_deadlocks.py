@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
-import planted
 import pytest
 from lab import Ended
-from planted import HANGS_ON_DEVICES, TRAPS_ON_DEVICES, Program, copy_programs, wrong
+from planted import HANGS_ON_DEVICES, TRAPS_ON_DEVICES, Program, run_on_devices, wrong
 
 
 @pytest.fixture(scope="module", params=["", "1"], ids=["sleeping", "spinning"])
 def watched(request, cuda_labs) -> Ended:
     """All of them, where a thread that waits for a device sleeps, and where it spins, as CUDA's do."""
     lab = cuda_labs(gpus=4, EMULATED_CUDA_SPIN=request.param, PLANTED_STRAGGLE_S="2")
-    shutil.copy(planted.__file__, lab.folder)  # what the programs import
-    targets = copy_programs(lab.folder, (*HANGS_ON_DEVICES, *TRAPS_ON_DEVICES))
-    return lab.run("run", *targets, "--timeout", "60", "--sanitize", "off", limit_s=600)
+    return run_on_devices(lab, (*HANGS_ON_DEVICES, *TRAPS_ON_DEVICES), "--sanitize", "off", limit_s=600)
 
 
 def test_hangs_are_proven(watched):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-
-import planted
 import pytest
 from lab import Ended
-from planted import NO_RACES_ON_DEVICES, RACES_ON_DEVICES, Program, copy_programs, wrong
+from planted import NO_RACES_ON_DEVICES, RACES_ON_DEVICES, Program, run_on_devices, wrong
 
 
 @pytest.fixture(scope="module")
 def raced(cuda_labs) -> Ended:
     lab = cuda_labs(gpus=2)
-    shutil.copy(planted.__file__, lab.folder)  # what the programs import
-    targets = copy_programs(lab.folder, (*RACES_ON_DEVICES, *NO_RACES_ON_DEVICES))
-    return lab.run("run", *targets, "--timeout", "60", "--sanitize", "race:warn", limit_s=300)
+    return run_on_devices(
+        lab, (*RACES_ON_DEVICES, *NO_RACES_ON_DEVICES), "--sanitize", "race:warn", limit_s=300
+    )
 
 
 def test_races_of_streams_are_found(raced):

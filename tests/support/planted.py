@@ -10,10 +10,10 @@ import importlib.util
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,9 @@ from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
 from disttest.results.fold import RunResult
 from disttest.sanitizers.values.divergence import Parting, find_parting
 from disttest.sanitizers.values.values_file import pairs, read_recordings
+
+if TYPE_CHECKING:  # the programs find this module alone
+    from lab import Ended, Lab
 
 PROVEN = "deadlock: no rank can go on"
 FOLDER = Path(__file__).parents[1] / "planted"
@@ -207,6 +210,12 @@ def _load(module: str) -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
+
+
+def run_on_devices(lab: Lab, modules: Sequence[str], *options: str, limit_s: float) -> Ended:
+    """Run the programs of these modules in a laboratory with emulated GPUs."""
+    shutil.copy(__file__, lab.folder)  # what the programs import
+    return lab.run("run", *copy_programs(lab.folder, modules), "--timeout", "60", *options, limit_s=limit_s)
 
 
 def results_of(run: RunResult) -> dict[str, TestResult]:
