@@ -41,7 +41,7 @@ FAULTY = """
         assert 1 == 2
 
     def test_crashes():
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
 
     def test_exits():
         os._exit(0)
@@ -56,7 +56,7 @@ FAULTY = """
     # Started without a time limit, and there when a test with one begins: how long a start takes is the machine's.
     def die(told, queue):
         told.wait()
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
 
     @pytest.fixture(scope="module")
     def child():

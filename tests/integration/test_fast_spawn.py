@@ -87,7 +87,7 @@ SUITE = """
 
     def crashes(rank):
         if rank == 1:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)
         time.sleep(600)
 
     def test_crashes():

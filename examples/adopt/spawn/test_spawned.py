@@ -1,6 +1,5 @@
 """Tests that start their ranks with ``torch.multiprocessing.spawn``; the last three fail, crash and hang."""
 
-import os
 import signal
 import time
 
@@ -28,7 +27,7 @@ def fail(rank):
 
 def crash(rank):
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
     dist.barrier()
 
 

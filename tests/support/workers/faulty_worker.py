@@ -25,7 +25,7 @@ def _plant(name: str, check: str) -> None:
         Path(os.environ.get("DISTTEST_HANGS_NOW", os.devnull)).touch()
         time.sleep(3600)
     if how == "crash":
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
     if how == "leave":
         os._exit(0)
     if how == "raise":
