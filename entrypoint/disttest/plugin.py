@@ -35,6 +35,7 @@ from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.other_plugins import (
     NO_WORLDS_IN_WORKERS,
+    leave_hypothesis_unused,
     need_no_failure_server,
     overrule_xdist,
 )
@@ -314,10 +315,13 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    _be_an_ordinary_process()
-    if run.options.fast_spawn:
-        use_fast_spawn()
-    _run_ordinary(session, [item for item, test in run.pairs if is_ordinary(test)])
+    if ordinary := [item for item, test in run.pairs if is_ordinary(test)]:
+        _be_an_ordinary_process()
+        if run.options.fast_spawn:
+            use_fast_spawn()
+        _run_ordinary(session, ordinary)
+    else:
+        use_cuda_freely()  # as plugins may that end with the session; nobody computes
     return True
 
 
@@ -353,8 +357,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash.get(_RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
-    # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
     if session.config.getoption("disttest_guarded"):
+        leave_hypothesis_unused(session.config)
+        # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
         gc.collect()
         gc.freeze()
 

@@ -280,6 +280,26 @@ def test_hypothesis(lab: Lab) -> None:
     assert 1 == waiting.details.count("Falsifying example: test_leaves_others_waiting(")
 
 
+@pytest.mark.plugins("pytest-mock")
+def test_what_hypothesis_says_at_the_end(lab: Lab) -> None:
+    lab.write(
+        test_drawn=DRAWN,
+        test_other="import pytest\n\n@pytest.mark.world_size(2)\ndef test_other(world): pass\n",
+        conftest="""
+            import sys
+
+            def pytest_unconfigure():
+                print("hypothesis is", "used" if "hypothesis" in sys.modules else "not used")
+        """,
+    )
+    used = lab.run("test_drawn.py", "-k", "same", "--", "--hypothesis-show-statistics")
+    unused = lab.run("test_other.py")
+
+    assert "Hypothesis Statistics" in used.output
+    assert "30 passing" in used.output, used.output
+    assert "hypothesis is not used" in unused.output, "its plugin has imported it for nothing"
+
+
 @pytest.mark.plugins("pytest-xdist", "execnet")
 def test_pytest_xdist(lab: Lab) -> None:
     lab.write(test_mixed=MIXED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +37,20 @@ def need_no_failure_server(config: pytest.Config) -> None:
     plugin = config.pluginmanager.getplugin("rerunfailures")
     if plugin is not None and not _distributes(config.option) and not hasattr(config, "workerinput"):
         plugin.HAS_PYTEST_HANDLECRASHITEM = False
+
+
+def leave_hypothesis_unused(config: pytest.Config) -> None:
+    """Where no test has used hypothesis, have its plugin sum up nothing: it would import all of it to do so, 0.1 s."""
+    plugin = config.pluginmanager.getplugin("hypothesispytest")
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if plugin is None or reporter is None or "hypothesis" in sys.modules:
+        return
+    reports = (report for reports in reporter.stats.values() for report in reports)
+    told = (name for report in reports for name in getattr(report, "__dict__", ()))
+    summary = config.hook.pytest_terminal_summary
+    sums_up = any(implementation.plugin is plugin for implementation in summary.get_hookimpls())
+    if sums_up and not any(name.startswith("_hypothesis") for name in told):
+        summary._remove_plugin(plugin)  # noqa: SLF001  # pluggy has no public way per hook
 
 
 def _distributes(asked: Any) -> bool:
