@@ -310,6 +310,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
+    was_frozen = gc.get_freeze_count() > 0
     try:
         run_apart(session, run, functools.partial(_note, session.config))
     except DeadlinePassed:
@@ -317,6 +318,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
     if ordinary := [item for item, test in run.pairs if is_ordinary(test)]:
         _be_an_ordinary_process()
+        if not was_frozen:
+            gc.unfreeze()
         if run.options.fast_spawn:
             use_fast_spawn()
         _run_ordinary(session, ordinary)

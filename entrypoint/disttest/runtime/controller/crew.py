@@ -128,22 +128,21 @@ class Crew:
 
     @contextlib.contextmanager
     def on_duty(self) -> Iterator[None]:
-        """Adopt what worlds leave behind, and let nothing of them outlive this context."""
+        """Adopt what worlds leave behind, and let nothing of them outlive this context.
+
+        What this process has now is frozen (:func:`gc.freeze`) and stays so: pages of long-lived objects are shared with the ranks.
+        What is garbage by now stays, too: looking for it would take longer than a small suite, and there is little.
+        """
         self._spared = children_of()
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
-        # Pages of long-lived objects stay shared with the ranks. What is garbage by now stays, too: looking for it would
-        # take longer than a small suite, and there is little. A fork of a resident parent has torch frozen from the beginning.
-        freezes = not gc.get_freeze_count()
-        if freezes:
+        if not gc.get_freeze_count():  # a fork of a resident parent has torch frozen from the beginning
             gc.freeze()
         try:
             yield
         finally:
             self.end_all("the run was interrupted")
             kill_descendants(spare=self._spared)
-            if freezes:
-                gc.unfreeze()
             adopt_orphans(enabled=False)
             self._selector.close()
 
