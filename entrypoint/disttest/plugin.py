@@ -316,15 +316,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
-    if ordinary := [item for item, test in run.pairs if is_ordinary(test)]:
-        _be_an_ordinary_process()
-        if not was_frozen:
-            gc.unfreeze()
-        if run.options.fast_spawn:
-            use_fast_spawn()
-        _run_ordinary(session, ordinary)
-    else:
-        use_cuda_freely()  # as plugins may that end with the session; nobody computes
+    _run_ordinary(session, run, thaw=not was_frozen)
     return True
 
 
@@ -343,7 +335,16 @@ def _be_an_ordinary_process() -> None:
     use_cuda_freely()
 
 
-def _run_ordinary(session: pytest.Session, items: list[pytest.Item]) -> None:
+def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> None:
+    items = [item for item, test in run.pairs if is_ordinary(test)]
+    if not items:
+        use_cuda_freely()  # as plugins may that end with the session; nobody computes
+        return
+    _be_an_ordinary_process()
+    if thaw:
+        gc.unfreeze()
+    if run.options.fast_spawn:
+        use_fast_spawn()
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
         _note(item.config, f"running {item.nodeid}")

@@ -25,6 +25,7 @@ from disttest.observe.install import (
     is_watching,
     observing,
     prepare,
+    store_calls,
     uninstall,
     watching_operations,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "observing",
     "prepare",
     "spec_of",
+    "store_calls",
     "uninstall",
     "unobserved",
     "watching_operations",

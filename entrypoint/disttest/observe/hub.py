@@ -53,6 +53,7 @@ _MOST_RESULTS = 10_000
 _tools: tuple[Tool, ...] = ()
 _told: dict[str, tuple[Callable[..., Any], ...]] = dict.fromkeys(CALLBACKS, ())
 _gaps: dict[str, None] = {}
+_store_calls = 0
 calls, waits = itertools.count(1), itertools.count(1)
 
 
@@ -78,6 +79,18 @@ def listens(name: str) -> bool:
 def is_idle() -> bool:
     """Whether nobody is to be told of what this thread does."""
     return not _tools or thread.quiet
+
+
+def note_store_call() -> None:
+    """A store is called from Python."""
+    global _store_calls
+    if not thread.quiet:
+        _store_calls += 1
+
+
+def store_calls() -> int:
+    """How often that was; another number than before if it was since."""
+    return _store_calls
 
 
 def note_gap(what: str) -> None:

@@ -116,6 +116,14 @@ def observing(*tools: Tool) -> Iterator[None]:
             uninstall()
 
 
+def store_calls() -> int | None:
+    """How often stores were called from Python in this process, as far as it was to be seen; None without the layer.
+
+    It says no more than whether there were any since it was asked before: threads may count two as one.
+    """
+    return hub.store_calls() if _hooks else None
+
+
 def gaps() -> tuple[str, ...]:
     """What cannot be seen in this process, since this version of torch lacks a hook or calls came out otherwise than expected."""
     return hub.gaps()

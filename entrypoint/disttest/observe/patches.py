@@ -220,6 +220,7 @@ def _store_call(original: Original) -> Original:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        hub.note_store_call()
         if hub.is_idle() or not hub.takers("take_store"):
             return original(self, *args, **kwargs)
         call = StoreCall(name, (*args, *kwargs.values()), call_site(), threading.get_ident())

@@ -130,8 +130,8 @@ class Crew:
     def on_duty(self) -> Iterator[None]:
         """Adopt what worlds leave behind, and let nothing of them outlive this context.
 
-        What this process has now is frozen (:func:`gc.freeze`) and stays so: pages of long-lived objects are shared with the ranks.
-        What is garbage by now stays, too: looking for it would take longer than a small suite, and there is little.
+        What this process has now is frozen (:func:`gc.freeze`) and stays so: pages of long-lived objects are shared with the
+        ranks. What is garbage by now stays, too: looking for it would take longer than a small suite, and there is little.
         """
         self._spared = children_of()
         adopt_orphans()

@@ -48,7 +48,7 @@ def prepare() -> None:
 
 def read_facts() -> Facts:
     """All facts of this process."""
-    return {facet.kind: _read(facet) for facet in loaded_facets()}
+    return {facet.kind: _read_anew(facet) for facet in loaded_facets()}
 
 
 def facts_before(last: Facts | None, *, shared_fixtures: bool) -> Facts:
@@ -65,7 +65,7 @@ def facts_before(last: Facts | None, *, shared_fixtures: bool) -> Facts:
 
 def with_own_groups(before: Facts) -> Facts:
     """The facts with the process groups as they are now: the default group has just been made for the test."""
-    return {**before, **{facet.kind: _read(facet) for facet in loaded_facets() if facet.made_for_tests}}
+    return {**before, **{facet.kind: _read_anew(facet) for facet in loaded_facets() if facet.made_for_tests}}
 
 
 def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures: bool) -> Cleanup:
@@ -120,6 +120,12 @@ def _read(facet: Facet) -> Values:
         return facet.read()
     except Exception as error:  # noqa: BLE001 - whatever a test has put in its place
         return {"": _Unreadable(repr(error))}
+
+
+def _read_anew(facet: Facet) -> Values:
+    if facet.forget is not None:
+        facet.forget()
+    return _read(facet)
 
 
 def _restore(facet: Facet, name: Any, then: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import resource
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from disttest.observe import unobserved
+from disttest.observe import store_calls, unobserved
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, presence, settings
 from disttest.runtime.rank.facets.interpreter import never
 
@@ -44,10 +46,45 @@ def _restore(name: str, then: Any) -> bool:
     return True
 
 
+class _Listed(NamedTuple):
+    """The keys as they were listed last, and what has to be as it was for them to hold."""
+
+    values: Values
+    group: weakref.ref[Any]
+    store_calls: int | None
+    children: Any
+    """What the kernel says of children that have ended: they may have called the store, too."""
+
+
+_listed: _Listed | None = None
+
+
+def list_keys_anew() -> None:
+    """Have the keys be listed again: another rank may have set some."""
+    global _listed
+    _listed = None
+
+
 def _store_keys() -> Values:
-    """Keys of tests in the store of the world, which would reach the next test."""
+    """Keys of tests in the store of the world, which would reach the next test.
+
+    The answer is a seventh of what a small test costs: it is asked for again only if this process may have called the store.
+    """
+    global _listed  # one default group per process
     if not dist.is_available() or not dist.is_initialized() or threading.active_count() > 1:
         return {}  # a thread that waits for a key holds the store's lock
+    group, calls, children = dist.group.WORLD, store_calls(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if (
+        _listed is None
+        or _listed.group() is not group
+        or calls is None
+        or (_listed.store_calls, _listed.children) != (calls, children)
+    ):
+        _listed = _Listed(_keys_of_tests(), weakref.ref(group), calls, children)
+    return _listed.values
+
+
+def _keys_of_tests() -> Values:
     from torch.distributed import distributed_c10d as c10d
 
     store = c10d._get_default_store()
@@ -63,7 +100,15 @@ def _describe_key(what: str, now: Any, then: Any) -> str:
 
 
 FACETS = (
-    Facet("store key", _store_keys, never, _describe_key, made_for_tests=True, by_world=True),
+    Facet(
+        "store key",
+        _store_keys,
+        never,
+        _describe_key,
+        made_for_tests=True,
+        by_world=True,
+        forget=list_keys_anew,
+    ),
     Facet("process group", read_groups, _restore, presence, made_for_tests=True),
     settings(
         "torch.distributed",
