@@ -20,6 +20,7 @@ from _pytest.terminal import TerminalReporter
 from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
+from disttest.host.kept_imports import leave_before_older_destructors
 from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
@@ -372,9 +373,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Hide values in what pytest has written, and leave quickly."""
     hide_in_own_files(config)
-    # The interpreter's last collections need not walk all of torch: a third of a second.
     if config.getoption("disttest_guarded"):
-        gc.freeze()
+        gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
+        run = config.stash.get(_RUN, None)
+        if run is not None and run.pairs and not any(is_ordinary(test) for _, test in run.pairs):
+            leave_before_older_destructors()  # libraries were imported here, and not used
 
 
 # --- fixtures

@@ -217,3 +217,35 @@ def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
 def _children(pid: int) -> list[str]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return file.read().split()
+
+
+LEFT_BY_IMPORT = """
+    import atexit, ctypes, os, pytest, sys, weakref
+    import torch
+
+    def at_exit():
+        import torch.distributed
+        print("exit handler", file=STREAM)
+
+    STREAM = open(f"left-{os.getpid()}.txt", "w")
+    FINALIZER = weakref.finalize(at_exit, lambda: print("finalizer", file=STREAM))
+    atexit.register(at_exit)
+    print("never flushed", file=STREAM)
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    libc.fputs(b"written by C", ctypes.c_void_p(libc.fopen(b"left-by-c.txt", b"w")))
+
+    @pytest.mark.world_size(2)
+    def test_world(world):
+        pass
+"""
+
+
+def test_what_an_import_leaves_is_done_at_the_end_of_a_run_of_worlds_only(lab):
+    """The destructors of C++ are left out then, and nothing else."""
+    ended = lab.write(test_leaves=LEFT_BY_IMPORT).run("test_leaves.py")
+
+    assert 0 == ended.exit_code, ended.output
+    (left,) = lab.folder.glob("left-[0-9]*.txt")
+    assert ["exit handler", "finalizer", "never flushed"] == sorted(left.read_text().splitlines())
+    assert "written by C" == (lab.folder / "left-by-c.txt").read_text()

@@ -26,7 +26,7 @@ class KeptImports:
         }
         for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001
             finalizer.atexit = False  # torch takes back each of its operators
-        _leave_before_older_destructors()
+        leave_before_older_destructors()
 
     def prepare_end(self) -> None:
         """Do what the interpreter does first when it ends: what is left to it is short. Nothing else is to be run by then."""
@@ -44,8 +44,11 @@ def _hide(name: str) -> None:
     modules[name] = None
 
 
-def _leave_before_older_destructors() -> None:
-    """What C registers to be done at exit is done from the last one on; when it is our turn, the process is gone."""
+def leave_before_older_destructors() -> None:
+    """What C registers to be done at exit is done from the last one on; when it is our turn, the process is gone.
+
+    Python's own end comes before all of that. torch's destructors take 70 ms.
+    """
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library that is not glibc
         for function in (libc._exit, libc.fcloseall):  # noqa: SLF001 - C's own streams are written before
