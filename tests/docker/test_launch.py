@@ -261,6 +261,16 @@ def test_dry_run_starts_nothing_and_says_what_it_would(launcher: Launcher) -> No
     assert told["spec"]["image"] == "no/such:1"
 
 
+def test_values_to_hide_stand_on_no_command_line_of_the_container(launcher: Launcher) -> None:
+    said = ("--mask", "in-front", "ddp", "--mask=behind it", "--retries", "1", "--mask", "last")
+    before = {"DISTTEST_MASK": "from before"}
+    launched = launcher.run("--image", "no/such:1", "--gpus", "none", "--dry-run", *said, env=before)
+    assert launched.returncode == 0, launched.stderr
+    told = json.loads(launched.stdout)
+    assert told["create"]["command"] == ["ddp", "--retries", "1"]
+    assert told["spec"]["environment"]["DISTTEST_MASK"].split("\n") == ["***"] * 4
+
+
 def test_twenty_at_once(launcher: Launcher, probe: str) -> None:
     program = launcher.script("import sys; print('number', sys.argv[1])")
     with ThreadPoolExecutor(20) as pool:

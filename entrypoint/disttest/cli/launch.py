@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import msgspec
 from disttest.errors import DisttestError
 from disttest.launch.options import LaunchOptions
 from disttest.masking import masker
-from disttest.options.flags import RegistryCommand, flags, flags_handed_on, words_handed_on
+from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
 
 if TYPE_CHECKING:
     from disttest.launch.launch_host import Host
@@ -50,8 +51,9 @@ def launch(
 
     host = this_host()
     # Behind the first argument, which may be the name of a command.
-    inside = (*arguments[:1], *words_handed_on(context), *arguments[1:], *_pytest_part(context.obj))
-    options = read_options(inside, host, **asked)
+    inside, secrets = take_secrets((*arguments[:1], *words_handed_on(context), *arguments[1:]), "run")
+    host = dataclasses.replace(host, environ=_with_lines(host.environ, secrets))
+    options = read_options((*inside, *_pytest_part(context.obj)), host, **asked)
     if dry_run:
         click.echo(render_preview(preview(options, host)))
         return
@@ -61,6 +63,14 @@ def launch(
         publish_outputs(failure_outputs(error.exit_code), host.environ)
         raise
     context.exit(code)
+
+
+def _with_lines(environ: Mapping[str, str], lines: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which these lines stand behind those that its variables have."""
+    return {
+        **environ,
+        **{name: "\n".join(filter(None, [environ.get(name), more])) for name, more in lines.items()},
+    }
 
 
 def _pytest_part(pytest_args: Sequence[str] | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ def flags(command: str, **types: Type) -> Decorator:
 def flags_handed_on(inner: str, *, by: str) -> Decorator:
     """Let a command take the flags of the one that it starts, too, without showing them: see :func:`words_handed_on`.
 
-    A flag that both have is the outer one's own. Secrets are left out: they would stand on a command line.
+    A flag that both have is the outer one's own.
     """
     own = {option.flag for option in options_of(by)}
 
@@ -97,7 +97,7 @@ def flags_handed_on(inner: str, *, by: str) -> Decorator:
             if inner in word.commands:
                 function = _pytest_flag(word, hidden=True)(function)
         for option in options_of(inner):
-            if option.flag not in own and not option.secret:
+            if option.flag not in own:
                 function = _foreign_flag(option)(function)
         return function
 
@@ -107,6 +107,26 @@ def flags_handed_on(inner: str, *, by: str) -> Decorator:
 def words_handed_on(context: click.Context) -> tuple[str, ...]:
     """What the command line has of the flags of the inner command, for that one's command line."""
     return tuple(context.meta.get(_HANDED_ON, ()))
+
+
+def take_secrets(words: Sequence[str], command: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Words for a command without the secrets among them, which are not to stand on its command line.
+
+    Returns:
+        The other words, and the variables that hold the secrets instead, each value on a line of its own.
+    """
+    secret = {option.flag: option.variable for option in options_of(command) if option.secret}
+    left: list[str] = []
+    lines: dict[str, str] = {}
+    waiting = iter(words)
+    for word in waiting:
+        flag, given, value = word.partition("=")
+        if variable := secret.get(flag):
+            value = value if given else next(waiting, "")
+            lines[variable] = "\n".join(filter(None, [lines.get(variable), value]))
+        else:
+            left.append(word)
+    return tuple(left), lines
 
 
 def was_given(option: Option) -> bool:

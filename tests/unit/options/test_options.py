@@ -11,7 +11,7 @@ from disttest import plugin
 from disttest.cli.main import command, main
 from disttest.errors import UsageError
 from disttest.model import FlakyRule, Isolation
-from disttest.options.flags import ForeignOption, RegistryCommand, flags
+from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_secrets
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
@@ -293,3 +293,13 @@ def test_the_launcher_is_taken_from_its_variable(monkeypatch):
         UsageError, match=r"^DISTTEST_LAUNCHER: 'pbs' is not one of local, slurm, kubernetes$"
     ):
         parsed("run")
+
+
+def test_secrets_are_taken_from_a_command_line():
+    words = ("ddp", "--mask", "a b", "--retries", "1", "--mask=c=d", "--masked", "--mask")
+
+    left, variables = take_secrets(words, "run")
+
+    assert ("ddp", "--retries", "1", "--masked") == left
+    assert {"DISTTEST_MASK": "a b\nc=d"} == variables
+    assert (("ddp",), {}) == take_secrets(["ddp"], "run")
