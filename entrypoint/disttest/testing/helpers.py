@@ -130,7 +130,9 @@ def _sparse_ones(virtual_rank: int, size: int, sparse_dims: int, dense_dims: int
     indices = torch.zeros((sparse_dims, count), dtype=torch.int64)
     indices[0] = torch.arange(count)
     values = torch.ones([count] + [2] * dense_dims)
-    return torch.sparse_coo_tensor(indices, values, [size] * sparse_dims + [2] * dense_dims)
+    return torch.sparse_coo_tensor(
+        indices, values, [size] * sparse_dims + [2] * dense_dims, check_invariants=True
+    )
 
 
 def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
