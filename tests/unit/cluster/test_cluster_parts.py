@@ -219,6 +219,22 @@ class TestVerdict:
         assert result.message == f"ranks 0-1 of 4 on node n1 left no record: {end}"
         assert result.notes == ("rank 2 on n2: boom",)
 
+    @pytest.mark.parametrize("by_scheduler", [True, False])
+    def test_peers_that_were_ended_before_they_noticed_leave_the_word_to_the_scheduler(
+        self, by_scheduler: bool
+    ) -> None:
+        killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        by_signal = f"{SCHEDULER_ENDED} (SIGTERM)"
+        first = msgspec.structs.replace(share(0, rank(0, **killed), rank(1, **killed)), cancelled=by_signal)
+        second = msgspec.structs.replace(
+            share(1, rank(2, **killed), rank(3, **killed)), cancelled=by_signal if by_scheduler else ""
+        )
+        end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n1: it was deleted")
+
+        assert str(end) in self.judged(first, second, end=end).message
+        before_the_end = self.judged(first, second).message
+        assert by_signal in before_the_end
+
     def test_a_symptom_of_a_lost_node_accuses_nobody(self) -> None:
         red = rank(0, outcome=Outcome.FAILED, message="Connection closed by peer", failed_after_s=1.0)
         assert self.judged(share(0, red, rank(1)), end=self.END).culprit is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
@@ -12,7 +13,9 @@ from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSettin
 from disttest.cluster.client.job_recorder import JobRecorder
 from disttest.cluster.client.spanning import SpanningConductor
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
     CancelJob,
     CloseWorld,
     FinishJob,
@@ -132,6 +135,7 @@ def run_of(
     *,
     clock_step_s: float = 0.1,
     tell: Callable[[str], None] = lambda _line: None,
+    end: JobOutcome | None = None,
 ) -> RunResult:
     now_s = [0.0]
 
@@ -145,7 +149,7 @@ def run_of(
         recorder.event(TestCollected(at_s=0.0, test=test))
     expected = ExpectedNode(versions=VERSIONS, digest="d")
     conductor = SpanningConductor(JobSetting(JOB, recorder, expected, JobLimits(), options, clock))
-    conduct(FakeScheduler(node).start(JOB), conductor, lambda: "")
+    conduct(FakeScheduler(node, end=end).start(JOB), conductor, lambda: "")
     journal.close()
     return fold(read_events(folder / FILE_NAME))
 
@@ -378,3 +382,21 @@ def test_what_ranks_print_is_tagged_in_front_of_the_verdict_and_what_is_to_be_hi
     assert shown == lines[:4]
     assert lines[4].startswith("PASSED   one")
     assert "*** knows" not in (tmp_path / FILE_NAME).read_text(), "it comes again with the log"
+
+
+def test_nodes_that_the_scheduler_has_ended_leave_the_word_to_it(tmp_path: Path) -> None:
+    """Each says that it was told to end; why is known when the job has ended."""
+
+    class Ended(Node):
+        def run(self, node: int, test: int) -> Sequence[Message]:
+            done = self.done(node, test)
+            killed = [msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None) for rank in done.ranks]
+            told = f"{SCHEDULER_ENDED} (SIGTERM)"
+            return [msgspec.structs.replace(done, ranks=tuple(killed), cancelled=told, healthy=False)]
+
+    end = JobOutcome(state=JobState.EVICTED, reason="pod p on node n2: it was deleted")
+    run = run_of(Ended(), tmp_path, RunOptions(), end=end)
+
+    first = run.tests[0].final
+    assert (first.outcome, first.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+    assert "pod p on node n2: it was deleted" in first.message

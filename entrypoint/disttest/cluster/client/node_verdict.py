@@ -76,7 +76,7 @@ def judge_partitions(
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
-    if is_for_the_scheduler(partitions):
+    if end is not None and is_for_the_scheduler(partitions):
         ended = {
             record.rank for partition in partitions if _was_ended(partition) for record in partition.ranks
         }
@@ -108,13 +108,15 @@ def judge_partitions(
 
 
 def is_for_the_scheduler(partitions: Iterable[PartitionRecord]) -> bool:
-    """Whether the scheduler ended some nodes in the middle of a test, and it failed on others.
+    """Whether the scheduler ended some nodes in the middle of a test, and it was not well on the others, if there are any.
 
-    Their peers went away: what these ranks say of it proves nothing, and the scheduler knows why.
+    Their peers went away: what these ranks say of it proves nothing, and the scheduler knows why. They may have failed of
+    it, been ended for it, or been ended by the scheduler themselves.
     """
     known = tuple(partitions)
     others = [record for partition in known if not _was_ended(partition) for record in partition.ranks]
-    return any(map(_was_ended, known)) and any(map(is_red, others))
+    unwell = (is_red(record) or record.outcome is None for record in others)
+    return any(map(_was_ended, known)) and (not others or any(unwell))
 
 
 def _was_ended(partition: PartitionRecord) -> bool:

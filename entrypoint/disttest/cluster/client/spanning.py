@@ -208,7 +208,8 @@ class SpanningConductor(Conductor):
         partitions = self._partitions.get(test, {})
         if not self._all(set(partitions)) or test in self._judged:
             return ()
-        if is_for_the_scheduler(partitions.values()):
+        cancelled = self.failure is not None and self.failure.state is JobState.CANCELLED
+        if is_for_the_scheduler(partitions.values()) and not cancelled:
             return ()  # the job is over; its end is known in a moment
         verdict = self._verdict(test, self._lost)
         self._healthy = self._healthy and not verdict.outcome.is_bad
