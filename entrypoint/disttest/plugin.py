@@ -29,7 +29,6 @@ from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.apart import run_apart
-from disttest.runtime.controller.contain import is_ordinary
 from disttest.runtime.controller.controller import DeadlinePassed
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
 from disttest.runtime.controller.harms import harm_each
@@ -337,7 +336,7 @@ def _be_an_ordinary_process() -> None:
 
 
 def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> None:
-    items = [item for item, test in run.pairs if is_ordinary(test)]
+    items = [item for item, _ in run.ordinary]
     if not items:
         use_cuda_freely()  # as plugins may that end with the session; nobody computes
         return
@@ -376,7 +375,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if config.getoption("disttest_guarded"):
         gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
         run = config.stash.get(_RUN, None)
-        if run is not None and run.pairs and not any(is_ordinary(test) for _, test in run.pairs):
+        if run is not None and run.pairs and not run.ordinary:
             leave_before_older_destructors()  # libraries were imported here, and not used
 
 

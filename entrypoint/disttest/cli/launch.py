@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,9 @@ def launch(
 
     host = this_host()
     # Behind the first argument, which may be the name of a command.
-    inside, secrets = take_secrets((*arguments[:1], *words_handed_on(context), *arguments[1:]), "run")
-    host = dataclasses.replace(host, environ=_with_lines(host.environ, secrets))
+    words = (*arguments[:1], *words_handed_on(context), *arguments[1:])
+    inside, environ = take_secrets(words, "run", host.environ)
+    host = dataclasses.replace(host, environ=environ)
     options = read_options((*inside, *_pytest_part(context.obj)), host, **asked)
     if dry_run:
         click.echo(render_preview(preview(options, host)))
@@ -63,14 +64,6 @@ def launch(
         publish_outputs(failure_outputs(error.exit_code), host.environ)
         raise
     context.exit(code)
-
-
-def _with_lines(environ: Mapping[str, str], lines: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which these lines stand behind those that its variables have."""
-    return {
-        **environ,
-        **{name: "\n".join(filter(None, [environ.get(name), more])) for name, more in lines.items()},
-    }
 
 
 def _pytest_part(pytest_args: Sequence[str] | None) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -109,24 +109,27 @@ def words_handed_on(context: click.Context) -> tuple[str, ...]:
     return tuple(context.meta.get(_HANDED_ON, ()))
 
 
-def take_secrets(words: Sequence[str], command: str) -> tuple[tuple[str, ...], dict[str, str]]:
+def take_secrets(
+    words: Sequence[str], command: str, environ: Mapping[str, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Words for a command without the secrets among them, which are not to stand on its command line.
 
     Returns:
-        The other words, and the variables that hold the secrets instead, each value on a line of its own.
+        The other words, and the environment in which the variables have the secrets instead, each behind what is there on a
+        line of its own.
     """
     secret = {option.flag: option.variable for option in options_of(command) if option.secret}
     left: list[str] = []
-    lines: dict[str, str] = {}
+    variables = dict(environ)
     waiting = iter(words)
     for word in waiting:
         flag, given, value = word.partition("=")
         if variable := secret.get(flag):
             value = value if given else next(waiting, "")
-            lines[variable] = "\n".join(filter(None, [lines.get(variable), value]))
+            variables[variable] = "\n".join(filter(None, [variables.get(variable), value]))
         else:
             left.append(word)
-    return tuple(left), lines
+    return tuple(left), variables
 
 
 def was_given(option: Option) -> bool:

@@ -298,8 +298,8 @@ def test_the_launcher_is_taken_from_its_variable(monkeypatch):
 def test_secrets_are_taken_from_a_command_line():
     words = ("ddp", "--mask", "a b", "--retries", "1", "--mask=c=d", "--masked", "--mask")
 
-    left, variables = take_secrets(words, "run")
+    left, variables = take_secrets(words, "run", {})
 
     assert ("ddp", "--retries", "1", "--masked") == left
     assert {"DISTTEST_MASK": "a b\nc=d"} == variables
-    assert (("ddp",), {}) == take_secrets(["ddp"], "run")
+    assert (("ddp",), {}) == take_secrets(["ddp"], "run", {})

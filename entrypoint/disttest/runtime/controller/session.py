@@ -132,6 +132,11 @@ class RunSession:
         return self.started_s + self.options.deadline if self.options.deadline else None
 
     @property
+    def ordinary(self) -> list[tuple[pytest.Item, TestCase]]:
+        """Those of the tests that run in this process."""
+        return [(item, test) for item, test in self.pairs if is_ordinary(test)]
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         """What worlds may sit on; no GPU before the run holds it."""
         return self.devices.slots if self.devices else ()
@@ -357,7 +362,7 @@ class RunSession:
             recorder.collection_failed(nodeid, message)
         for _, test in self.pairs:
             recorder.collected(test)
-        ordinary = {test.nodeid: test for _, test in self.pairs if is_ordinary(test)}
+        ordinary = {test.nodeid: test for _, test in self.ordinary}
         self.config.pluginmanager.register(
             OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
         )

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from disttest.runtime.rank.facets import process_groups
 from disttest.runtime.rank.facets.process_groups import list_keys_anew
@@ -22,8 +21,8 @@ def rank(monkeypatch):
         done.listed += 1
         return {}
 
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(process_groups, "dist", SimpleNamespace(**vars(dist) | {"group": SimpleNamespace()}))
+    there = {"is_available": lambda: True, "is_initialized": lambda: True}
+    monkeypatch.setattr(process_groups, "dist", SimpleNamespace(**there, group=SimpleNamespace()))
     monkeypatch.setattr(process_groups, "_keys_of_tests", keys)
     monkeypatch.setattr(process_groups, "store_calls", lambda: done.calls)
     monkeypatch.setattr(process_groups.resource, "getrusage", lambda _: done.children)
