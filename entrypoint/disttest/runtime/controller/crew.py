@@ -34,6 +34,7 @@ from disttest.runtime.messages.protocol import (
     WorldClosed,
     WorldOrder,
 )
+from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import speak_into
 from disttest.runtime.world.contained_world import make_world
 from disttest.runtime.world.rank_handles import HasFileno
@@ -136,6 +137,7 @@ class Crew:
         self._spared = children_of()
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
+        hygiene.look_before_forks()
         if not gc.get_freeze_count():  # a fork of a resident parent has torch frozen from the beginning
             gc.freeze()
         try:

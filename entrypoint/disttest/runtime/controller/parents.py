@@ -40,6 +40,7 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter, ParentOrder
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
+from disttest.runtime.rank import hygiene
 
 _ROUNDS = 4
 """How often files are collected without those that were to blame; a module that many files share is found in each."""
@@ -229,6 +230,7 @@ def serve_collected(session: pytest.Session, order: ParentOrder, hazards: Hazard
     items = {item.nodeid: item for item in session.items}
     Path(order.answer).write_bytes(msgspec.json.encode(CollectedFile(hazards=hazards, tests=tuple(items))))
     _rest_pools()
+    hygiene.look_before_forks()
     gc.freeze()
     line = socket.socket(fileno=order.line_fd)
     line.send(b"collected")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 
 import pytest
 
@@ -125,6 +126,40 @@ def test_what_ranks_share_and_a_test_has_deleted_cannot_be_put_back(keys):
 
     assert cleanup.retire
     assert () == cleanup.store_keys
+
+
+def test_a_process_that_forks_looks_once_at_what_ranks_compare_with(monkeypatch):
+    looks = []
+    facets_there = tuple(
+        Facet(name, lambda name=name: looks.append(name) or {}, lambda *_: False, kept_since_first=kept)
+        for name, kept in (("function", True), ("environment", False))
+    )
+    monkeypatch.setattr(hygiene, "loaded_facets", lambda: facets_there)
+
+    hygiene.look_before_forks()
+
+    assert ["function"] == looks
+
+
+def test_a_rank_is_put_back_to_how_it_began_not_to_how_its_parent_was(monkeypatch):
+    monkeypatch.setattr(shutil, "move", shutil.move)
+    monkeypatch.setattr(shutil, "copy", shutil.copy)
+    hygiene.look_before_forks()
+
+    def mine(*_):
+        pass
+
+    monkeypatch.setattr(shutil, "copy", mine)  # a fixture of the file, then the fork
+    del shutil.move
+    before = hygiene.read_facts()
+    shutil.copy = shutil.move = shutil.copytree
+
+    cleanup = hygiene.clean_up(before, before, pristine=before, shared_fixtures=False)
+
+    assert mine is shutil.copy
+    assert not hasattr(shutil, "move")
+    assert 2 == len(cleanup.leaks)
+    assert not cleanup.retire
 
 
 def test_a_key_that_the_fixtures_of_a_slower_rank_set_stays(keys):

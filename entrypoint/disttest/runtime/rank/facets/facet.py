@@ -29,6 +29,8 @@ class Facet(NamedTuple):
     """disttest itself makes it after the process has started, so that the state at the start is none to return to."""
     by_world: bool = False
     """What is new is removed by the world, once all ranks are done: one that is behind may wait for it."""
+    kept_since_first: bool = False
+    """Its first reading notes what stands there, which later readings compare with; forks of a process go on from its."""
     forget: Callable[[], None] | None = None
     """Have the next reading heed what other ranks may have done, where readings otherwise heed this one only."""
 

@@ -48,6 +48,8 @@ _WATCHED = (
     *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
 )
 """Modules, and classes of modules."""
+_DELETED = "deleted"
+"""Stands for what is no longer there."""
 
 
 class _Watched:
@@ -69,7 +71,7 @@ class _Watched:
             pass
         now = vars(self.owner)
         found = [
-            ((self._label, name), now.get(name, "deleted"))
+            ((self._label, name), now.get(name, _DELETED))
             for name, original in self.originals.items()
             if now.get(name) is not original
         ]
@@ -119,6 +121,8 @@ def _restore_function(place: tuple[str, str], then: Any) -> bool:
     watched = next(each for label, each in _watched.items() if label.replace(":", ".") == place[0])
     if then is MISSING:
         watched.restore(place[1])
+    elif then is _DELETED:
+        delattr(watched.owner, place[1])
     else:
         setattr(watched.owner, place[1], then)
     return True
@@ -170,6 +174,6 @@ def _stop_patch(name: str, then: Any) -> bool:
 
 FACETS = (
     Facet("patch", _mock_patches, _stop_patch, presence),
-    Facet("module", _replaced_modules, _restore_module, _describe_function),
-    Facet("function", _patched, _restore_function, _describe_function),
+    Facet("module", _replaced_modules, _restore_module, _describe_function, kept_since_first=True),
+    Facet("function", _patched, _restore_function, _describe_function, kept_since_first=True),
 )
