@@ -84,6 +84,9 @@ CHAOS_DELAY_S = 0.5
 
 # --- a world
 
+LATE_PEER_S = 2.0
+LATE_PEER_POLL_S = 0.001
+"""How long a rank that is about to end waits for others that are being connected to it, and how often it looks."""
 EXAMPLE_AGREED_S = 2.0
 """How long a rank in which an example of hypothesis has failed waits for the others, which may wait for it in a collective."""
 COLLECT_S = 300.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from disttest.boards import BoardWriter
@@ -80,6 +82,8 @@ class BoardTool(BoardWriter, Tool):
         self._channels: dict[tuple[str, str, int, int], _Channel] = {}
         self._threads: dict[int, _WaitingThread] = {}
         self._first_call = 0
+        self._makings: Counter[tuple[int, ...]] = Counter()
+        """By members: how many groups of them were begun."""
         self._free = list(layout.WAITS.places())
         self._free_groups = list(layout.GROUPS.places())
         self._free_channels = list(layout.CHANNELS.places())
@@ -98,6 +102,12 @@ class BoardTool(BoardWriter, Tool):
             raise ValueError(f"no more than {layout.LONGEST_TEXT} bytes fit: {pattern!r}")
         layout.LENGTH.pack_into(self._memory, self._base + layout.EXPECTATION_AT, place)
         self._memory[self._base + layout.EXPECTED_AT] = pattern is not None
+
+    def peers(self) -> Iterator[bytes]:
+        """The slots of the others on this board, as they are now."""
+        for base in range(0, len(self._memory), layout.SLOT):
+            if base != self._base:
+                yield bytes(self._memory[base : base + layout.SLOT])
 
     # --- what happens
 
@@ -118,6 +128,8 @@ class BoardTool(BoardWriter, Tool):
         """A thread begins to wait."""
         if gaps():
             self._note_gap()
+        if wait.ranks:
+            self._makings[wait.ranks] += 1
         thread = self._threads.get(wait.thread) or self._take_row(wait.thread)
         if thread is not None:
             thread.stack.append(wait)
@@ -261,7 +273,7 @@ class BoardTool(BoardWriter, Tool):
         # The clock of a handle runs since its call, of which the moment is not known any more.
         from_s = self._began_s if call is not None and call.is_async else now_s
         until_s = from_s + (_FOR_EVER if limit_s is None else limit_s)
-        facts = _NO_CALL if call is None else self._facts(call)
+        facts = (*_NO_CALL[:-1], self._makings[wait.ranks]) if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
         self._write_row(
             thread.row, WaitState.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s

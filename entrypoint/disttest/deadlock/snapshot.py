@@ -101,6 +101,20 @@ def read_slot(slot: bytes) -> Snapshot:
         return Snapshot(is_observed=bool(slot and slot[0]), has_gap=True)
 
 
+def groups_in_the_making(slot: bytes) -> list[tuple[str, int]]:
+    """The groups that a rank is making now; none where its slot makes no sense.
+
+    Returns:
+        Of each its members, as ``layout.write_ranks`` writes them, and which group of those members it is in this test,
+        from 1.
+    """
+    try:
+        waits = filter(None, map(_Reader(slot).waiting, layout.WAITS.places()))
+        return [(wait.keys, wait.seq) for wait in waits if wait.kind is WaitKind.GROUP and wait.keys]
+    except (ValueError, struct.error, IndexError):
+        return []
+
+
 class _Reader:
     def __init__(self, slot: bytes) -> None:
         self._slot = slot
@@ -116,7 +130,7 @@ class _Reader:
             expects=bool(slot[layout.EXPECTED_AT]),
             expectation=self._text(layout.LENGTH.unpack_from(slot, layout.EXPECTATION_AT)[0]),
             rank=layout.RANK.unpack_from(slot, layout.RANK_AT)[0] - 1,
-            waits=tuple(filter(None, map(self._waiting, layout.WAITS.places()))),
+            waits=tuple(filter(None, map(self.waiting, layout.WAITS.places()))),
             groups=groups,
             channels=dict(filter(None, map(self._channel, layout.CHANNELS.places()))),
         )
@@ -152,7 +166,7 @@ class _Reader:
             behind=(behind, seq) if behind is not None else None,
         )
 
-    def _waiting(self, place: int) -> Waiting | None:
+    def waiting(self, place: int) -> Waiting | None:
         state, kind, where, keys, op, group, peer, root, tag, seq, thread, since_s, until_s = (
             layout.WAIT.unpack_from(self._slot, place)
         )

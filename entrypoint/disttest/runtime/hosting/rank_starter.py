@@ -18,7 +18,7 @@ from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.waits import watch_waits
+from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.rank_handles import RankProcessHandle
 
@@ -67,6 +67,7 @@ class RankStarter:
             own_account = account_for(mine, post_mortem)
             mine.send(RankReady())
             code = main(rank, mine, own_account, stacks)
+            wait_for_late_peers()
             save_coverage()
             mine.send(TestDone(exit_code=code))
             leave(code)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from disttest import observe
 from disttest.deadlock.board_tool import BoardTool
+from disttest.runtime.rank.late_peers import LatePeers
 from disttest.testing.deadlocks import provide_board
 
 _tool: BoardTool | None = None
+_late: LatePeers | None = None
 
 
 def prepare_to_watch() -> None:
@@ -25,18 +27,26 @@ def watch_waits(board: Path | None, place: int) -> None:
         board: of its world; None: nobody would look.
         place: of this rank there.
     """
-    global _tool  # one rank per process is what a rank is
+    global _tool, _late  # one rank per process is what a rank is
     if board is None or not _has_torch():
         return
     _tool = BoardTool(board, place)
-    observe.install(_tool)
+    _late = LatePeers(_tool.peers)
+    observe.install(_tool, _late)
     provide_board(_tool.expect)
 
 
 def begin_waits() -> None:
     """A test begins."""
-    if _tool is not None:
+    if _tool is not None and _late is not None:
         _tool.begin(has_gap=bool(observe.gaps()))
+        _late.begin()
+
+
+def wait_for_late_peers() -> None:
+    """The rank is about to end."""
+    if _late is not None:
+        _late.wait()
 
 
 def _has_torch() -> bool:
