@@ -101,10 +101,15 @@ def _names() -> Iterator[str]:
     """What the kernel calls the threads: all that can be had without a look at their stacks."""
     for tid in thread_ids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            yield _name(tid)
+            yield name_of_thread(tid)
 
 
-def _name(tid: int) -> str:
+def name_of_thread(tid: int) -> str:
+    """What the kernel calls a thread of this process.
+
+    Raises:
+        OSError: it has ended.
+    """
     return (_TASKS / str(tid) / "comm").read_text().strip()
 
 
@@ -129,7 +134,7 @@ def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
     """None where it has ended meanwhile."""
     deadline_s = time.monotonic() + THREAD_REST_S
     try:
-        name = _name(tid)
+        name = name_of_thread(tid)
         while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
             if time.monotonic() > deadline_s:
                 return OtherThread(tid=tid, name=name, runs="")

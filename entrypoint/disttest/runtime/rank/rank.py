@@ -42,6 +42,7 @@ from disttest.runtime.rank.child import (
 )
 from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debugger
 from disttest.runtime.rank.debugging import debug_in_rank
+from disttest.runtime.rank.gloo_loops import calm_gloo_loops
 from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
@@ -169,6 +170,7 @@ def make_default_group(
         world_size=shape.size,
         device_id=device_id,
     )
+    calm_gloo_loops()  # where nothing observes the making of groups, too
 
 
 def serve(

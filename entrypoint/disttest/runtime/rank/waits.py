@@ -7,6 +7,7 @@ from pathlib import Path
 
 from disttest import observe
 from disttest.deadlock.board_tool import BoardTool
+from disttest.runtime.rank.gloo_loops import CalmGlooLoops
 from disttest.runtime.rank.late_peers import LatePeers
 from disttest.testing.deadlocks import provide_board
 
@@ -32,7 +33,7 @@ def watch_waits(board: Path | None, place: int) -> None:
         return
     _tool = BoardTool(board, place)
     _late = LatePeers(_tool.peers)
-    observe.install(_tool, _late)
+    observe.install(_tool, _late, CalmGlooLoops())
     provide_board(_tool.expect)
 
 
