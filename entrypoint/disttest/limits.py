@@ -10,7 +10,7 @@ TICK_S = 0.2
 """Journals that grow, logs that are cut, deadlines: seen this late at most."""
 IDLE_S = 1.0
 """The same where nothing but time can have changed."""
-SPARE_LOOK_S = 0.5
+SPARE_LOOK_S = 0.25
 """Between two looks at how idle the processors are; worlds come and go in between."""
 LEASE_POLL_S = 0.01
 LEASE_LONGEST_POLL_S = 0.1

@@ -7,7 +7,6 @@ Measured with torch 2.13 on Linux 6.18, fork and exit of an empty child: 8 ms be
 from __future__ import annotations
 
 import ctypes
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,20 @@ _COLLAPSE = 25
 _WRITABLE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 +(\[heap\])?$", re.MULTILINE)
 
 
-_FORKS_THAT_PAY = 8
-"""Who has forked so many worlds has tests that need new processes, and goes on."""
-_forks = itertools.count(1)
+_FORKS_THAT_PAY = 40
+"""Who has asked for so many has tests that need new processes, and goes on."""
+_forks = 0
 
 
-def before_world() -> None:
-    """To be called in a process that forks worlds, before each; when many have come, more will."""
-    if next(_forks) == _FORKS_THAT_PAY:
+def before_forks(count: int) -> None:
+    """To be called in a process that forks worlds, before each; when many forks have come, more will.
+
+    Args:
+        count: the world, and its forks in turn.
+    """
+    global _forks  # of this process
+    before, _forks = _forks, _forks + count
+    if before < _FORKS_THAT_PAY <= _forks:
         use_huge_pages()
 
 

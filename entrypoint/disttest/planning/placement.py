@@ -52,15 +52,16 @@ class SlotPool:
 
     def lend(self, slot: Slot) -> None:
         """Hand this one out as well, until it is recalled; it does not count."""
-        if slot.name not in self._lent and slot.name not in self._taken:
-            self._lent[slot.name] = slot
+        if slot.name in self._lent:
+            return
+        self._lent[slot.name] = slot
+        if slot.name not in self._taken:  # since before it was recalled
             self._put_back(slot)
 
-    def recall(self) -> None:
-        """Hand out no slot any more that was lent; what runs on one may end."""
-        for slot in self._lent.values():
+    def recall(self, slot: Slot) -> None:
+        """Hand out this one no more, if it was lent; what runs on it may end."""
+        if self._lent.pop(slot.name, None):
             self._withdraw(slot)
-        self._lent.clear()
 
     def hold(self, slot: Slot) -> None:
         """Do not hand out this slot, be it free or taken, until it is released; it still counts."""

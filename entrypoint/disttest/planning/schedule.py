@@ -56,8 +56,8 @@ class Scheduler(Protocol):
         """Whether nothing waits and nothing runs."""
 
     @property
-    def waits(self) -> bool:
-        """Whether a gang waits for slots."""
+    def narrowest(self) -> int:
+        """The least slots that a gang waits for; 0 where none waits."""
 
     def submit(self, gang: Gang) -> None:
         """Queue a gang: a new one, or what is left of one whose world broke."""
@@ -77,8 +77,8 @@ class Scheduler(Protocol):
     def lend(self, slots: Iterable[Slot]) -> None:
         """Use these slots, too, beyond those of the machine, until they are recalled."""
 
-    def recall(self) -> None:
-        """Start nothing more on slots that were lent; what runs on them is not touched."""
+    def recall(self, slots: Iterable[Slot]) -> None:
+        """Start nothing more on these slots, which were lent; what runs on them is not touched."""
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""
@@ -227,9 +227,9 @@ class GangScheduler:
         return not self._known
 
     @property
-    def waits(self) -> bool:
-        """Whether a gang waits for slots."""
-        return any(lane.waiting.count for lane in self._lanes.values())
+    def narrowest(self) -> int:
+        """The least slots that a gang waits for."""
+        return min((lane.waiting.narrowest for lane in self._lanes.values() if lane.waiting.count), default=0)
 
     def submit(self, gang: Gang) -> None:
         """Queue a gang.
@@ -273,10 +273,10 @@ class GangScheduler:
         for slot in slots:
             self._lanes[slot.device].pool.lend(slot)
 
-    def recall(self) -> None:
-        """Start nothing more on slots that were lent."""
-        for lane in self._lanes.values():
-            lane.pool.recall()
+    def recall(self, slots: Iterable[Slot]) -> None:
+        """Start nothing more on these slots, which were lent."""
+        for slot in slots:
+            self._lanes[slot.device].pool.recall(slot)
 
     def quarantine(self, slots: Iterable[Slot]) -> None:
         """Never use these slots again; what runs on them is not touched."""

@@ -20,6 +20,11 @@ class PendingGangs:
         """Expected slot-seconds of all that wait."""
         self.count = 0
 
+    @property
+    def narrowest(self) -> int:
+        """The least slots that one of them takes; 0 where none waits."""
+        return min(self._by_width, default=0)
+
     def add(self, gang: Gang, *, width: int, order: int) -> None:
         """Let a gang wait; ``order`` decides between equals and is unique."""
         key = (0 if gang.urgent else 1, -gang.expected_s, order)

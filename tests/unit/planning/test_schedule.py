@@ -179,19 +179,46 @@ def test_a_world_larger_than_the_gpus_is_stranded() -> None:
 def test_slots_that_are_lent_take_one_more_gang_until_they_are_recalled() -> None:
     scheduler, _ = scheduler_of(slots(2), *(gang(name, 2) for name in "abcd"))
     spare = slots(6)[2:]
-    assert scheduler.waits
+    assert 2 == scheduler.narrowest
     assert ["a"] == names(list(scheduler.due()))
 
     scheduler.lend(spare[:2])
     (start,) = scheduler.due()
     assert ("b", spare[:2]) == (start.gang.gang_id, start.slots)
-    scheduler.recall()
+    scheduler.recall(spare[:2])
     scheduler.ended("b")
     assert [] == list(scheduler.due())
 
     scheduler.lend(spare)
     assert ["c", "d"] == names(list(scheduler.due()))
-    assert not scheduler.waits
+    assert 0 == scheduler.narrowest
+
+
+def test_of_slots_that_were_lent_some_are_recalled() -> None:
+    scheduler, _ = scheduler_of(slots(1), *(gang(name) for name in "abcdef"))
+    spare = slots(4)[1:]
+    scheduler.lend(spare)
+    assert 4 == len(list(scheduler.due()))
+
+    scheduler.recall(spare[1:])
+    scheduler.ended("b")
+    scheduler.ended("c")
+
+    assert [spare[:1]] == [start.slots for start in scheduler.due()]
+
+
+def test_slots_that_are_lent_again_while_something_runs_on_them_are_used_after_it() -> None:
+    scheduler, _ = scheduler_of(slots(1), *(gang(name) for name in "abc"))
+    spare = slots(2)[1:]
+    scheduler.lend(spare)
+    assert ["a", "b"] == names(list(scheduler.due()))
+
+    scheduler.recall(spare)
+    scheduler.lend(spare)
+    assert [] == list(scheduler.due())
+    scheduler.ended("b")
+
+    assert [spare] == [start.slots for start in scheduler.due()]
 
 
 def test_a_world_is_as_wide_as_the_machine_whatever_is_lent() -> None:

@@ -132,7 +132,7 @@ class Controller(Listener):
         offered = {
             "slots": own,
             "cpu_slots": len(self._devices.cpu_slots),
-            "spare": own if self._spare is not None else 0,
+            "spare": self._spare.count if self._spare is not None else 0,
         }
         together = bool(self._options.spmd)
         for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
-from disttest.host.huge_pages import before_world
+from disttest.host.huge_pages import before_forks
 from disttest.host.oom import own_cgroups
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
 from disttest.limits import (
@@ -67,7 +67,7 @@ class WorldByFork:
             speak_into(error_log)
             self._make_world(order, channel, self._start_rank, self._clock).run()
 
-        before_world()
+        before_forks(order.forks)
         return fork_child(main, new_session=True)
 
 

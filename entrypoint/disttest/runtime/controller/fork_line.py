@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from disttest.errors import InfrastructureError
-from disttest.host.huge_pages import before_world
+from disttest.host.huge_pages import before_forks
 from disttest.host.process import Child, Exit, fork_child, leave
 from disttest.limits import KILL_S
 from disttest.model import Frozen
@@ -56,6 +56,8 @@ class Fork(Frozen, tag="fork"):
     """Fork a world; its end of the channel comes with it."""
 
     order: str
+    forks: int
+    """How many it takes, the world's own included."""
 
 
 class Reap(Frozen, tag="reap"):
@@ -128,7 +130,7 @@ class ForkLine:
         """
         path = Path(order.world.scratch_dir) / "world.order.json"
         path.write_bytes(msgspec.json.encode(order, enc_hook=str))
-        return self.ask_for_child(Fork(order=str(path)), channel.fileno())
+        return self.ask_for_child(Fork(order=str(path), forks=order.world.forks), channel.fileno())
 
     def ask_for_child(self, question: Fork | Collect, fd: int) -> Child:
         """Have a child forked that gets a descriptor.
@@ -219,7 +221,8 @@ def serve_line(
         if not message:
             leave(0)
         match _questions.decode(message):
-            case Fork(order=path):
+            case Fork(order=path, forks=forks):
+                before_forks(forks)
                 child = _fork_world(Path(path), fds[0], line, starter_for)
             case Collect() as question:
                 assert collect is not None
@@ -249,7 +252,6 @@ def _fork_world(
 
         make_world(order.world, channel, starter_for(order), now).run()
 
-    before_world()
     return fork_child(world, new_session=True)
 
 

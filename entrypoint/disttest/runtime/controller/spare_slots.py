@@ -19,14 +19,14 @@ from disttest.model import Slot
 from disttest.planning.schedule import Scheduler
 from disttest.runtime.controller.crew import LiveWorld
 
-MOST = 3
+MOST = 5
 """Slots that are lent for each processor, at most: a world also costs memory and processes."""
 IDLE = 0.5
 """Processors that have to be idle before a slot is lent."""
-STALLED = 0.3
+STALLED = 0.5
 """No slot is lent where more of the time somebody had to wait for a processor."""
-RECALLED = 0.6
-"""From here on those that are free are taken back."""
+WANTED = Idleness(idle=0.25, stalled=0.6)
+"""With less left over and more waiting than that, slots that are free are taken back."""
 MEMORY_LEFT = 0.25
 """Share of the machine's memory that stays available."""
 LIMIT_USED = 0.25
@@ -54,9 +54,14 @@ class SpareSlots:
         self._next_s = time.monotonic() + SPARE_LOOK_S
 
     @property
+    def count(self) -> int:
+        """How many may be lent at the most."""
+        return len(self._spare)
+
+    @property
     def wait_s(self) -> float:
         """How long until the next look; infinite while nothing waits for a slot."""
-        return max(0.0, self._next_s - time.monotonic()) if self._scheduler.waits else math.inf
+        return max(0.0, self._next_s - time.monotonic()) if self._scheduler.narrowest else math.inf
 
     def advance(self, running: Iterable[LiveWorld]) -> None:
         """Look, if it is time, and lend or take back."""
@@ -65,18 +70,30 @@ class SpareSlots:
             return
         self._next_s = now_s + SPARE_LOOK_S
         seen = self._look()
-        if seen.stalled >= RECALLED or has_used_its_time(running, now_s):
-            self._scheduler.recall()
-            self._lent = 0
-        elif self._scheduler.waits and is_room(seen) and has_memory():
-            more = self._spare[self._lent : self._lent + math.floor(seen.idle + 1 - IDLE)]
+        if has_used_its_time(running, now_s):
+            self._keep(0)
+        elif is_wanted(seen):
+            self._keep(self._lent // 2)
+        elif (narrowest := self._scheduler.narrowest) and is_room(seen) and has_memory():
+            count = max(narrowest, math.floor(seen.idle + 1 - IDLE))
+            more = self._spare[self._lent : self._lent + count]
             self._scheduler.lend(more)
             self._lent += len(more)
+
+    def _keep(self, count: int) -> None:
+        """Take back all but so many."""
+        self._scheduler.recall(self._spare[count : self._lent])
+        self._lent = count
 
 
 def is_room(seen: Idleness) -> bool:
     """Whether the processors would not notice another world."""
     return seen.idle >= IDLE and seen.stalled < STALLED
+
+
+def is_wanted(seen: Idleness) -> bool:
+    """Whether others, or the run's own worlds, need the processors."""
+    return seen.idle < WANTED.idle and seen.stalled >= WANTED.stalled
 
 
 def has_memory() -> bool:

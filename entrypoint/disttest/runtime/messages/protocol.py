@@ -25,6 +25,7 @@ from disttest.model import (
     RankRecord,
     TestCase,
     TestResult,
+    WorldKind,
 )
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
@@ -267,6 +268,14 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()
+
+    @property
+    def forks(self) -> int:
+        """How many processes it makes, its own included: tests that start ranks by themselves do so one after another."""
+        first = self.tests[0]
+        size = first.world.size if first.world else 0
+        in_turn = {WorldKind.RANKS: size, WorldKind.MAIN: 1 + size * len(self.tests)}
+        return 1 + in_turn.get(first.kind, 1)
 
 
 _HELD_LIMIT = 64 * 1024

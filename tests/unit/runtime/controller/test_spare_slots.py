@@ -26,14 +26,14 @@ class _Scheduler:
     """Notes what it is lent."""
 
     def __init__(self) -> None:
-        self.waits = True
+        self.narrowest = 1
         self.lent: list[str] = []
 
     def lend(self, slots: Iterable[Slot]) -> None:
         self.lent += [slot.name for slot in slots]
 
-    def recall(self) -> None:
-        self.lent.clear()
+    def recall(self, slots: Iterable[Slot]) -> None:
+        self.lent = [name for name in self.lent if name not in {slot.name for slot in slots}]
 
 
 class _Bench:
@@ -68,11 +68,19 @@ def test_as_many_as_processors_are_idle(bench: _Bench) -> None:
     assert ["cpu:2", "cpu:3", "cpu:4"] == bench.look()
 
 
-def test_three_for_each_processor_at_most(bench: _Bench) -> None:
-    for _ in range(5):
+def test_as_many_as_the_narrowest_world_takes(bench: _Bench) -> None:
+    bench.scheduler.narrowest = 4
+    bench.seen = Idleness(idle=0.6, stalled=0.1)
+
+    assert ["cpu:2", "cpu:3", "cpu:4", "cpu:5"] == bench.look()
+
+
+def test_five_for_each_processor_at_most(bench: _Bench) -> None:
+    for _ in range(7):
         bench.look()
 
-    assert [f"cpu:{number}" for number in range(2, 8)] == bench.scheduler.lent
+    assert [f"cpu:{number}" for number in range(2, 12)] == bench.scheduler.lent
+    assert 10 == bench.spare.count
 
 
 def test_none_before_it_is_time_to_look(bench: _Bench) -> None:
@@ -80,13 +88,13 @@ def test_none_before_it_is_time_to_look(bench: _Bench) -> None:
 
 
 def test_none_while_nothing_waits(bench: _Bench) -> None:
-    bench.scheduler.waits = False
+    bench.scheduler.narrowest = 0
 
     assert [] == bench.look()
     assert math.inf == bench.spare.wait_s
 
 
-@pytest.mark.parametrize("seen", [Idleness(idle=2, stalled=0.3), Idleness(idle=0.4, stalled=0)])
+@pytest.mark.parametrize("seen", [Idleness(idle=2, stalled=0.5), Idleness(idle=0.4, stalled=0)])
 def test_none_where_it_would_be_noticed(bench: _Bench, seen: Idleness) -> None:
     bench.seen = seen
 
@@ -99,12 +107,22 @@ def test_none_where_memory_is_short(bench: _Bench) -> None:
     assert [] == bench.look()
 
 
-def test_taken_back_when_processors_are_wanted(bench: _Bench) -> None:
+def test_half_is_taken_back_whenever_processors_are_wanted(bench: _Bench) -> None:
     bench.look()
-    bench.seen = Idleness(idle=0, stalled=0.6)
+    bench.look()
+    bench.seen = Idleness(idle=0.2, stalled=0.6)
+    assert ["cpu:2", "cpu:3"] == bench.look()
+    assert ["cpu:2"] == bench.look()
     assert [] == bench.look()
     bench.seen = ASLEEP
     assert ["cpu:2", "cpu:3"] == bench.look()
+
+
+def test_none_is_taken_back_where_somebody_waits_but_not_for_long(bench: _Bench) -> None:
+    lent = bench.look()
+
+    for bench.seen in (Idleness(idle=0.3, stalled=0.9), Idleness(idle=0.1, stalled=0.5)):
+        assert lent == bench.look()
 
 
 def test_taken_back_beside_a_test_that_may_need_the_rest_of_its_time(bench: _Bench) -> None:
