@@ -109,6 +109,57 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
     return Cleanup(tuple(leaks), retire, None if leaks else facts, tuple(store_keys))
 
 
+class Tidying:
+    """Keeps the state of one rank, from test to test."""
+
+    def __init__(self) -> None:
+        self._pristine = read_facts()
+        self._last: Facts | None = None
+        """After the last test, if nothing had to be put back."""
+        self._before: Facts = {}
+        self._at_call: Facts = {}
+
+    def begin(self, *, shared_fixtures: bool) -> None:
+        """A test begins."""
+        self._before = self._at_call = facts_before(self._last, shared_fixtures=shared_fixtures)
+
+    def note_call(self) -> None:
+        """Its call begins, and what its set-up has changed stays."""
+        self._at_call = read_facts()
+
+    def note_group(self) -> None:
+        """The default group has been made for it."""
+        self._before = with_own_groups(self._before)
+
+    def end(self, *, shared_fixtures: bool) -> Cleanup:
+        """It is over."""
+        cleanup = clean_up(
+            self._before, self._at_call, pristine=self._pristine, shared_fixtures=shared_fixtures
+        )
+        self._last = cleanup.facts
+        return cleanup
+
+
+class NoTidying(Tidying):
+    """For a rank that runs one test: what that leaves goes with the process, and to look would take longer than most tests."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin(self, *, shared_fixtures: bool) -> None:
+        """Whatever holds now, nobody returns to it."""
+
+    def note_call(self) -> None:
+        """Nor to this."""
+
+    def note_group(self) -> None:
+        """Nor to this."""
+
+    def end(self, *, shared_fixtures: bool) -> Cleanup:  # noqa: ARG002
+        """The process ends."""
+        return Cleanup(leaks=(), retire=False)
+
+
 def reseed(seed: int) -> None:
     """Seed every random generator that is loaded, the same on all ranks."""
     import random

@@ -19,7 +19,7 @@ import pytest
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave
-from disttest.model import MAIN_RANK, WorldKind, WorldShape
+from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
@@ -79,11 +79,7 @@ class _Session:
         self.gpu: GpuCare | None = None
         self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
         self.recording = RankRecording(spec)
-        self.pristine = hygiene.read_facts()
-        self.facts: hygiene.Facts | None = None
-        """After the last test, if nothing had to be put back."""
-        self.facts_before: hygiene.Facts = {}
-        self.facts_at_call: hygiene.Facts = {}
+        self.tidying = hygiene.NoTidying() if spec.isolation is Isolation.FRESH else hygiene.Tidying()
         self.shared_before = 0
         """How many fixtures of a wider scope there were before the set-up of the running test."""
 
@@ -94,7 +90,7 @@ class _Session:
         if phase != "call":
             return
         if shared_fixtures(self.session) > self.shared_before:  # what those have changed stays
-            self.facts_at_call = hygiene.read_facts()
+            self.tidying.note_call()
         if self.gpu is not None:
             self.gpu.note_call()
 
@@ -145,7 +141,7 @@ class _Session:
             generation=order.generation,
             device_id=None if backend_named(shape.backend).shares_devices else device_id,
         )
-        self.facts_before = hygiene.with_own_groups(self.facts_before)
+        self.tidying.note_group()
 
 
 def make_default_group(
@@ -275,8 +271,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     begin_waits()
     state.order = order
     state.shared_before = shared_fixtures(session)
-    state.facts_before = hygiene.facts_before(state.facts, shared_fixtures=bool(state.shared_before))
-    state.facts_at_call = state.facts_before
+    state.tidying.begin(shared_fixtures=bool(state.shared_before))
     seed = zlib.crc32(order.nodeid.encode()) ^ state.spec.settings.seed
     hygiene.reseed(seed)
     if state.gpu is not None:
@@ -288,10 +283,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     state.recording.end()
     state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
-    cleanup = hygiene.clean_up(
-        state.facts_before, state.facts_at_call, pristine=state.pristine, shared_fixtures=shared
-    )
-    state.facts = cleanup.facts
+    cleanup = state.tidying.end(shared_fixtures=shared)
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
     save_coverage()

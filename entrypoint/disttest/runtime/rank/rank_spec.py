@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from disttest.model import Frozen, WorldKind, WorldShape
+from disttest.model import Frozen, Isolation, WorldKind, WorldShape
 from disttest.options.run import WorldSettings
 from disttest.planning.backends import visible_devices
 from disttest.results.directory import Home
@@ -64,6 +64,8 @@ class RankSpec(Frozen):
     home: Home = Home(path="")
     """The results directory, for those that supervise ranks of their own."""
     kind: WorldKind = WorldKind.RANKS
+    isolation: Isolation = Isolation.WARM
+    """Fresh: it runs one test."""
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()

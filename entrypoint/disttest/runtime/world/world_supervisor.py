@@ -151,6 +151,7 @@ class WorldSupervisor:
             threads=order.threads,
             home=order.home,
             kind=self._kind,
+            isolation=order.tests[0].isolation,
             partition=order.partition,
             settled=order.settled,
         )
