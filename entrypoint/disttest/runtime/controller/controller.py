@@ -17,7 +17,7 @@ from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.model import ALONE, Cause, CpuStep, DeadlockRule, Gang, Outcome, Slot, TestCase, TestResult
 from disttest.options.run import RunOptions
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.schedule import GangScheduler, Scheduler
@@ -42,6 +42,7 @@ from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.messages.protocol import TestJudged, WorldOrder
 from disttest.runtime.rank.measured import merge_coverage
+from disttest.runtime.rank.waits import ready_to_watch
 
 
 class Workplace(NamedTuple):
@@ -139,6 +140,8 @@ class Controller(Listener):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
             self._parents()  # before a world takes slots
+            if self._options.deadlock is not DeadlockRule.OFF:
+                ending.enter_context(ready_to_watch())
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
             ending.enter_context(self._crew.on_duty())

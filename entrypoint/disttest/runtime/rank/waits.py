@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from disttest import observe
@@ -13,6 +15,13 @@ from disttest.testing.deadlocks import provide_board
 
 _tool: BoardTool | None = None
 _late: LatePeers | None = None
+
+
+@contextlib.contextmanager
+def ready_to_watch() -> Iterator[None]:
+    """Have the layer in torch while this process forks worlds, each of which would otherwise take 3 ms to put it there."""
+    with observe.observing() if _has_torch() else contextlib.nullcontext():
+        yield
 
 
 def prepare_to_watch() -> None:
