@@ -48,6 +48,7 @@ from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
+from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank_chaos import Chaos
 from disttest.runtime.rank.rank_recording import RankRecording
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -186,6 +187,8 @@ def serve(
         session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
+    if spec.partition is None:
+        reach_own_store(spec.master_address, spec.master_port)
     state = _Session(spec, channel, session, phase, marks)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()

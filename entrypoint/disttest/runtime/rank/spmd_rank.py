@@ -18,6 +18,7 @@ from disttest.runtime.rank.child import redirect_output, register_stacks, use_cu
 from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
+from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import begin_waits, watch_waits
@@ -45,6 +46,8 @@ def serve_spmd(
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.board, spec.place)
     heed_own_port(spec.master_port)
+    if spec.partition is None:
+        reach_own_store(spec.master_address, spec.master_port)
 
     def run(order: RunTest) -> None:
         redirect_output(session.config, Path(order.log))

@@ -6,6 +6,8 @@ import socket
 import sys
 from typing import Any
 
+from disttest.host.name_service import without_name_service
+
 
 def has_store() -> bool:
     """Whether this torch can serve one."""
@@ -33,6 +35,7 @@ def host_store(listener: socket.socket | None) -> Any:
     import torch.distributed as dist
 
     host, port = listener.getsockname()[:2]
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    with without_name_service():  # it connects to itself
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
