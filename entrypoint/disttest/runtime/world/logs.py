@@ -167,11 +167,11 @@ class LogStore:
 
     def _make(self, logs: Sequence[str]) -> None:
         self._results = self._home.now()
-        for log in logs:
-            path = self._results / log
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not masker.active:
-                path.touch(mode=0o644)
+        paths = [self._results / log for log in logs]
+        for folder in {path.parent for path in paths}:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path in [] if masker.active else paths:  # ``touch`` would ask three times whether it is there
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def place(self, log: str) -> Path:
         """Where a log comes to lie in the end."""
