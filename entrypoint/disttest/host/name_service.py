@@ -38,12 +38,16 @@ def without_name_service() -> Iterator[None]:
     except (AttributeError, KeyError, OSError, ValueError):
         yield
         return
-    before = resolver.retry, log_level.value
-    resolver.retry, log_level.value = 0, max(_ERROR, log_level.value)
+    tries, level = resolver.retry, log_level.value  # the one of this thread, the other of the process
+    resolver.retry = 0
+    if level < _ERROR:
+        log_level.value = _ERROR
     try:
         yield
     finally:
-        resolver.retry, log_level.value = before
+        resolver.retry = tries
+        if level < _ERROR:  # else another thread is in here, and puts it back
+            log_level.value = level
 
 
 def _resolver() -> _Resolver:

@@ -36,6 +36,17 @@ def test_a_log_that_says_even_less_is_left_so(log_level):
     assert 3 == log_level.value
 
 
+def test_of_two_threads_the_one_that_has_quietened_the_log_gives_it_its_voice_back(log_level):
+    first, second = without_name_service(), without_name_service()
+    with first:
+        second.__enter__()
+    assert 1 == log_level.value
+
+    second.__exit__(None, None, None)
+
+    assert 1 == log_level.value
+
+
 def test_nothing_changes_where_the_library_has_no_such_thing(monkeypatch):
     def lacks():
         raise AttributeError("__res_state")
