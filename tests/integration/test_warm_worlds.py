@@ -158,13 +158,11 @@ def test_what_is_not_a_leak_is_not_named(ended):
 
 def test_fresh_isolation_gives_every_test_new_processes(module_lab):
     fresh = module_lab.pytest(
-        "test_warm.py", "--disttest-isolation=fresh", "-k", "_a_ or _b_ or _c_leaks", results="fresh"
+        "test_warm.py", "--disttest-isolation=fresh", "-k", "_a_ or _b_", results="fresh"
     )
 
     assert Outcome.PASSED is fresh.result("test_b_same_process").outcome
     assert pid(fresh, "test_a_first") != pid(fresh, "test_b_same_process")
-    leaving = fresh.result("test_c_leaks")
-    assert (Outcome.PASSED, ()) == (leaving.outcome, leaving.notes), "what it leaves goes with its processes"
 
 
 def test_what_ranks_would_import_is_imported_before_the_fork(lab):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from disttest.host.loaded import loaded, reset_compiler
@@ -53,20 +53,37 @@ def look_before_forks() -> None:
             _read(facet)
 
 
-def read_facts() -> Facts:
+FacetsThere = Callable[[], tuple[Facet, ...]]
+"""Says which facets there are by now."""
+
+
+def facets_between_tests() -> tuple[Facet, ...]:
+    """Those that are looked at in a process that runs one test after another."""
+    return loaded_facets()
+
+
+def facets_of_one_test() -> tuple[Facet, ...]:
+    """Those in a process that runs one test: what that replaces goes with it, and to look would copy half of its pages."""
+    return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
+
+
+def read_facts(facets: FacetsThere = facets_between_tests) -> Facts:
     """All facts of this process."""
-    return {facet.kind: _read_anew(facet) for facet in loaded_facets()}
+    return {facet.kind: _read_anew(facet) for facet in facets()}
 
 
-def facts_before(last: Facts | None, *, shared_fixtures: bool) -> Facts:
+def facts_before(
+    last: Facts | None, *, shared_fixtures: bool, facets: FacetsThere = facets_between_tests
+) -> Facts:
     """The facts before a test.
 
     Args:
         last: as the last test has left them, which need no second look.
         shared_fixtures: those of another rank, slower than this one, may have set keys in the store since.
+        facets: those that are looked at.
     """
     if last is None:
-        return read_facts()
+        return read_facts(facets)
     return with_own_groups(last) if shared_fixtures else last
 
 
@@ -75,7 +92,14 @@ def with_own_groups(before: Facts) -> Facts:
     return {**before, **{facet.kind: _read_anew(facet) for facet in loaded_facets() if facet.made_for_tests}}
 
 
-def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures: bool) -> Cleanup:
+def clean_up(
+    before: Facts,
+    at_call: Facts,
+    *,
+    pristine: Facts,
+    shared_fixtures: bool,
+    facets: FacetsThere = facets_between_tests,
+) -> Cleanup:
     """Put back what a test changed.
 
     Args:
@@ -83,13 +107,14 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
         before: facts before the set-up of the test.
         at_call: facts when its call began.
         shared_fixtures: fixtures of a wider scope than the test are still set up.
+        facets: those that are looked at.
     """
     spent = _descriptors_are_spent()  # by the limit that the test has left
     leaks = [spent] if spent else []
     retire = bool(spent)
     facts: Facts = {}
     store_keys: list[str] = []
-    for facet in loaded_facets():
+    for facet in facets():
         now_of_it = facts[facet.kind] = _read(facet)
         if facet.kind not in before:  # its library was loaded meanwhile: there is nothing to go back to
             continue
@@ -112,8 +137,14 @@ def clean_up(before: Facts, at_call: Facts, *, pristine: Facts, shared_fixtures:
 class Tidying:
     """Keeps the state of one rank, from test to test."""
 
-    def __init__(self) -> None:
-        self._pristine = read_facts()
+    def __init__(self, facets: FacetsThere) -> None:
+        """Of a rank as it is now.
+
+        Args:
+            facets: those that are looked at.
+        """
+        self._facets = facets
+        self._pristine = read_facts(facets)
         self._last: Facts | None = None
         """After the last test, if nothing had to be put back."""
         self._before: Facts = {}
@@ -121,11 +152,12 @@ class Tidying:
 
     def begin(self, *, shared_fixtures: bool) -> None:
         """A test begins."""
-        self._before = self._at_call = facts_before(self._last, shared_fixtures=shared_fixtures)
+        before = facts_before(self._last, shared_fixtures=shared_fixtures, facets=self._facets)
+        self._before = self._at_call = before
 
     def note_call(self) -> None:
         """Its call begins, and what its set-up has changed stays."""
-        self._at_call = read_facts()
+        self._at_call = read_facts(self._facets)
 
     def note_group(self) -> None:
         """The default group has been made for it."""
@@ -134,30 +166,14 @@ class Tidying:
     def end(self, *, shared_fixtures: bool) -> Cleanup:
         """It is over."""
         cleanup = clean_up(
-            self._before, self._at_call, pristine=self._pristine, shared_fixtures=shared_fixtures
+            self._before,
+            self._at_call,
+            pristine=self._pristine,
+            shared_fixtures=shared_fixtures,
+            facets=self._facets,
         )
         self._last = cleanup.facts
         return cleanup
-
-
-class NoTidying(Tidying):
-    """For a rank that runs one test: what that leaves goes with the process, and to look would take longer than most tests."""
-
-    def __init__(self) -> None:
-        pass
-
-    def begin(self, *, shared_fixtures: bool) -> None:
-        """Whatever holds now, nobody returns to it."""
-
-    def note_call(self) -> None:
-        """Nor to this."""
-
-    def note_group(self) -> None:
-        """Nor to this."""
-
-    def end(self, *, shared_fixtures: bool) -> Cleanup:  # noqa: ARG002
-        """The process ends."""
-        return Cleanup(leaks=(), retire=False)
 
 
 def reseed(seed: int) -> None:

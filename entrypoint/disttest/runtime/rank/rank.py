@@ -80,7 +80,10 @@ class _Session:
         self.gpu: GpuCare | None = None
         self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
         self.recording = RankRecording(spec)
-        self.tidying = hygiene.NoTidying() if spec.isolation is Isolation.FRESH else hygiene.Tidying()
+        runs_one = spec.isolation is Isolation.FRESH
+        self.tidying = hygiene.Tidying(
+            hygiene.facets_of_one_test if runs_one else hygiene.facets_between_tests
+        )
         self.shared_before = 0
         """How many fixtures of a wider scope there were before the set-up of the running test."""
 

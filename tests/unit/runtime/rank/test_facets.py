@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import shutil
 
@@ -139,6 +140,23 @@ def test_a_process_that_forks_looks_once_at_what_ranks_compare_with(monkeypatch)
     hygiene.look_before_forks()
 
     assert ["function"] == looks
+
+
+def test_in_a_rank_that_runs_one_test_nobody_looks_for_what_is_replaced_but_for_all_else(monkeypatch):
+    monkeypatch.setenv("LEAKED", "")
+    monkeypatch.setattr(shutil, "move", shutil.move)
+    tidyings = [
+        hygiene.Tidying(looked_at) for looked_at in (hygiene.facets_of_one_test, hygiene.facets_between_tests)
+    ]
+    for tidying in tidyings:
+        tidying.begin(shared_fixtures=False)
+    shutil.move = print
+    os.environ["LEAKED"] = "1"
+
+    one, many = (tidying.end(shared_fixtures=False) for tidying in tidyings)
+
+    assert ("environment LEAKED: '' became '1'",) == one.leaks
+    assert ("function shutil.move (another one)",) == many.leaks, "and the environment was put back before"
 
 
 def test_a_rank_is_put_back_to_how_it_began_not_to_how_its_parent_was(monkeypatch):
