@@ -63,7 +63,7 @@ def facets_between_tests() -> tuple[Facet, ...]:
 
 
 def facets_of_one_test() -> tuple[Facet, ...]:
-    """Those in a process that runs one test: what that replaces goes with it, and to look would copy half of its pages."""
+    """Those in a process that runs one test: what that replaces goes with it, and to look would copy pages."""
     return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
 
 

@@ -7,24 +7,24 @@ import sys
 from typing import Any
 
 from disttest.host.name_service import without_name_service
+from disttest.runtime.rank.rank_spec import RankSpec
 
 
-def reach_own_store(host: str, port: int) -> None:
-    """From now on clients of this store are connected without a question to a name server.
+def reach_own_store(spec: RankSpec) -> None:
+    """From now on clients of the world's store are connected without a question to a name server.
 
-    Args:
-        host: an address of this machine, as it stands in ``MASTER_ADDR``.
-        port: of the world's store, which listens; 0: it has none.
+    Nothing changes where it has none, or where another node may host it, which perhaps does not listen yet.
     """
     dist: Any = sys.modules.get("torch.distributed")
-    if not port or dist is None or not dist.is_available():
+    own = spec.master_address, spec.master_port
+    if spec.partition is not None or not spec.master_port or dist is None or not dist.is_available():
         return
     connect = dist.TCPStore.__init__
 
     @functools.wraps(connect)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         given = dict(zip(("host_name", "port"), args, strict=False)) | kwargs
-        if (given.get("host_name"), given.get("port")) != (host, port):
+        if (given.get("host_name"), given.get("port")) != own:
             connect(self, *args, **kwargs)
             return
         with without_name_service():

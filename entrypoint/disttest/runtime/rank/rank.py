@@ -190,8 +190,7 @@ def serve(
         session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
-    if spec.partition is None:
-        reach_own_store(spec.master_address, spec.master_port)
+    reach_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()

@@ -46,8 +46,7 @@ def serve_spmd(
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.board, spec.place)
     heed_own_port(spec.master_port)
-    if spec.partition is None:
-        reach_own_store(spec.master_address, spec.master_port)
+    reach_own_store(spec)
 
     def run(order: RunTest) -> None:
         redirect_output(session.config, Path(order.log))
