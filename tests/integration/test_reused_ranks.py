@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -218,6 +219,7 @@ MAIN = """
         def test_2(self):
             assert os.environ["TORN_DOWN"] == "1"
 """
+NEW = "had new ranks, as the main process had changed since the last ones began"
 NOTE = "failed in reused ranks, and was run again in new ones"
 WARM = ("--isolation", "warm")
 ONE_WORLD = ("--slots", "1")  # one main process for all of them
@@ -263,14 +265,28 @@ def test_a_skip_ends_no_rank(run):
 def test_what_can_be_put_back_is(run):
     assert Outcome.PASSED is run.result("PutBack::test_2").outcome
     assert 1 == len({*pids(run, "PutBack::test_1", "PutBack::test_2")})
+    assert () == run.result("PutBack::test_1").notes  # new ranks would not have had it
 
 
-@pytest.mark.parametrize("name", ["LeavesAThread", "LeavesAProcess", "LeavesAGroup", "ChangesItsModule"])
-def test_what_cannot_ends_the_ranks(run, name):
+@pytest.mark.parametrize(
+    ("name", "leaked"),
+    [
+        ("LeavesAThread", r"thread left"),
+        ("LeavesAProcess", r"child process \d+ \(sleep 1000\) \(still there\)"),
+        ("LeavesAGroup", r"process group \(not destroyed\)"),
+        ("ChangesItsModule", r"another value of test_ranks\.STATE"),
+    ],
+)
+def test_what_cannot_ends_the_ranks_and_is_told(run, name, leaked):
     names = (f"{name}::test_1", f"{name}::test_2")
+    results = [run.result(each) for each in names]
 
-    assert [Outcome.PASSED] * 2 == [run.result(each).outcome for each in names], run.output
+    assert [Outcome.PASSED] * 2 == [result.outcome for result in results], run.output
     assert 2 == len({*pids(run, *names)})
+    assert results[0].notes
+    assert all(re.fullmatch(rf"rank [01,]+ leaked {leaked}", note) for note in results[0].notes), results[
+        0
+    ].notes
 
 
 def test_a_failure_counts_as_it_is_in_new_ranks_and_ends_them(run):
@@ -324,6 +340,7 @@ def test_what_the_main_process_has_changed_reaches_the_ranks(run):
     assert [Outcome.PASSED] * 3 == [run.result(name).outcome for name in names], run.output
     assert 3 == len({*pids(run, *names)})
     assert [Outcome.PASSED] * 2 == [run.result(name).outcome for name in by_itself], run.output
+    assert (f"{NEW}: environment",) == run.result(by_itself[1]).notes
 
 
 def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):

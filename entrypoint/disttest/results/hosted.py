@@ -25,6 +25,7 @@ _ITS_OWN_FAILURE = re.compile(r"^rank -1 of 1 failed(?: in \w+)?: ")
 _ITSELF = {WorldKind.PROCESS: "the test "}
 LENIENT_NOTE = "torch's own rules would have passed this test"
 RUN_AGAIN = "failed in reused ranks, and was run again in new ones"
+NEW_RANKS = "had new ranks, as the main process had changed since the last ones began"
 
 
 def judge_hosted(

@@ -39,19 +39,19 @@ class LentTeam:
 
     def __init__(self) -> None:
         self.team: Team | None = None
+        self.outdated = ""
+        """What new ranks would have inherited that those which stayed had not, by name."""
         self._inheritance: Inheritance | None = None
         self._tests = 0
 
     def may_run(self, loan: Loan) -> bool:
-        """Whether the living ranks may run this test, too."""
+        """Whether the living ranks may run this test, too; if not, :attr:`outdated` may say why."""
         team, inheritance = self.team, self._inheritance
-        return (
-            team is not None
-            and inheritance is not None
-            and team.owner == loan.borrower
-            and team.is_alive()
-            and not inheritance.changed()
-        )
+        self.outdated = ""
+        if team is None or inheritance is None or team.owner != loan.borrower or not team.is_alive():
+            return False
+        self.outdated = inheritance.changed()
+        return not self.outdated
 
     def replace(self, loan: Loan, team: Team) -> None:
         """A new team, whose ranks are about to be forked."""

@@ -31,7 +31,7 @@ from disttest.runtime.hosting.team import (
     foreign_record,
 )
 from disttest.runtime.messages.phases import PhaseCell
-from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest
+from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest, TestDone
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import RankProgress
 from disttest.runtime.world.rank_handles import Supervisor
@@ -134,7 +134,7 @@ class ForkHost:
         self._give_out(team, method=loan.method, file_name=loan.file_name)
         return team.ranks
 
-    def _serve_loans(self, loan: Loan, rank: int, channel: Channel, _mine: Account, stacks: Path) -> int:
+    def _serve_loans(self, loan: Loan, rank: int, channel: Channel, _mine: Account, stacks: Path) -> TestDone:
         """In a rank."""
 
         def run(order: RunTest, pipe: ChannelPipe) -> None:
@@ -163,7 +163,8 @@ class ForkHost:
         records = self._watch(team, attempt)
         is_lent = team is self._lent.team
         again = is_lent and self._lent.must_be_run_again(attempt, is_good=self._are_good(records))
-        self._tell(attempt, records, superseded=again)
+        outdated = self._lent.outdated if is_lent else ""
+        self._tell(attempt, records, superseded=again, outdated=outdated)
         over = self._lent.take_back(attempt) if is_lent else team
         if over is not None:
             over.dismiss(limit_s=0.0)
@@ -335,12 +336,20 @@ class ForkHost:
         return tuple(attempt.read(progress) for progress in attempt.ranks)
 
     def _tell(
-        self, attempt: HostedAttempt, records: tuple[RankRecord, ...], *, superseded: bool = False
+        self,
+        attempt: HostedAttempt,
+        records: tuple[RankRecord, ...],
+        *,
+        superseded: bool = False,
+        outdated: str = "",
     ) -> None:
-        theirs = self._by_torch(records, attempt.rule) if attempt.ranks else None
         self._channel.send(
             RanksJoined(
-                records=records, torch_outcome=theirs, deadlock=attempt.deadlock, superseded=superseded
+                records=records,
+                torch_outcome=self._by_torch(records, attempt.rule) if attempt.ranks else None,
+                deadlock=attempt.deadlock,
+                superseded=superseded,
+                outdated=outdated,
             )
         )
 

@@ -22,8 +22,8 @@ from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.rank_handles import RankProcessHandle
 
-RankMain = Callable[[int, Channel, Account, Path], int]
-"""The life of a rank: its number, its channel, its account of the first test, where it puts its stacks -> its exit code."""
+RankMain = Callable[[int, Channel, Account, Path], TestDone]
+"""The life of a rank: its number, its channel, its account of the first test, where it puts its stacks -> its last word."""
 
 
 class RankStarter:
@@ -66,11 +66,11 @@ class RankStarter:
             flight.note_start()
             own_account = account_for(mine, post_mortem)
             mine.send(RankReady())
-            code = main(rank, mine, own_account, stacks)
+            done = main(rank, mine, own_account, stacks)
             wait_for_late_peers()
             save_coverage()
-            mine.send(TestDone(exit_code=code))
-            leave(code)
+            mine.send(done)
+            leave(done.exit_code or 0)
 
         child = fork_child(be_rank, new_group=True)
         theirs.close()

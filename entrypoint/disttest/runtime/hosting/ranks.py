@@ -46,12 +46,12 @@ def account_for(channel: Channel, post_mortem: PostMortem | None) -> Account:
     return _account
 
 
-def run_once(rank: int, mine: Account, body: Body, skips: dict[int, str]) -> int:
-    """Run the body of one test and return the exit code that torch's harness would see."""
+def run_once(rank: int, mine: Account, body: Body, skips: dict[int, str]) -> TestDone:
+    """Run the body of one test; the rank leaves with the exit code that torch's harness would see."""
     pipe = ChannelPipe(mine)
     code = run_to_exit_code(lambda: body(rank, pipe), mine)
     mine.report_end(code, skips)
-    return code
+    return TestDone(exit_code=code)
 
 
 def serve_tests(
@@ -61,7 +61,7 @@ def serve_tests(
     prepare: Callable[[int], None],
     run: Callable[[str], None],
     skips: dict[int, str],
-) -> int:
+) -> TestDone:
     """Run one test after another until told to leave; a failed preparation answers for every test."""
     unprepared = _attempt_to(lambda: prepare(rank))
     while (order := next_order(channel)) is not None:
@@ -72,7 +72,7 @@ def serve_tests(
         error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)
         channel.send(TestDone(leaks=watchdog.stop_leftover()))
-    return 0
+    return TestDone(exit_code=0)
 
 
 def _attempt_to(action: Callable[[], None]) -> BaseException | None:

@@ -14,7 +14,7 @@ import pytest
 from disttest.host.process import flush_output
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.hosting.ranks import account_for
-from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
 from disttest.runtime.rank.measured import save_coverage
@@ -29,8 +29,8 @@ def serve_loans(
     classes: Sequence[type],
     skips: Mapping[int, str],
     settle_for: Callable[[RunTest], None],
-) -> int:
-    """Run tests until told to leave, or until one has left something; then the exit code of that one.
+) -> TestDone:
+    """Run tests until told to leave, or until one has left something; then the end of that one.
 
     Args:
         channel: to the main process.
@@ -47,10 +47,12 @@ def serve_loans(
         code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
         mine.report_end(code, skips)
         pipe.close()
-        if code not in (0, *skips) or not state.is_as_before():
-            return code
+        if code not in (0, *skips):
+            return TestDone(exit_code=code)
+        if left := state.left():
+            return TestDone(exit_code=code, leaks=tuple(map(clean_text, left)))
         channel.send(TestDone(exit_code=code, stays=True))
-    return 0
+    return TestDone(exit_code=0)
 
 
 def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None:
@@ -70,33 +72,39 @@ class _State:
         gc.freeze()
         self._facts = hygiene.read_facts()
         self._modules = ModuleWatch(classes)
-        self.threads_ended = False
-        """Python has ended its threads, as it does when a process leaves: it starts some kinds of them no more."""
+        self.threads: tuple[str, ...] = ()
+        """Those that Python has ended, as it does when a process leaves: it starts some kinds of them no more."""
 
-    def is_as_before(self) -> bool:
-        """Whether it looks so again, once what can be put back was put back."""
-        if self.threads_ended or _has_group() or self._modules.changed() or watchdog.stop_leftover():
-            return False
+    def left(self) -> tuple[str, ...]:
+        """What a test has left, in words, once what can be put back was put back."""
+        if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
+            return left
         cleanup = hygiene.clean_up(self._facts, self._facts, pristine=self._facts, shared_fixtures=False)
-        if cleanup.retire or cleanup.store_keys:
-            return False
+        if cleanup.kept or cleanup.store_keys:
+            return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
         gc.collect()  # or what hangs in a cycle, such as a group, would be destroyed in the middle of another test
         flush_output()
         save_coverage()
-        return True
+        return ()
+
+    def _modules_changed(self) -> tuple[str, ...]:
+        name = self._modules.changed()
+        return (f"another value of {name}",) if name else ()
 
 
 def _run(body: Callable[[], object], account: Account, state: _State) -> int:
     def end_threads() -> None:
         others = (each for each in threading.enumerate() if each is not threading.main_thread())
-        if any(not isinstance(each, threading._DummyThread) for each in others):  # noqa: SLF001  # of C++
-            state.threads_ended = True
+        of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001  # of C++
+        if of_python:
+            state.threads = tuple(f"thread {each.name}" for each in of_python)
             threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
 
     return run_to_exit_code(body, account, end_threads)
 
 
-def _has_group() -> bool:
-    """Whether the test has left a process group: to destroy it may take its peers."""
+def _group() -> tuple[str, ...]:
+    """The process group that the test has left: to destroy it may take its peers."""
     dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
+    is_there = dist is not None and dist.is_available() and dist.is_initialized()
+    return ("process group (not destroyed)",) if is_there else ()

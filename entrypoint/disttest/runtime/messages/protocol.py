@@ -106,6 +106,8 @@ class RanksJoined(Message):
     """The proof that they waited for each other."""
     superseded: bool = False
     """They had run another test before and failed this one, which now begins again in new ranks."""
+    outdated: str = ""
+    """They are new because living ones had not inherited this, which the main process has changed since."""
 
 
 class RunTest(Message):

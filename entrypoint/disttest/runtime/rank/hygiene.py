@@ -27,12 +27,17 @@ class Cleanup(NamedTuple):
     """What the cleaning of a rank found."""
 
     leaks: tuple[str, ...]
-    retire: bool
-    """Something could not be put back: this process must not run another test."""
+    kept: tuple[str, ...] = ()
+    """Those that could not be put back."""
     facts: Facts | None = None
     """What holds now; None where something had to be put back."""
     store_keys: tuple[str, ...] = ()
     """What the world is to delete in its store."""
+
+    @property
+    def retire(self) -> bool:
+        """Whether this process must not run another test."""
+        return bool(self.kept)
 
 
 class _Unreadable(NamedTuple):
@@ -111,7 +116,7 @@ def clean_up(
     """
     spent = _descriptors_are_spent()  # by the limit that the test has left
     leaks = [spent] if spent else []
-    retire = bool(spent)
+    kept = [*leaks]
     facts: Facts = {}
     store_keys: list[str] = []
     for facet in facets():
@@ -123,15 +128,14 @@ def clean_up(
         for name, now, then in _changes(now_of_it, before[facet.kind]):
             if any(is_same(values.get(name, MISSING), now) for values in fine):
                 continue
-            leaks.append(describe_change(facet, name, now, then))
+            leak = describe_change(facet, name, now, then)
+            leaks.append(leak)
             if facet.by_world and then is MISSING:
                 store_keys.append(name)
-            else:
-                retire |= not _restore(facet, name, then)
+            elif not _restore(facet, name, then):
+                kept.append(leak)
     reset_compiler()
-    if len(leaks) > _MOST_NAMED:
-        leaks[_MOST_NAMED:] = [f"{len(leaks) - _MOST_NAMED} more things, which are not listed"]
-    return Cleanup(tuple(leaks), retire, None if leaks else facts, tuple(store_keys))
+    return Cleanup(_named(leaks), _named(kept), None if leaks else facts, tuple(store_keys))
 
 
 class Tidying:
@@ -187,6 +191,11 @@ def reseed(seed: int) -> None:
         # A torch for the CPU would note each seed, with a stack, for accelerators that never come.
         has_accelerator = torch.accelerator.current_accelerator() is not None
         (torch if has_accelerator else torch.default_generator).manual_seed(seed)
+
+
+def _named(leaks: list[str]) -> tuple[str, ...]:
+    more = len(leaks) - _MOST_NAMED
+    return (*leaks[:_MOST_NAMED], f"{more} more things, which are not listed") if more > 0 else tuple(leaks)
 
 
 def _read(facet: Facet) -> Values:

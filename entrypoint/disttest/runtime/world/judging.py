@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
-from disttest.results.hosted import RUN_AGAIN, judge_hosted
+from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
@@ -62,8 +62,9 @@ def judge_attempt(
         deadlock=joined.deadlock if joined else None,
         **circumstances,
     )
-    if superseded:
-        result = msgspec.structs.replace(result, notes=(*result.notes, *map(_tell_superseded, superseded)))
+    outdated = [f"{NEW_RANKS}: {each.outdated}" for each in attempt.ranks[0].joined if each.outdated]
+    if told := [*map(_tell_superseded, superseded), *outdated]:
+        result = msgspec.structs.replace(result, notes=(*result.notes, *told))
     return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
 
 
