@@ -6,8 +6,9 @@ READY  := $(VENV)/.ready
 
 # A suite is a package below suites/, as `disttest list` has it.
 SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
-# Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration plugins devices cluster kubernetes cuda docker browser compat-sample
+# Kinds of tests, in the order in which they begin: what is quickly told, then what takes longest. `make test
+# SKIP=browser,devices` leaves some out; nothing is skipped by itself.
+KINDS    := unit integration kubernetes cuda docker cluster devices compat-sample plugins contract browser
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
@@ -17,9 +18,13 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
+# So many run at once. Kinds that take long are run in pieces, by the first letters of their files.
+LANES    ?= $(shell expr $$(nproc) + 1)
+PIECES   := $(subst integration,$(addprefix integration-,a-c d-g h-n o-r s-z),$(subst cuda,$(addprefix cuda-,a-r s-z),$(WANTED)))
 
 # What the machine lacks is named at once, not when the kind that needs it has its turn.
-test: setup lint catalogue $(WANTED)
+test: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,contract $(filter browser,$(WANTED)))
+	+tools/lanes $(LANES) lint catalogue $(PIECES)
 
 # While one works: lint, the unit tests, and of the rest what the change touches (tools/touched.py says by which rule).
 check: setup-contract $(READY) tests/contract/node_modules/.ready
@@ -34,9 +39,13 @@ setup-%:
 	@tools/setup $*
 
 # With RETRY=1, as in CI, what fails is run once more by itself, and named as flaky where it passes then.
+pytest = $(BIN)/python -m pytest --durations=8 $(1) $(if $(RETRY),|| tools/retry $$? $(BIN)/python $(1))
+
 $(KINDS): %: setup-% $(READY)
-	$(BIN)/python -m pytest --durations=8 tests/$(@:-sample=) \
-		$(if $(RETRY),|| tools/retry $$? $(BIN)/python tests/$(@:-sample=))
+	$(call pytest,tests/$(@:-sample=))
+
+integration-% cuda-%: $(READY)
+	$(call pytest,tests/$(@:-$*=)/test_[$*]*.py)
 
 # torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
 compat: $(READY)
