@@ -1,0 +1,73 @@
+"""tools/lanes: kinds of tests side by side; and the pieces that the Makefile cuts long kinds into."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = """\
+good:
+\t@echo fine; ls /dev/shm; touch /dev/shm/$@
+bad:
+\t@echo 'FAILED tests/test_x.py::test_y'; ls /dev/shm; touch /dev/shm/$@; false
+"""
+
+
+def pieces(*kinds: str) -> list[str]:
+    """What `make test` runs of these kinds."""
+    words = ["make", "--no-print-directory", "--eval", "pieces: ; @echo $(PIECES)", "pieces"]
+    said = subprocess.run(
+        [*words, f"KINDS={' '.join(kinds)}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return said.stdout.split()
+
+
+@pytest.mark.parametrize("kind", ["integration", "cuda"])
+def test_each_file_is_in_one_piece(kind: str) -> None:
+    letters = [piece.removeprefix(f"{kind}-") for piece in pieces(kind)]
+    folder = ROOT / "tests" / kind
+    found = Counter(path for each in letters for path in folder.glob(f"test_[{each}]*.py"))
+
+    assert len(letters) > 1
+    assert {path: 1 for path in folder.glob("test_*.py")} == found
+
+
+def test_other_kinds_are_whole() -> None:
+    assert ["unit", "docker"] == pieces("unit", "docker")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    if os.geteuid() != 0:
+        pytest.skip("mounts of its own take root")
+    folder = tmp_path_factory.mktemp("lanes")
+    (folder / "Makefile").write_text(MAKEFILE)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        [ROOT / "tools" / "lanes", "1", "bad", "good"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_all_are_run_and_what_was_red_is_told_at_the_end(ended: subprocess.CompletedProcess[str]) -> None:
+    lines, _, told = ended.stdout.partition("\nWhat was red or flaky")
+
+    assert ended.returncode != 0
+    assert "[good] fine\n" in lines
+    assert "[bad] FAILED tests/test_x.py::test_y" in told
+    assert "[bad] make: *** [Makefile:4: bad] Error 1" in told
+    assert "[bad] LANE: 0 min 0 s, red\n" in told
+    assert "[good] LANE: 0 min 0 s\n" in told
+    assert "[good] fine" not in told
+
+
+def test_none_sees_shared_memory_of_another(ended: subprocess.CompletedProcess[str]) -> None:
+    before = {path.name for path in Path("/dev/shm").iterdir()}
+
+    assert "[good] bad" not in ended.stdout
+    assert not {"good", "bad"} & before
