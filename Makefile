@@ -39,7 +39,9 @@ setup-%:
 	@tools/setup $*
 
 # With RETRY=1, as in CI, what fails is run once more by itself, and named as flaky where it passes then.
-pytest = $(BIN)/python -m pytest --durations=8 $(1) $(if $(RETRY),|| tools/retry $$? $(BIN)/python $(1))
+# Each has notes of its own on what failed last, since others run at the same time.
+pytest_of = -o cache_dir=.pytest_cache/$@ $(1)
+pytest    = $(BIN)/python -m pytest --durations=8 $(pytest_of) $(if $(RETRY),|| tools/retry $$? $(BIN)/python $(pytest_of))
 
 $(KINDS): %: setup-% $(READY)
 	$(call pytest,tests/$(@:-sample=))

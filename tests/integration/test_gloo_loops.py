@@ -10,6 +10,8 @@ from disttest.model import Outcome
 POLICIES = """
     import os
 
+    import torch.distributed as dist
+
     def policies():
         found = {}
         for tid in os.listdir("/proc/self/task"):
@@ -19,6 +21,7 @@ POLICIES = """
         return found
 
     def assert_calm(groups):
+        dist.barrier()  # a thread has its name once it runs
         found = policies()
         loops = found.pop("gloo_tcp_loop")
         assert len(loops) >= groups and set(loops) == {os.SCHED_BATCH}, loops
