@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Python starts some thousand times here, and most often on files that have not changed.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A suite is a package below suites/, as `disttest list` has it.
 SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
