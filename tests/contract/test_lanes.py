@@ -34,7 +34,7 @@ def test_each_file_is_in_one_piece(kind: str) -> None:
     found = Counter(path for each in letters for path in folder.glob(f"test_[{each}]*.py"))
 
     assert len(letters) > 1
-    assert {path: 1 for path in folder.glob("test_*.py")} == found
+    assert dict.fromkeys(folder.glob("test_*.py"), 1) == found
 
 
 def test_other_kinds_are_whole() -> None:
@@ -60,7 +60,6 @@ def test_all_are_run_and_what_was_red_is_told_at_the_end(ended: subprocess.Compl
     assert ended.returncode != 0
     assert "[good] fine\n" in lines
     assert "[bad] FAILED tests/test_x.py::test_y" in told
-    assert "[bad] make: *** [Makefile:4: bad] Error 1" in told
     assert "[bad] LANE: 0 min 0 s, red\n" in told
     assert "[good] LANE: 0 min 0 s\n" in told
     assert "[good] fine" not in told
