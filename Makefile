@@ -20,8 +20,9 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
-# So many run at once. Kinds that take long are run in pieces, by the first letters of their files.
-LANES    ?= $(shell expr $$(nproc) + 1)
+# So many run at once: one for each processor, which keeps them busy. Kinds that take long are run in pieces, by the first
+# letters of their files.
+LANES    ?= $(shell nproc)
 PIECES   := $(subst integration,$(addprefix integration-,a-c d-g h-n o-r s-z),$(subst cuda,$(addprefix cuda-,a-r s-z),$(WANTED)))
 
 # What the machine lacks is named at once, not when the kind that needs it has its turn.
