@@ -8,9 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A suite is a package below suites/, as `disttest list` has it.
 SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
-# Kinds of tests, in the order in which they begin: what is quickly told, then what takes longest. `make test
-# SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit integration kubernetes cuda docker cluster devices compat-sample plugins contract browser
+# Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
+KINDS    := unit contract integration plugins devices cluster kubernetes cuda docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
@@ -20,10 +19,13 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
-# So many run at once: one for each processor, which keeps them busy. Kinds that take long are run in pieces, by the first
-# letters of their files.
+# So many run at once: one for each processor. In the order in which they begin: kinds that mostly wait (for a cluster, an
+# engine) beside those that compute, long ones in pieces, by the first letters of their files.
 LANES    ?= $(shell nproc)
-PIECES   := $(subst integration,$(addprefix integration-,a-c d-g h-n o-r s-z),$(subst cuda,$(addprefix cuda-,a-r s-z),$(WANTED)))
+RUNS     := unit kubernetes $(addprefix integration-,a-c d-g h-n) docker integration-o-r cluster integration-s-z \
+	cuda-s-z devices cuda-a-r compat-sample plugins contract browser
+kind_of   = $(or $(filter $(1),$(KINDS)),$(firstword $(subst -, ,$(1))))
+PIECES   := $(foreach run,$(RUNS),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))
 
 # What the machine lacks is named at once, not when the kind that needs it has its turn.
 test: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,contract $(filter browser,$(WANTED)))
