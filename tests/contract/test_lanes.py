@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = {"PATH": os.environ["PATH"]}
+"""Without what an outer make was given: SKIP=docker is nothing to these."""
 MAKEFILE = """\
 good:
 \t@echo fine; ls /dev/shm; touch /dev/shm/$@
@@ -22,7 +24,8 @@ bad:
 def said(variable: str, *words: str) -> list[str]:
     """The words of a variable of the Makefile."""
     argv = ["make", "--no-print-directory", "--eval", f"said: ; @echo $({variable})", "said", *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    done = subprocess.run(argv, cwd=ROOT, env=ENVIRON, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("kind", ["integration", "cuda"])
@@ -48,10 +51,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
         pytest.skip("mounts of its own take root")
     folder = tmp_path_factory.mktemp("lanes")
     (folder / "Makefile").write_text(MAKEFILE)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         [ROOT / "tools" / "lanes", "1", "bad", "good"],
-        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+        cwd=folder, env=ENVIRON, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
