@@ -51,6 +51,8 @@ pytest    = $(BIN)/python -m pytest --durations=8 $(pytest_of) $(if $(RETRY),|| 
 $(KINDS): %: setup-% $(READY)
 	$(call pytest,tests/$(@:-sample=))
 
+$(filter cuda-%,$(RUNS)): setup-cuda
+
 integration-% cuda-%: $(READY)
 	$(call pytest,tests/$(@:-$*=)/test_[$*]*.py)
 
@@ -60,7 +62,7 @@ compat: $(READY)
 
 browser: tests/browser/node_modules/.ready
 
-contract docker integration kubernetes: tests/contract/node_modules/.ready
+contract docker integration kubernetes $(filter integration-%,$(RUNS)): tests/contract/node_modules/.ready
 
 tests/%/node_modules/.ready: tests/%/package-lock.json
 	npm ci --prefix tests/$* --ignore-scripts --no-audit --no-fund

@@ -283,10 +283,9 @@ def test_what_cannot_ends_the_ranks_and_is_told(run, name, leaked):
 
     assert [Outcome.PASSED] * 2 == [result.outcome for result in results], run.output
     assert 2 == len({*pids(run, *names)})
-    assert results[0].notes
-    assert all(re.fullmatch(rf"rank [01,]+ leaked {leaked}", note) for note in results[0].notes), results[
-        0
-    ].notes
+    notes = results[0].notes
+    assert notes
+    assert all(re.fullmatch(rf"rank [01,]+ leaked {leaked}", note) for note in notes), notes
 
 
 def test_a_failure_counts_as_it_is_in_new_ranks_and_ends_them(run):
