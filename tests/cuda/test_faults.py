@@ -7,27 +7,9 @@ from lab import Ended
 
 from disttest.model import Cause, Outcome
 
-CONFTEST = """
-import os, pathlib, pytest
-
-FAULTS = pathlib.Path(__file__).parent / "faults"
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    remove_faults()  # of a test before that was killed; the ranks have not met yet
-    yield
-    remove_faults()
-    return True
-
-def remove_faults():
-    if os.environ.get("RANK") == "0":  # whose device or communicator has them
-        for file in FAULTS.iterdir():
-            file.unlink()
-"""
 TESTS = """
-import os, signal
+import os, pathlib, signal
 import pytest, torch, torch.distributed as dist
-from conftest import FAULTS
 
 pytestmark = [pytest.mark.world_size(2), pytest.mark.timeout(5)]
 
@@ -41,7 +23,7 @@ def ones(world):
 def cause(kind, world):
     dist.barrier()
     if world.rank == 0:
-        (FAULTS / kind).touch()
+        pathlib.Path(f"{kind}.{os.getpid()}").touch()
 
 @pytest.mark.timeout(60)
 def test_a_rank_never_joins(world, ones):
@@ -93,12 +75,8 @@ def test_healthy_7(ones): pass
 def matrix(cuda_labs) -> Ended:
     """One run of all of them, on two emulated GPUs."""
     lab = cuda_labs(gpus=2)
-    faults = lab.folder / "faults"
-    faults.mkdir()
-    kinds = {"sticky": "sticky device=0", "hang": "hang device=0"}
-    asked = "; ".join(f"{fault} when={faults / kind}" for kind, fault in kinds.items())
-    lab.write(conftest=CONFTEST, test_faults=TESTS)
-    return lab.run("run", ".", EMULATED_CUDA_FAULTS=asked)
+    faults = (f"{kind} device=0 when={lab.folder / kind}.%p" for kind in ("sticky", "hang"))
+    return lab.write(test_faults=TESTS).run("run", ".", EMULATED_CUDA_FAULTS="; ".join(faults))
 
 
 CASES = {
@@ -106,13 +84,13 @@ CASES = {
         Outcome.FAILED,
         1,
         "deadlock: no rank can go on: rank 0 waits in all_reduce #2 of group default "
-        "(in the queue of its GPU since test_faults.py:23)",
+        "(in the queue of its GPU since test_faults.py:22)",
     ),
     "test_mismatched": (
         Outcome.FAILED,
         None,
         "deadlock: no rank can go on: rank 0 waits in all_reduce #3 of group default "
-        "(in the queue of its GPU since test_faults.py:30)",
+        "(in the queue of its GPU since test_faults.py:29)",
     ),
     "test_aborts": (Outcome.ERROR, 1, "rank 1 of 2 was killed by SIGABRT in call, before it reported"),
     "test_is_killed": (Outcome.ERROR, 1, "rank 1 of 2 was killed by SIGKILL in call, before it reported"),

@@ -18,7 +18,8 @@
 //
 // `device` is the index on the machine, whatever is visible; `rank` is that of the communicator; without them all are
 // meant. `after` counts in each process what was launched on the device (kernels, operators, copies), allocations for
-// oom, collectives of the communicator for the NCCL ones; `when` is a file: from the moment that it exists.
+// oom, collectives of the communicator for the NCCL ones; `when` is a file: from the moment that it exists. "%p" in its
+// name is the process id: a fault of that process, not of all on the device.
 #pragma once
 #include <unistd.h>
 
@@ -45,10 +46,15 @@ class Fault {
   bool is_due(long count) const {
     if (count < number("after", 0)) return false;
     auto file = values_.find("when");
-    return file == values_.end() || access(file->second.c_str(), F_OK) == 0;
+    return file == values_.end() || access(of_this_process(file->second).c_str(), F_OK) == 0;
   }
 
  private:
+  static std::string of_this_process(std::string file) {
+    size_t sign = file.find("%p");
+    return sign == std::string::npos ? file : file.replace(sign, 2, std::to_string(getpid()));
+  }
+
   std::string kind_;
   std::map<std::string, std::string> values_;
 };
