@@ -1,0 +1,68 @@
+"""tools/retry: what failed runs once more, and what passes then is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RETRY = Path(__file__).resolve().parents[2] / "tools" / "retry"
+FLAKY = """
+import pathlib
+import pytest
+
+@pytest.fixture(scope="module")
+def was_here():
+    seen = pathlib.Path(__file__).with_suffix(".seen")
+    yield seen.exists()
+    seen.touch()
+"""
+TEST = """
+def test_{number}(was_here):
+    assert was_here
+"""
+
+
+def retried(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of these files, and then tools/retry with how that ended."""
+    for number, text in enumerate(files):
+        (folder / f"test_{number}.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    argv = (sys.executable, "-m", "pytest", "-p", "no:disttest", ".")
+    environ = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    once = subprocess.run(argv, cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False)
+    words = [RETRY, str(once.returncode), sys.executable, *argv[3:]]
+    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_what_passes_then_is_named_however_many_share_a_run(tmp_path: Path) -> None:
+    done = retried(tmp_path, FLAKY + "".join(TEST.format(number=number) for number in range(5)))
+
+    assert 0 == done.returncode, done.stdout
+    assert [f"FLAKY (failed once, passed by itself): test_0.py::test_{number}" for number in range(5)] == [
+        line for line in done.stdout.splitlines() if line.startswith("FLAKY")
+    ]
+
+
+def test_what_fails_again_is_red(tmp_path: Path) -> None:
+    done = retried(tmp_path, FLAKY + TEST.format(number=0), "def test_always(): assert False")
+
+    assert 1 == done.returncode
+    assert "FAILED test_1.py::test_always" in done.stdout
+    assert "FLAKY" not in done.stdout
+
+
+def test_what_is_red_in_many_files_is_no_coincidence(tmp_path: Path) -> None:
+    done = retried(tmp_path, *[FLAKY + TEST.format(number=0)] * 4)
+
+    assert (1, "") == (done.returncode, done.stdout)
+
+
+@pytest.mark.parametrize("code", [2, 4, 5])
+def test_a_run_that_broke_is_not_repeated(tmp_path: Path, code: int) -> None:
+    done = subprocess.run([RETRY, str(code), "/bin/false"], cwd=tmp_path, capture_output=True, check=False)
+
+    assert (code, b"") == (done.returncode, done.stdout)
