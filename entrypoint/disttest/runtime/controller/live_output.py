@@ -59,3 +59,4 @@ class LiveOutput:
         tag = rank_tag(rank, colour=writer.hasmarkup)
         for line in lines:
             writer.line(f"{tag} {line.decode('utf-8', 'replace')}")
+        writer.flush()  # into a pipe, as that of a job's log, Python writes nothing before it has a lot
