@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -82,13 +83,20 @@ def new_streams() -> None:
 
 
 def _stream(fd: int, mode: str, before: Any) -> Any:
-    """A stream with the encoding that the interpreter has chosen; None for a descriptor that is closed."""
+    """A stream with the encoding and buffer that the interpreter has chosen; None for a descriptor that is closed."""
     if not is_open(fd):
         return None
-    encoding, errors = getattr(before, "encoding", None), getattr(before, "errors", None)
-    stream: Any = open(fd, mode, encoding=encoding, errors=errors, closefd=False)  # noqa: SIM115 - it stays
-    stream.reconfigure(line_buffering=fd == 2 or (fd == 1 and os.isatty(fd)))
-    return stream
+    unbuffered = bool(getattr(before, "write_through", False))  # PYTHONUNBUFFERED, or python -u
+    buffering = 0 if unbuffered and mode == "w" else -1
+    binary: Any = open(fd, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 - it stays
+    return io.TextIOWrapper(
+        binary,
+        encoding=getattr(before, "encoding", None),
+        errors=getattr(before, "errors", None),
+        newline="\n",
+        line_buffering=not unbuffered and (fd == 2 or os.isatty(fd)),
+        write_through=unbuffered,
+    )
 
 
 def _close(fd: int) -> None:

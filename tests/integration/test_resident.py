@@ -200,6 +200,33 @@ def test_a_run_ends_as_any_interpreter_does(resident_lab: ResidentLab):
     assert forked.output.rpartition("\n\n")[2].count("\n") == plain.output.rpartition("\n\n")[2].count("\n")
 
 
+STREAMS = """
+    import pathlib, sys
+
+    def described(stream):
+        text = (stream.encoding, stream.errors, stream.line_buffering, stream.write_through)
+        return type(stream.buffer).__name__, stream.fileno(), stream.isatty(), *text
+
+    said = [described(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    pathlib.Path("streams").write_text("\\n".join(map(str, said)))
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_its_streams_are_those_of_a_new_process(resident_lab: ResidentLab, unbuffered: str):
+    """A job's log shows at once what is written at once there."""
+    resident_lab.write(conftest=STREAMS, test_one=ONE)
+    streams = resident_lab.folder / "streams"
+    resident_lab.run("run", ".", "--", "-s", PYTHONUNBUFFERED=unbuffered)
+    expected = streams.read_text()
+    assert ("FileIO" in expected) == bool(unbuffered)
+    for _ in range(2):
+        streams.unlink()
+        ended = run(resident_lab, ".", "--", "-s", PYTHONUNBUFFERED=unbuffered)
+        assert expected == streams.read_text()
+    assert "resident" not in ended.output
+
+
 LEARNED = """
     import json, pathlib, sys, pytest, torch
     PART = "torch.fx.experimental.symbolic_shapes"
