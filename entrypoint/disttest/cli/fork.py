@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from disttest.cli.main import command
 from disttest.cli.run import run_command
 from disttest.cli.run_tests import seed_if_resident
 from disttest.errors import DisttestError
@@ -14,13 +15,16 @@ _command = run_command(seed_if_resident)
 
 
 def seed_of_fork(words: Sequence[str]) -> int | None:
-    """The seed of a run that is to be a fork; None for any other one, or where something is wrong with what was typed.
+    """The seed of a run that is to be a fork; None for any other command, or where something is wrong with what was typed.
 
     Args:
-        words: ``run`` and its arguments.
+        words: of the command line.
     """
     split = words.index("--") if "--" in words else len(words)
-    arguments, rest = list(words[1:split]), list(words[split + 1 :])
+    name, *arguments = command.spelled_out(words[:split]) or [""]
+    if name != "run":
+        return None
+    rest = list(words[split + 1 :])
     try:
         seed: int | None = _command.main(arguments, prog_name="disttest run", obj=rest, standalone_mode=False)
     except (DisttestError, click.ClickException, click.Abort):

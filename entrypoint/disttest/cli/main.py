@@ -52,10 +52,14 @@ class _DefaultRun(click.Group):
     """``disttest ddp`` means ``disttest run ddp``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = [*_WORDS.get(args[0], args[:1]), *args[1:]] if args else args
+        return super().parse_args(ctx, self.spelled_out(args))
+
+    def spelled_out(self, args: Sequence[str]) -> list[str]:
+        """What was typed, with the name of its command first."""
+        args = [*_WORDS.get(args[0], args[:1]), *args[1:]] if args else []
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h", "--version"):
             args = ["run", *args]
-        return super().parse_args(ctx, args)
+        return args
 
 
 @click.group(cls=_DefaultRun, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})

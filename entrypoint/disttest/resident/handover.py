@@ -42,7 +42,7 @@ def run_by_parent(words: Sequence[str], environ: Mapping[str, str]) -> int | Non
     Returns:
         The exit code of the command; None where nothing was run, and nothing said.
     """
-    if words[:1] != ["run"] or not _may_be_asked(words, environ):
+    if not _may_be_asked(words, environ):
         return None
     before: dict[int, Any] = {signum: signal.getsignal(signum) for signum in CANCELLING}
     line = _connect(folder_for(environ), name_for(os.getcwd()))
