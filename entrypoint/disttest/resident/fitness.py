@@ -34,7 +34,6 @@ _NAMES_OF_TERMINALS = frozenset(
     {
         *(
             "_",
-            "CI",
             "CLICOLOR",
             "COLORTERM",
             "COLUMNS",
