@@ -82,6 +82,10 @@ def test_an_event_of_another_process_is_done_when_its_stream_has_come_to_it(devi
     assert devices["event of another"] == [False, True]
 
 
+def test_who_waits_for_an_event_waits_for_the_record_that_was_the_last_one_then(devices):
+    assert devices["earlier record"] == [False, True, True]
+
+
 @pytest.mark.parametrize("operator", ["LSTM", "GRU", "depthwise", "softmax to float"])
 def test_operators_that_only_gpus_have(devices, operator):
     assert devices["GPU-only operators"][operator] < 1e-5

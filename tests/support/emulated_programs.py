@@ -10,6 +10,7 @@ import ctypes
 import datetime
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 FOLDER = Path(sys.argv[2])
+ENQUEUED: list[object] = []
+"""What streams are to call must live until then."""
 
 
 def fork(function: Callable[..., object], *arguments: object, **environ: str) -> Callable[[], object]:
@@ -138,19 +141,14 @@ def event_of_another_process() -> list[bool]:
     read, write = os.pipe()
     held, release = os.pipe()
 
-    def wait_for(pipe: int, *_: object) -> None:
-        os.read(pipe, 1)
-
     def record() -> None:
         event = torch.cuda.Event(interprocess=True)
         handle = event.ipc_handle()  # taken before it is recorded, as TensorPipe does
-        until_released = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(partial(wait_for, held))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(stream, until_released, None)
+        enqueue(torch.cuda.current_stream(), partial(os.read, held, 1))
         event.record()
         os.write(write, handle)
         event.synchronize()
-        wait_for(held)  # an event lives as long as the process that made it
+        os.read(held, 1)  # an event lives as long as the process that made it
 
     recorder = fork(record)
     event = torch.cuda.Event.from_ipc_handle(torch.device("cuda", 0), os.read(read, 64))
@@ -161,6 +159,38 @@ def event_of_another_process() -> list[bool]:
     os.write(release, b"x")
     recorder()
     return seen
+
+
+def an_earlier_record() -> list[bool]:
+    """Whether who waits for it goes on: when the event was recorded again elsewhere, and when it is reached itself.
+
+    The last answer: whether the last of many records is reached in the end.
+    """
+    held, release = os.pipe()
+    passed, passing = os.pipe()
+    busy, waiting, idle = (torch.cuda.Stream() for _ in range(3))
+    event = torch.cuda.Event(interprocess=True)
+    enqueue(busy, partial(os.read, held, 1))
+    event.record(busy)
+    waiting.wait_event(event)
+    enqueue(waiting, partial(os.write, passing, b"x"))
+    event.record(idle)  # as TensorPipe does once the other side has queued its wait
+    event.synchronize()
+    early = bool(select.select([passed], [], [], 0.5)[0])
+    os.write(release, b"x")
+    late = os.read(passed, 1) == b"x"
+    for _ in range(100):
+        event.record(busy)
+    event.synchronize()
+    return [early, late, event.query()]
+
+
+def enqueue(stream: torch.cuda.Stream, function: Callable[[], object]) -> None:
+    """Have a stream call a function."""
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function() and None)
+    ENQUEUED.append(called)
+    handle = ctypes.c_void_p(stream.cuda_stream)
+    ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(handle, called, None)
 
 
 def gpu_only_operators() -> dict[str, float]:
@@ -219,6 +249,7 @@ def devices() -> dict[str, object]:
         "held by another": fork(held_by_another)(),
         "ipc": fork(another_process_writes)(),
         "event of another": fork(event_of_another_process)(),
+        "earlier record": fork(an_earlier_record)(),
         "GPU-only operators": fork(gpu_only_operators)(),
         "mixed devices": fork(mixed_devices)(),
         "graph": fork(a_graph)(),

@@ -246,26 +246,30 @@ class OwnMoment : public Moment {
   bool reached_ = false;
 };
 
-// What processes share of an event: how often it was recorded, and which of these moments was reached.
+// What processes share of an event: how often it was recorded, and which of the last records were reached. Those of
+// different streams are reached in any order, and who waits for one waits for no other.
 struct Records {
-  std::atomic<uint32_t> recorded, reached;
+  static constexpr uint32_t KEPT = 64;
+  std::atomic<uint32_t> recorded;
+  std::atomic<uint32_t> reached[KEPT];  // of the records that share a place, the last one
 };
 
 class SharedMoment : public Moment {
  public:
   SharedMoment(std::shared_ptr<Records> records, uint32_t number) : records_(std::move(records)), number_(number) {}
   void reach() override {
-    uint32_t before = records_->reached;
-    while (before < number_ && !records_->reached.compare_exchange_weak(before, number_)) {}
-    syscall(SYS_futex, &records_->reached, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    place() = number_;
+    syscall(SYS_futex, &place(), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
   void await() override {
-    for (uint32_t seen; (seen = records_->reached) < number_;)
-      syscall(SYS_futex, &records_->reached, FUTEX_WAIT, seen, nullptr, nullptr, 0);
+    for (uint32_t seen; (seen = place()) < number_;)
+      syscall(SYS_futex, &place(), FUTEX_WAIT, seen, nullptr, nullptr, 0);
   }
-  bool is_reached() override { return records_->reached >= number_; }
+  bool is_reached() override { return place() >= number_; }
 
  private:
+  std::atomic<uint32_t>& place() { return records_->reached[number_ % Records::KEPT]; }
+
   const std::shared_ptr<Records> records_;
   const uint32_t number_;
 };
@@ -302,8 +306,10 @@ std::shared_ptr<Moment> moment_of(cudaEvent_t handle) {
 
 std::shared_ptr<Moment> next_moment(Event& event) {
   std::lock_guard<std::mutex> lock(event.mutex);
-  if (event.shared) return std::make_shared<SharedMoment>(event.shared, ++event.shared->recorded);
-  return event.recorded = std::make_shared<OwnMoment>();
+  if (!event.shared) return event.recorded = std::make_shared<OwnMoment>();
+  uint32_t number = ++event.shared->recorded;
+  if (number > Records::KEPT) SharedMoment(event.shared, number - Records::KEPT).await();  // its place is taken over
+  return std::make_shared<SharedMoment>(event.shared, number);
 }
 
 }  // namespace
