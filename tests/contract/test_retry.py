@@ -31,11 +31,15 @@ def retried(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
     for number, text in enumerate(files):
         (folder / f"test_{number}.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    argv = (sys.executable, "-m", "pytest", "-p", "no:disttest", ".")
-    environ = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-    once = subprocess.run(argv, cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False)
-    words = [RETRY, str(once.returncode), sys.executable, *argv[3:]]
-    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    arguments, environ = ("-p", "no:disttest", "."), {"PATH": os.environ["PATH"]}
+    once = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return subprocess.run(
+        [RETRY, str(once.returncode), sys.executable, *arguments],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def test_what_passes_then_is_named_however_many_share_a_run(tmp_path: Path) -> None:

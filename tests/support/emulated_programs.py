@@ -187,7 +187,7 @@ def an_earlier_record() -> list[bool]:
 
 def enqueue(stream: torch.cuda.Stream, function: Callable[[], object]) -> None:
     """Have a stream call a function."""
-    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function() and None)
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
     ENQUEUED.append(called)
     handle = ctypes.c_void_p(stream.cuda_stream)
     ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(handle, called, None)

@@ -78,8 +78,8 @@ class Lab:
         if self._environ is not None:
             return dict(self._environ)
         # What Python itself writes at once, if this is set, a user waits for in a log.
-        ours = ("DISTTEST_", "PYTEST_", "GITHUB_", "PYTHONUNBUFFERED")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        left_out = ("DISTTEST_", "PYTEST_", "GITHUB_", "PYTHONUNBUFFERED")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         return clean | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "200"}
 
     def start(self, *arguments: str, wrapper: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:

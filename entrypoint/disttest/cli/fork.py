@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from disttest.cli.main import command
+from disttest.cli.main import command, parted
 from disttest.cli.run import run_command
 from disttest.cli.run_tests import seed_if_resident
 from disttest.errors import DisttestError
@@ -20,11 +20,10 @@ def seed_of_fork(words: Sequence[str]) -> int | None:
     Args:
         words: of the command line.
     """
-    split = words.index("--") if "--" in words else len(words)
-    name, *arguments = command.spelled_out(words[:split]) or [""]
+    ours, rest = parted(words)
+    name, *arguments = command.spelled_out(ours) or [""]
     if name != "run":
         return None
-    rest = list(words[split + 1 :])
     try:
         seed: int | None = _command.main(arguments, prog_name="disttest run", obj=rest, standalone_mode=False)
     except (DisttestError, click.ClickException, click.Abort):

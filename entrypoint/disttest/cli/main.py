@@ -160,6 +160,12 @@ command.add_command(completion)
 command.add_command(man)
 
 
+def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What was typed for us, and what follows ``--``, which is for pytest."""
+    split = words.index("--") if "--" in words else len(words)
+    return list(words[:split]), list(words[split + 1 :])
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -167,11 +173,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if not _CHANNELS.intersection(words[:1]):
         on_github = environment().get("GITHUB_ACTIONS") == "true" and not _PASSES_ON.intersection(words[:1])
         steady_streams(github.harmless if on_github else None)
-    split = words.index("--") if "--" in words else len(words)
+    ours, rest = parted(words)
     try:
-        code = command.main(
-            args=words[:split], obj=words[split + 1 :], prog_name="disttest", standalone_mode=False
-        )
+        code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:
         warn(str(error))
         _leave(error.exit_code)
