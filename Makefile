@@ -19,17 +19,17 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
-# So many run at once: one for each processor. In the order in which they begin: kinds that mostly wait (for a cluster, an
-# engine) beside those that compute, long ones in pieces, by the first letters of their files.
+# So many run at once: one for each processor; and beside them, one after another, those that mostly wait for an engine or a
+# cluster. Long ones in pieces, by the first letters of their files.
 LANES    ?= $(shell nproc)
-RUNS     := unit kubernetes $(addprefix integration-,a-c d-g h-n) docker integration-o-r cluster integration-s-z \
-	cuda-s-z devices cuda-a-r compat-sample plugins contract browser
+WAITING  := $(filter $(WANTED),docker cluster kubernetes)
+RUNS     := unit $(addprefix integration-,a-c d-g h-n o-r s-z) cuda-s-z devices cuda-a-r compat-sample plugins contract browser
 kind_of   = $(or $(filter $(1),$(KINDS)),$(firstword $(subst -, ,$(1))))
 PIECES   := $(foreach run,$(RUNS),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))
 
 # What the machine lacks is named at once, not when the kind that needs it has its turn.
 test: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,contract $(filter browser,$(WANTED)))
-	+tools/lanes $(LANES) lint catalogue $(PIECES)
+	+tools/lanes $(LANES) lint catalogue $(PIECES) -- $(WAITING)
 
 # While one works: lint, the unit tests, and of the rest what the change touches (tools/touched.py says by which rule).
 check: setup-contract $(READY) tests/contract/node_modules/.ready
