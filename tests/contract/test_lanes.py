@@ -43,7 +43,9 @@ def test_each_file_is_in_one_piece(kind: str) -> None:
 def test_no_kind_is_forgotten_and_those_that_are_left_out_are() -> None:
     kinds, waiting = said("KINDS"), said("WAITING")
 
-    assert sorted(kinds) == sorted({re.sub("^(integration|cuda)-.*", r"\1", each) for each in said("PIECES")} | {*waiting})
+    assert sorted(kinds) == sorted(
+        {re.sub("^(integration|cuda)-.*", r"\1", each) for each in said("PIECES")} | {*waiting}
+    )
     assert len(waiting) > 1
 
     skip = f"SKIP={','.join({*kinds} - {'unit', 'plugins', 'docker'})}"
