@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _HIGH = 200
+"""Ours lie above it; below it where fewer descriptors are allowed (``ulimit -n``)."""
 MOST_AT_ONCE = 253
 """Descriptors that go with one message; SCM_MAX_FD of the kernel."""
 
 
 def high_copy(fd: int) -> int:
     """A copy of a descriptor, out of the way; programs that are started do not get it."""
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = _HIGH if allowed == resource.RLIM_INFINITY else min(_HIGH, allowed // 2)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
 
 
 def is_open(fd: int) -> bool:
@@ -64,7 +68,7 @@ def take_descriptors(received: Sequence[int], numbers: Sequence[int]) -> None:
         received: the descriptors, in any place.
         numbers: one for each. Standard ones that are missing are closed, as they were there.
     """
-    above = max(_HIGH, *numbers, *received) + 1
+    above = max((*numbers, *received), default=0) + 1
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in received]
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if fd not in copies:

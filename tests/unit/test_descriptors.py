@@ -1,0 +1,34 @@
+"""Descriptors of ours: out of the way of those of tests, as far as the limit on open files lets them be."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from disttest.descriptors import high_copy
+
+
+@contextmanager
+def allowed(files: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("limit", "lowest"), [(1024, 200), (200, 100), (64, 32)])
+def test_a_copy_lies_high_also_where_few_files_are_allowed(limit: int, lowest: int) -> None:
+    with allowed(limit):
+        copy = high_copy(0)
+    try:
+        assert lowest <= copy < limit
+        assert fcntl.fcntl(copy, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    finally:
+        os.close(copy)
