@@ -1,6 +1,6 @@
 """The pytest plugin: options, marks, the ``world`` fixture, and the loop that hands tests to worlds.
 
-It is a door: each hook is a few lines that call into the packages below.
+It is a door: each hook is a few lines that call into the packages below. PYTEST_DONT_REWRITE: it is loaded as it is written.
 """
 
 from __future__ import annotations
