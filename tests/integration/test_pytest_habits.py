@@ -268,3 +268,44 @@ def test_what_ranks_print_is_shown_while_they_run_with_the_rank_in_front(lab):
     assert 0 == run.returncode, shown
     assert {"[rank 0] without an end", "[rank 1] without an end"} <= set(shown.splitlines())
     assert {"[rank 0] more from 0", "[rank 1] more from 1"} <= set(shown.splitlines())
+
+
+EACH_KIND = """
+    import pytest
+    import torch.distributed as dist
+    from disttest.testing import MultiProcessTestCase
+
+    def test_ordinary():
+        pass
+
+    @pytest.mark.world_size(2)
+    def test_warm(world):
+        dist.barrier()
+
+    @pytest.mark.fresh_world
+    @pytest.mark.world_size(2)
+    def test_fresh(world):
+        dist.barrier()
+
+    class TestHosted(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_processes(self):
+            assert self.rank in (0, 1)
+"""
+
+
+@pytest.mark.parametrize("start", ["run", "pytest"])
+def test_warnings_that_are_errors_are_not_ours(lab, start):
+    lab.write(test_each=EACH_KIND)
+    (lab.folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+
+    ended = getattr(lab, start)("test_each.py")
+
+    assert ended.exit_code == 0, ended.output
+    assert "Traceback" not in ended.output
+    assert [Outcome.PASSED] * 4 == [test.final.outcome for test in ended.run.tests]

@@ -210,6 +210,10 @@ class JournalFollower:
         if (more := self._unreadable - MOST_TOLD) > 0:
             yield Noted(at_s=self._at_s, message=f"{self._name}: {more} more lines skipped, not events")
 
+    def let_go(self) -> None:
+        """Close the file; what has not been read is of no interest."""
+        self._file.close()
+
     @property
     def cut_short(self) -> bool:
         """Whether the last line has no end: its writer died over it, once all is read."""

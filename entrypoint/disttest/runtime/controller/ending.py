@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from typing import cast
 
 import msgspec
@@ -47,29 +48,29 @@ def end_run(
     """
     journal = recorder.journal
     restored = directory.restore(journal) if directory is not None else ""
-    reading = _Reading(journal)
-    try:
-        if restored:
-            _say(restored)
-            recorder.noted(restored)
-        for note in notes:
-            recorder.noted(note)
-        for message, nodeid in sweep.clean(lambda: reading.result().attempts):
-            recorder.noted(message, nodeid)
-        if not listed:
-            exit_code, reason = _concluded(reading.result(), exit_code, reason)
-        recorder.run_finished(exit_code, reason)
-    except JournalError as error:
-        exit_code = error.exit_code
-        _say(str(error))
-    if directory is not None:
-        if not listed:
-            hide_what_was_learned(directory.path)
-            # What was learned to be hidden late stands in what has been read.
-            run = fold(journal.events()) if masker.active else reading.result()
-            failure = _report(run, directory)
-            exit_code = exit_code or failure
-        directory.release()
+    with closing(_Reading(journal)) as reading:
+        try:
+            if restored:
+                _say(restored)
+                recorder.noted(restored)
+            for note in notes:
+                recorder.noted(note)
+            for message, nodeid in sweep.clean(lambda: reading.result().attempts):
+                recorder.noted(message, nodeid)
+            if not listed:
+                exit_code, reason = _concluded(reading.result(), exit_code, reason)
+            recorder.run_finished(exit_code, reason)
+        except JournalError as error:
+            exit_code = error.exit_code
+            _say(str(error))
+        if directory is not None:
+            if not listed:
+                hide_what_was_learned(directory.path)
+                # What was learned to be hidden late stands in what has been read.
+                run = fold(journal.events()) if masker.active else reading.result()
+                failure = _report(run, directory)
+                exit_code = exit_code or failure
+            directory.release()
     return exit_code
 
 
@@ -90,6 +91,10 @@ class _Reading:
         for event in (*self._follower.new_events(), *cast("list[AnyEvent]", unwritten)):
             self._folding.take(event)
         return self._folding.result()
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._follower.let_go()
 
 
 def _concluded(run: RunResult, exit_code: int, reason: str) -> Conclusion:
