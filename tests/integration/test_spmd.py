@@ -98,7 +98,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def ended(module_lab: Lab):
     module_lab.write(conftest=CONFTEST.format(port=free_port()), test_first=FIRST, test_second=SECOND)
-    return module_lab.run("--spmd", "2", ".")
+    return module_lab.run("--spmd", "2", ".", "--", "-W", "error")
 
 
 def test_one_verdict_a_test_over_ranks_that_collected_it(ended):

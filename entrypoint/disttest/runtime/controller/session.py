@@ -58,7 +58,7 @@ from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
-from disttest.runtime.rank.spmd_rank import WorkerId
+from disttest.runtime.rank import worker_id
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -88,7 +88,8 @@ class RunSession:
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
         if isinstance(self.rank_order, InterpreterOrder) and self.options.spmd:
-            config.pluginmanager.register(WorkerId(self.rank_order.spec.rank), "disttest-worker-id")
+            config.stash[worker_id.RANK] = self.rank_order.spec.rank
+            config.pluginmanager.register(worker_id, "disttest-worker-id")
         elif not (self._guarded or self.rank_order or config.option.collectonly):
             self.options = without_spmd(self.options)
         config.stash[HOSTING] = self.options.host or self.rank_order is not None

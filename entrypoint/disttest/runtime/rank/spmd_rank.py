@@ -24,18 +24,6 @@ from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 
 
-class WorkerId:
-    """A pytest plugin for suites that take the workers of pytest-xdist for ranks."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    @pytest.fixture(scope="session")
-    def worker_id(self) -> str:
-        """What pytest-xdist would call the worker that is this rank."""
-        return f"gw{self._rank}"
-
-
 def serve_spmd(
     spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
 ) -> None:
