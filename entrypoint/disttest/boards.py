@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
+from functools import partial
 from pathlib import Path
 
 from disttest.descriptors import memory_file
@@ -51,7 +53,15 @@ class BoardWriter:
             self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
-        os.register_at_fork(after_in_child=self._let_go)
+        os.register_at_fork(
+            after_in_child=partial(_let_go, weakref.ref(self))
+        )  # which the process keeps for ever
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Write to memory of its own from now on."""
         self._memory = bytearray(len(self._memory))
+
+
+def _let_go(reference: weakref.ref[BoardWriter]) -> None:
+    if (writer := reference()) is not None:
+        writer.let_go()

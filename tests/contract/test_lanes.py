@@ -73,7 +73,9 @@ def test_all_are_run_and_what_was_red_is_told_at_the_end(ended: subprocess.Compl
     assert "[bad] FAILED tests/test_x.py::test_y" in told
     assert "[bad] LANE: red\n" in told
     for each in "bad", "good", "waits":
-        assert re.search(rf"^\[{each}\] LANE: \d+m\d+s, of processors \d+m\d+s and \d+m\d+s$", told, re.MULTILINE)
+        assert re.search(
+            rf"^\[{each}\] LANE: \d+m\d+s, of processors \d+m\d+s and \d+m\d+s$", told, re.MULTILINE
+        )
     assert "[waits] waited\n" in lines
     assert "[good] fine" not in told
 

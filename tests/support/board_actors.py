@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 
 from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.board_tool import BoardTool
@@ -100,6 +101,7 @@ class Stage:
 
     def __init__(self, size):
         self.board = WaitBoard(size)
+        weakref.finalize(self, self.board.close)  # a test of many examples has as many
         self.began_s = time.monotonic()
         self.ranks = [Actor(self.board, rank) for rank in range(size)]
 

@@ -184,7 +184,7 @@ def test_an_expectation_that_is_too_long(actor):
 
 
 def test_copies_of_the_process_write_nowhere(stage, actor):
-    actor.tool._let_go()
+    actor.tool.let_go()
     actor.do("allreduce", ALL)
 
     assert stage.snapshot(1) == Snapshot(is_observed=True)

@@ -399,7 +399,6 @@ def test_a_proof_is_given_exactly_when_nobody_can_go_on(data, programs):
 
     stuck = len(simulated.over()) < 3
     assert bool(simulated.stage.judge(simulated.over())) == stuck
-    simulated.stage.board.close()
 
 
 # --- GPUs, which wait for calls in their queues
