@@ -23,7 +23,7 @@ def allowed(files: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(("limit", "lowest"), [(1024, 200), (200, 100), (64, 32)])
+@pytest.mark.parametrize(("limit", "lowest"), [(1024, 200), (300, 150), (200, 100)])
 def test_a_copy_lies_high_also_where_few_files_are_allowed(limit: int, lowest: int) -> None:
     with allowed(limit):
         copy = high_copy(0)
