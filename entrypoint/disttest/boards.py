@@ -53,9 +53,8 @@ class BoardWriter:
             self._memory: mmap.mmap | bytearray = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
-        os.register_at_fork(
-            after_in_child=partial(_let_go, weakref.ref(self))
-        )  # which the process keeps for ever
+        # A process keeps for ever what is to be done after a fork: that may not hold the writer.
+        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(self)))
 
     def let_go(self) -> None:
         """Write to memory of its own from now on."""

@@ -64,13 +64,9 @@ def end_run(
             exit_code = error.exit_code
             _say(str(error))
         if directory is not None:
-            if not listed:
-                hide_what_was_learned(directory.path)
-                # What was learned to be hidden late stands in what has been read.
-                run = fold(journal.events()) if masker.active else reading.result()
-                failure = _report(run, directory)
-                exit_code = exit_code or failure
+            failure = 0 if listed else _report(reading, directory)
             directory.release()
+            exit_code = exit_code or failure
     return exit_code
 
 
@@ -92,6 +88,10 @@ class _Reading:
             self._folding.take(event)
         return self._folding.result()
 
+    def anew(self) -> RunResult:
+        """The same, read from the beginning."""
+        return fold(self._journal.events())
+
     def close(self) -> None:
         """Nothing more is read."""
         self._follower.let_go()
@@ -102,8 +102,11 @@ def _concluded(run: RunResult, exit_code: int, reason: str) -> Conclusion:
     return conclude(msgspec.structs.replace(facts_of(run), process=process, reason=reason, empty=False))
 
 
-def _report(run: RunResult, directory: ResultsDirectory) -> int:
+def _report(reading: _Reading, directory: ResultsDirectory) -> int:
     """Write the reports; the exit code of what went wrong, 0 where nothing did."""
+    hide_what_was_learned(directory.path)
+    # What was learned to be hidden late stands in what has been read.
+    run = reading.anew() if masker.active else reading.result()
     try:
         write_reports(run, directory.path)
     except ReportError as error:
