@@ -61,3 +61,27 @@ def test_what_a_test_changes_on_its_gpu_is_put_back_and_named(cuda_lab):
         assert expected in notes
     for clean in ("test_next", "test_a_fixture_of_the_module_may_keep_its_memory", "test_and_uses_it_on"):
         assert ended.result(clean).notes == (), clean
+
+
+UNCOMPILED = """
+import os, sys
+import pytest
+from torch.nn.parallel import DistributedDataParallel  # it brings torch._dynamo
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.world_size(2)
+def test_nothing_is_compiled(world, number):
+    print("pid", os.getpid())
+    assert "torch._dynamo" in sys.modules
+    assert "torch._inductor.cudagraph_trees" not in sys.modules
+"""
+
+
+def test_ranks_import_no_compiler_to_forget_what_nobody_has_compiled(cuda_lab):
+    ended = cuda_lab.write(test_uncompiled=UNCOMPILED).run("run", ".")
+
+    assert ended.exit_code == 0, ended.output
+    first, second = (ended.log(f"test_nothing_is_compiled[2xnccl-{number}]", 0) for number in (1, 2))
+    assert (
+        first and first.splitlines()[0] == second.splitlines()[0]
+    )  # the second saw how the first was cleaned up after

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+_GRAPHS = "torch._inductor.cudagraph_trees"
+"""Where there is CUDA, ``torch._dynamo.reset`` imports it: five hundred modules in each rank, a second of a processor, to forget
+what only that module can have made."""
 
 
 def loaded(name: str) -> Any:
@@ -24,4 +30,25 @@ def _is_being_imported(module: ModuleType) -> bool:
 def reset_compiler() -> None:
     """Forget compiled code, if anything was compiled."""
     if dynamo := loaded("torch._dynamo"):
-        dynamo.reset()
+        with _imported_as_it_is(_GRAPHS):
+            dynamo.reset()
+
+
+@contextmanager
+def _imported_as_it_is(name: str) -> Iterator[None]:
+    """Whoever imports this module meanwhile gets it if it is there, else one of which every function does nothing."""
+    absent = name not in sys.modules
+    if absent:
+        sys.modules[name] = _Nothing(name)
+    try:
+        yield
+    finally:
+        if absent:
+            sys.modules.pop(name, None)
+
+
+class _Nothing(ModuleType):
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda: None

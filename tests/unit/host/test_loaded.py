@@ -38,3 +38,30 @@ def test_what_a_test_puts_in_place_of_a_module_is_no_import(monkeypatch):
     reset_compiler()
 
     assert [1] == calls
+
+
+def forget_graphs() -> None:
+    """As ``torch._dynamo.reset`` does where there is CUDA."""
+    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+    reset_cudagraph_trees()
+
+
+def test_graphs_that_nobody_can_have_captured_are_not_imported_to_be_forgotten(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(reset=forget_graphs))
+    for name in [name for name in sys.modules if name.startswith("torch._inductor")]:
+        monkeypatch.delitem(sys.modules, name)
+    reset_compiler()
+
+    assert not [name for name in sys.modules if name.startswith("torch._inductor")]
+
+
+def test_captured_graphs_are_forgotten(monkeypatch):
+    calls = []
+    graphs = SimpleNamespace(reset_cudagraph_trees=lambda: calls.append(1))
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", graphs)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", SimpleNamespace(reset=forget_graphs))
+    reset_compiler()
+
+    assert [1] == calls
+    assert sys.modules["torch._inductor.cudagraph_trees"] is graphs
