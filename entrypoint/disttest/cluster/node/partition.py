@@ -275,8 +275,7 @@ class PartitionController(Listener):
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """The ranks here start a test."""
-        attempt = world.order.attempts[world.order.tests.index(test)]
-        self._live.begin(test.nodeid, test.log_folder(attempt))
+        self._live.begin(test.nodeid, test.log_folder(world.attempts[test.nodeid]))
 
     def on_word(self, world: LiveWorld, message: object) -> None:
         """Pass it on."""

@@ -273,8 +273,7 @@ class Controller(Listener):
             )
         )
         if world.owed and not cancelled:
-            owed = tuple(test.nodeid for test in world.owed)
-            self._scheduler.submit(rest_of(world.gang, owed))
+            self._scheduler.submit(rest_of(world.gang, tuple(world.owed)))
 
     def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
         """What it has cost, and what this process has taken since the last one ended."""
@@ -283,8 +282,9 @@ class Controller(Listener):
 
     def _blame_world(self, world: LiveWorld, ended: Exit) -> None:
         """The world process itself died: the test it was at is an error, the others get a new world."""
-        test = world.begun if world.begun in world.owed else world.owed[0]
-        assert test is not None
+        test = world.begun
+        if test is None or test.nodeid not in world.owed:
+            test = next(iter(world.owed.values()))
         text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
         result = TestResult(
             nodeid=test.nodeid,
@@ -298,7 +298,7 @@ class Controller(Listener):
             details=text[-16_384:],
             world_id=world.world_id,
         )
-        world.owed.remove(test)
+        del world.owed[test.nodeid]
         self.on_judged(world, test, TestJudged(result=result))
 
     def _give_up(self, gang: Gang) -> None:

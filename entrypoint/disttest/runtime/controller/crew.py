@@ -81,7 +81,12 @@ class LiveWorld:
     channel: Channel
     child: Child
     error_log: Path
-    owed: list[TestCase] = field(default_factory=list)
+    tests: dict[str, TestCase] = field(init=False)
+    """Node id -> the test, in order; it may have thousands, and speaks of each twice."""
+    owed: dict[str, TestCase] = field(init=False)
+    """Those of them that it has not judged yet."""
+    attempts: dict[str, int] = field(init=False)
+    """Node id -> the number of the attempt that it makes."""
     begun: TestCase | None = None
     began_s: float = 0.0
     """When that was, on the monotonic clock."""
@@ -92,6 +97,11 @@ class LiveWorld:
     """When its silence counts as its end, on the monotonic clock."""
     failure: str = ""
     """Why its word cannot be trusted; empty while it can."""
+
+    def __post_init__(self) -> None:
+        self.tests = {test.nodeid: test for test in self.order.tests}
+        self.owed = dict(self.tests)
+        self.attempts = dict(zip(self.tests, self.order.attempts, strict=True))
 
     @property
     def world_id(self) -> str:
@@ -168,7 +178,6 @@ class Crew:
             channel=ours,
             child=child,
             error_log=error_log,
-            owed=list(order.tests),
             overdue_s=time.monotonic() + order.settings.unless_debugged(WORLD_START_S) + WORLD_SILENCE_S,
         )
         self.running[world.world_id] = world
@@ -237,16 +246,17 @@ class Crew:
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
             case TestBegan(nodeid=nodeid, again=again):
-                world.begun, world.began_s = _find(world.order.tests, nodeid), time.monotonic()
+                world.begun, world.began_s = world.tests[nodeid], time.monotonic()
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = world.began_s + limit_s + WORLD_SILENCE_S
                 if not again:
                     self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
-                test = _find(world.order.tests, result.nodeid)
-                world.owed = [owed for owed in world.owed if owed.nodeid != test.nodeid]
-                self._listener.on_judged(world, test, message)
+                world.owed.pop(
+                    result.nodeid, None
+                )  # the second verdict of a test is of one that it owes no more
+                self._listener.on_judged(world, world.tests[result.nodeid], message)
             case WorldClosed():
                 world.closed = message
             case _:
@@ -273,7 +283,3 @@ class Crew:
 
 def _nothing() -> None:
     """For what ends a wait and is handled elsewhere."""
-
-
-def _find(tests: Sequence[TestCase], nodeid: str) -> TestCase:
-    return next(test for test in tests if test.nodeid == nodeid)

@@ -322,14 +322,15 @@ class Channel:
         """Keep a message for company: it goes with the next one, so that the other end wakes up once for both."""
         self._held += encode(message)
         if len(self._held) > _HELD_LIMIT:
-            self._hand_over()
+            self.flush()
 
     def send(self, message: Message) -> bool:
         """Send a message, waiting until it is handed over; False when the other end is gone."""
         self._held += encode(message)
-        return self._hand_over()
+        return self.flush()
 
-    def _hand_over(self) -> bool:
+    def flush(self) -> bool:
+        """Hand over what was held, waiting until it is; False when the other end is gone."""
         data, self._held = self._held, bytearray()
         if self._sock.fileno() < 0:
             self.closed_by_peer = True

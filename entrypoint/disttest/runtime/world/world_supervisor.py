@@ -303,9 +303,12 @@ class WorldSupervisor:
         return children_of() - {handle.child.pid for handle in self._ranks.handles}
 
     def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
-        """Send a verdict up, with the pytest reports that stand for it when it is the first."""
+        """Send a verdict up, with the pytest reports that stand for it when it is the first.
+
+        It goes with what is said next, at once: that another test begins, or that no other does.
+        """
         del attempt
-        self._controller.send(TestJudged(result=result, reports=reports))
+        self._controller.hold(TestJudged(result=result, reports=reports))
 
     def _is_healthy(self, attempt: Attempt) -> bool:
         """A world that saw any failure is not used again; nor one that could not be cleaned."""
@@ -363,6 +366,7 @@ class WorldSupervisor:
     # --- ending
 
     def _close(self) -> None:
+        self._controller.flush()
         self._ranks.logs.withdraw()
         self._on_shared_memory(at_once=True)
         attempt = self._ranks.attempt

@@ -49,6 +49,14 @@ def test_held_messages_arrive_with_the_next_and_before_it(pair):
     assert MESSAGES[:2] == list(pair[0].receive(wait=False))
 
 
+def test_held_messages_can_be_handed_over_by_themselves(pair):
+    pair[1].hold(MESSAGES[0])
+
+    assert pair[1].flush()
+
+    assert [MESSAGES[0]] == list(pair[0].receive(wait=False))
+
+
 def test_held_messages_do_not_pile_up(pair):
     for _ in range(200):
         pair[1].hold(Cancel(reason="x" * 1000))
