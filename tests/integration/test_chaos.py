@@ -116,12 +116,13 @@ def test_a_sample_names_its_seed(lab):
 
 
 def test_nothing_is_harmed_where_a_test_fails_unharmed(lab):
-    ended = lab.write(test_step=TESTS.replace("for _ in", "assert False\n        for _ in")).run(
-        "chaos", "test_step.py"
-    )
+    lab.write(test_step=TESTS.replace("for _ in", "assert False\n        for _ in"))
 
-    assert 1 == ended.exit_code
-    assert "no fault was tried: chaos begins with tests that pass unharmed" in ended.output
+    for _ in range(2):  # the second is not refused for what the first has left
+        ended = lab.run("chaos", "test_step.py")
+
+        assert 1 == ended.exit_code, ended.output
+        assert "no fault was tried: chaos begins with tests that pass unharmed" in ended.output
 
 
 @pytest.mark.parametrize(

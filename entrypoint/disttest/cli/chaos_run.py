@@ -24,7 +24,7 @@ from disttest.options.run import RunOptions, by_command, filled, given_options, 
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.reports import write_reports
 from disttest.reports.text import count
-from disttest.results.directory import ResultsDirectory, claim, claim_default
+from disttest.results.directory import BEFORE, ResultsDirectory, claim, claim_default
 from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.runtime.controller.run_devices import Devices
@@ -78,7 +78,7 @@ def run_chaos(targets: tuple[str, ...], pytest_args: Sequence[str], given: Mappi
     runs, options = _prepare(targets, tuple(pytest_args), given)
     wanted = _wanted(given, options)
     directory = claim(options.results) if options.results else claim_default(warn)
-    before = claim(directory.path / "unharmed")
+    before = claim(directory.path / BEFORE)
     unharmed, owes = runs.run(ChaosPlan(), before)
     if unharmed.exit_code != ExitCode.PASSED:
         warn("no fault was tried: chaos begins with tests that pass unharmed")

@@ -24,6 +24,8 @@ from disttest.model import Frozen
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
+BEFORE = "unharmed"
+"""The folder of a run that comes before the one of the directory, which begins only if that passes: ``disttest chaos``."""
 _MOST = 1000
 """Directories of one name, ``results-2`` and so on."""
 
@@ -237,8 +239,8 @@ def _is_made_empty(path: Path) -> bool:
 
 
 def _keep_aside(path: Path) -> bool:
-    journal = path / FILE_NAME
-    if not journal.exists():
+    journal = _journal_of(path)
+    if journal is None:
         raise UsageError(
             f"results directory {path} holds files that no run of disttest has left: "
             "empty it, or choose another with --results"
@@ -252,6 +254,15 @@ def _keep_aside(path: Path) -> bool:
         _move_inside(path, stamp)
         return True
     return False
+
+
+def _journal_of(path: Path) -> Path | None:
+    """What says that a directory is of a run of ours: its journal, or that of the run before it if there is nothing else."""
+    own, before = path / FILE_NAME, path / BEFORE
+    if own.exists():
+        return own
+    alone = {child.name for child in path.iterdir()} <= {BEFORE, "earlier"}
+    return before / FILE_NAME if alone and (before / FILE_NAME).is_file() else None
 
 
 def _move_inside(path: Path, stamp: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from disttest.errors import UsageError
-from disttest.results.directory import DirectoryInUse, claim, claim_default, no_run_writes
+from disttest.results.directory import BEFORE, DirectoryInUse, claim, claim_default, no_run_writes
 from disttest.results.events import Noted
 from disttest.results.journal import FILE_NAME, Journal, read_events
 
@@ -74,6 +74,26 @@ def test_foreign_files_are_refused_even_where_the_next_name_would_do(tmp_path):
 
     with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
         claim_default(print)
+
+
+def test_a_run_that_came_no_further_than_the_one_before_it_is_kept_aside(tmp_path):
+    before = tmp_path / "results" / BEFORE
+    before.mkdir(parents=True)
+    (before / FILE_NAME).write_text("")
+
+    claim(tmp_path / "results").release()
+
+    assert [] == [*(tmp_path / "results").iterdir()]
+    assert len([*tmp_path.glob(f"results-*/{BEFORE}/{FILE_NAME}")]) == 1
+
+
+def test_results_of_runs_in_a_directory_of_others_are_left_where_they_are(tmp_path):
+    for name in (BEFORE, "shard-1"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        (tmp_path / "results" / name / FILE_NAME).write_text("")
+
+    with pytest.raises(UsageError, match="holds files that no run of disttest has left"):
+        claim(tmp_path / "results")
 
 
 def test_what_is_claimed_at_the_same_moment_is_claimed_once(tmp_path):
