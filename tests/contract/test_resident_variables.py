@@ -18,6 +18,8 @@ def look_up_and_note(environ, name):
     return look_up(environ, name)
 
 type(os.environ).__getitem__ = look_up_and_note
+# Who goes through all of them looks for names that begin with its own (networkx), not for each of these.
+type(os.environ).items = lambda environ: {name: look_up(environ, name) for name in environ}.items()
 
 import importlib
 from disttest.resident import parent

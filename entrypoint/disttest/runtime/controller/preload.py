@@ -1,8 +1,8 @@
 """Imports once, before the fork, what each rank would otherwise import by itself.
 
 torch loads large parts of itself at the first call that may need them: the first step of an optimizer brings
-``torch._dynamo``, the first ``assert_close`` brings sympy, each more than half a second of CPU in every rank of
-every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or saves
+``torch._dynamo``, the first ``assert_close`` brings sympy, what is compiled brings inductor, each more than half a second of CPU in
+every rank of every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or saves
 none.
 """
 
@@ -19,11 +19,18 @@ from disttest import observe
 from disttest.runtime.rank import hygiene
 
 _LAZY = (
-    (re.compile(r"\bassert_close\b|\bassertEqual\b"), "torch.fx.experimental.symbolic_shapes"),
     (
-        re.compile(r"\boptim\b|\bcheckpoint\b|\.compile\b|\bDDP\b|DistributedDataParallel|FSDP|fully_shard"),
+        re.compile(r"\bassert_close\b|\bassertEqual\b|\bgradcheck\b"),
+        "torch.fx.experimental.symbolic_shapes",
+    ),
+    (
+        re.compile(
+            r"\boptim\b|\bcheckpoint\b|\bDDP\b|DistributedDataParallel|FSDP|fully_shard"
+            r"|\bdistribute_tensor\b|\bparallelize_module\b|\b_functional_collectives\b|\btorch\.(autograd\.)?profiler\b"
+        ),
         "torch._dynamo",
     ),
+    (re.compile(r"(?<!\bre)\.compile\b"), "torch._inductor.compile_fx"),
 )
 """What a source says, and the module that torch will import for it."""
 

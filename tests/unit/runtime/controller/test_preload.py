@@ -93,3 +93,23 @@ def test_the_smoke_suite_is_spared_them():
     assert {path.name: () for path in sources} == {
         path.name: preload.parts_needed(path.read_text()) for path in sources
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("torch.optim.SGD([weight])", ["torch._dynamo"]),
+        ("from torch.nn.parallel import DistributedDataParallel", ["torch._dynamo"]),
+        ("with torch.profiler.profile() as seen: pass", ["torch._dynamo"]),
+        ("with torch.autograd.profiler.profile() as seen: pass", ["torch._dynamo"]),
+        ("import torch.distributed._functional_collectives as functional", ["torch._dynamo"]),
+        ("distribute_tensor(x, mesh, [Shard(0)])", ["torch._dynamo"]),
+        ("parallelize_module(model, mesh, plan)", ["torch._dynamo"]),
+        ("torch.autograd.gradcheck(square, x)", ["torch.fx.experimental.symbolic_shapes"]),
+        ("torch.compile(step)", ["torch._inductor.compile_fx"]),
+        ("model.compile()", ["torch._inductor.compile_fx"]),
+        ("PATTERN = re.compile('a+')", []),
+    ],
+)
+def test_parts_are_imported_for_what_brings_them(source, parts):
+    assert parts == list(preload.parts_needed(source))
