@@ -1,9 +1,9 @@
 """Imports once, before the fork, what each rank would otherwise import by itself.
 
 torch loads large parts of itself at the first call that may need them: the first step of an optimizer brings
-``torch._dynamo``, the first ``assert_close`` brings sympy, what is compiled brings inductor, each more than half a second of CPU in
-every rank of every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or saves
-none.
+``torch._dynamo``, the first ``assert_close`` brings sympy, what is compiled brings inductor: half a second of CPU and more in
+every rank of every fresh world. The sources of the tests tell whether that will happen; a wrong guess costs one import, or
+saves none.
 """
 
 from __future__ import annotations
