@@ -63,25 +63,36 @@ def test_what_a_test_changes_on_its_gpu_is_put_back_and_named(cuda_lab):
         assert ended.result(clean).notes == (), clean
 
 
-UNCOMPILED = """
+IMPORTING = """
+import os
+import sys
+
+HAD_AT_FORK = set()
+os.register_at_fork(after_in_child=lambda: HAD_AT_FORK.update(sys.modules))
+"""
+
+TRAINING = """
 import os, sys
-import pytest
-from torch.nn.parallel import DistributedDataParallel  # it brings torch._dynamo
+import pytest, torch
+from conftest import HAD_AT_FORK
+from torch.nn.parallel import DistributedDataParallel
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.world_size(2)
-def test_nothing_is_compiled(world, number):
+def test_step(world, number):
     print("pid", os.getpid())
-    assert "torch._dynamo" in sys.modules
-    assert "torch._inductor.cudagraph_trees" not in sys.modules
+    model = DistributedDataParallel(torch.nn.Linear(2, 2).to(world.device), device_ids=[world.rank])
+    model(torch.ones(2, 2, device=world.device)).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))
+    own = [name for name in set(sys.modules) - HAD_AT_FORK if not name.startswith("disttest.")]
+    assert HAD_AT_FORK and set(own) <= {"torch.profiler._cupti_monitor"}
 """
 
 
-def test_ranks_import_no_compiler_to_forget_what_nobody_has_compiled(cuda_lab):
-    ended = cuda_lab.write(test_uncompiled=UNCOMPILED).run("run", ".")
+def test_a_rank_on_a_gpu_imports_nothing_for_itself(cuda_lab):
+    ended = cuda_lab.write(conftest=IMPORTING, test_training=TRAINING).run("run", ".", "--sanitize", "off")
 
     assert ended.exit_code == 0, ended.output
-    first, second = (ended.log(f"test_nothing_is_compiled[2xnccl-{number}]", 0) for number in (1, 2))
-    assert (
-        first and first.splitlines()[0] == second.splitlines()[0]
-    )  # the second saw how the first was cleaned up after
+    first, second = (ended.log(f"test_step[2xnccl-{number}]", 0).split("pid ")[1] for number in (1, 2))
+    assert first.split()[0] == second.split()[0]  # the second saw how the first was cleaned up after
