@@ -19,10 +19,10 @@ $(SUITES): $(READY)
 	$(BIN)/disttest $@
 
 WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
-# So many run at once: one for each processor; and beside them, two at once, those that mostly wait for an engine or a cluster, the
-# longest first. Long ones in pieces, by the first letters of their files.
+# So many run at once: one for each processor; and beside them, one after another, those that mostly wait for an engine or a
+# cluster. Long ones in pieces, by the first letters of their files.
 LANES    ?= $(shell nproc)
-WAITING  := $(filter $(WANTED),kubernetes docker cluster)
+WAITING  := $(filter $(WANTED),docker cluster kubernetes)
 RUNS     := unit $(addprefix integration-,a-c d-g h-n o-r s-z) cuda-s-z devices cuda-a-r compat-sample plugins contract browser
 kind_of   = $(or $(filter $(1),$(KINDS)),$(firstword $(subst -, ,$(1))))
 PIECES   := $(foreach run,$(RUNS),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))

@@ -20,13 +20,6 @@ waits:
 \t@echo waited
 bad:
 \t@echo 'FAILED tests/test_x.py::test_y'; ls /dev/shm; touch /dev/shm/$@; false
-first:
-\t@touch $@; timeout 20 sh -c 'until [ -e second ]; do sleep 0.02; done'
-second:
-\t@touch $@
-while_first_runs:
-\t@timeout 20 sh -c 'until [ -e first ]; do sleep 0.02; done'
-.PHONY: first second
 """
 
 
@@ -60,17 +53,16 @@ def test_no_kind_is_forgotten_and_those_that_are_left_out_are() -> None:
     assert ["docker"] == said("WAITING", skip)
 
 
-def lanes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    if os.geteuid() != 0:
-        pytest.skip("mounts of its own take root")
-    (folder / "Makefile").write_text(MAKEFILE)
-    argv = [ROOT / "tools" / "lanes", *words]
-    return subprocess.run(argv, cwd=folder, env=ENVIRON, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    return lanes(tmp_path_factory.mktemp("lanes"), "1", "bad", "good", "--", "waits")
+    if os.geteuid() != 0:
+        pytest.skip("mounts of its own take root")
+    folder = tmp_path_factory.mktemp("lanes")
+    (folder / "Makefile").write_text(MAKEFILE)
+    return subprocess.run(
+        [ROOT / "tools" / "lanes", "1", "bad", "good", "--", "waits"],
+        cwd=folder, env=ENVIRON, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def test_all_are_run_and_what_was_red_is_told_at_the_end(ended: subprocess.CompletedProcess[str]) -> None:
@@ -93,15 +85,3 @@ def test_none_sees_shared_memory_of_another(ended: subprocess.CompletedProcess[s
 
     assert "[good] bad" not in ended.stdout
     assert not {"good", "bad"} & here
-
-
-def test_when_those_that_wait_are_over_one_more_of_the_others_runs(tmp_path: Path) -> None:
-    done = lanes(tmp_path, "1", "first", "second", "--", "while_first_runs")
-
-    assert done.returncode == 0, done.stdout  # the first ends when the second has begun
-
-
-def test_those_that_wait_run_beside_each_other(tmp_path: Path) -> None:
-    done = lanes(tmp_path, "1", "good", "--", "first", "second")
-
-    assert done.returncode == 0, done.stdout
