@@ -191,13 +191,13 @@ def test_death_of_a_world_process_is_an_infrastructure_error_and_the_rest_runs(l
 
 
 def test_deadline_of_the_run(lab):
-    ended = lab.write(test_slow=SLOW).run("test_slow.py", "--deadline", "8", *SLOTS)
+    ended = lab.write(test_slow=SLOW).run("test_slow.py", "--deadline", "16", *SLOTS)
 
     assert 124 == ended.exit_code
     assert Outcome.PASSED is ended.result("test_quick").outcome
     started, _ = slow_results(ended)
     assert started
-    assert all("the deadline of the run (8 s) passed" in result.message for result in started)
+    assert all("the deadline of the run (16 s) passed" in result.message for result in started)
 
 
 def test_kill_of_the_command_leaves_no_process_and_a_journal(lab):
