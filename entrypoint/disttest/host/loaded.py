@@ -30,24 +30,24 @@ def _is_being_imported(module: ModuleType) -> bool:
 def reset_compiler() -> None:
     """Forget compiled code, if anything was compiled."""
     if dynamo := loaded("torch._dynamo"):
-        with _imported_as_it_is(_GRAPHS):
+        with stand_in(sys.modules, _GRAPHS, _Nothing(_GRAPHS)):
             dynamo.reset()
 
 
 @contextmanager
-def _imported_as_it_is(name: str) -> Iterator[None]:
-    """Whoever imports this module meanwhile gets it if it is there, else one of which every function does nothing."""
-    absent = name not in sys.modules
-    if absent:
-        sys.modules[name] = _Nothing(name)
+def stand_in(names: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """Have a name mean this while the context is open, if it means nothing yet; what comes in its place meanwhile stays."""
+    mine = names.setdefault(name, value) is value
     try:
         yield
     finally:
-        if absent:
-            sys.modules.pop(name, None)
+        if mine and names.get(name) is value:
+            del names[name]
 
 
 class _Nothing(ModuleType):
+    """A module of which every function does nothing."""
+
     def __getattr__(self, name: str) -> Callable[[], None]:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -13,12 +13,14 @@ import pickle
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import CLOCK_REALTIME, clock_gettime
 from typing import Any
 
 import msgspec
 
+from disttest.host.loaded import stand_in
 from disttest.masking import masker
 from disttest.model import Collective
 
@@ -122,21 +124,13 @@ def _groups() -> dict[str, dict[str, str]]:
     }
 
 
-@contextlib.contextmanager
-def _without_inductor() -> Iterator[None]:
+def _without_inductor() -> AbstractContextManager[None]:
     """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to see if it is there.
 
     It asks ``hasattr(torch, "_inductor")``, and that attribute is made by importing it. (torch 2.13,
     ``combined_traceback.cpp``; frames of compiled code are found where the test has imported it.)
     """
-    names = vars(sys.modules["torch"])
-    stand_in = types.SimpleNamespace()
-    mine = names.setdefault("_inductor", stand_in) is stand_in
-    try:
-        yield
-    finally:
-        if mine and names.get("_inductor") is stand_in:
-            del names["_inductor"]
+    return stand_in(vars(sys.modules["torch"]), "_inductor", types.SimpleNamespace())
 
 
 def dump_path(target: Path, rank: int) -> Path:
