@@ -26,6 +26,8 @@ from disttest.results.journal import FILE_NAME, Journal
 DEFAULT = Path("results")
 BEFORE = "unharmed"
 """The folder of a run that comes before the one of the directory, which begins only if that passes: ``disttest chaos``."""
+_EARLIER = "earlier"
+"""The folder of what is kept aside where the directory itself cannot be renamed."""
 _MOST = 1000
 """Directories of one name, ``results-2`` and so on."""
 
@@ -230,7 +232,7 @@ def short_path(path: Path) -> str:
 
 def _is_made_empty(path: Path) -> bool:
     """Keep aside what an earlier run has left; False where that took the directory itself along."""
-    if any(child.name != "earlier" for child in path.iterdir()):
+    if _left_in(path):
         return _keep_aside(path)
     probe = path / ".writable"
     probe.write_bytes(b"x" * 4096)
@@ -258,17 +260,20 @@ def _keep_aside(path: Path) -> bool:
 
 def _journal_of(path: Path) -> Path | None:
     """What says that a directory is of a run of ours: its journal, or that of the run before it if there is nothing else."""
-    own, before = path / FILE_NAME, path / BEFORE
+    own, before = path / FILE_NAME, path / BEFORE / FILE_NAME
     if own.exists():
         return own
-    alone = {child.name for child in path.iterdir()} <= {BEFORE, "earlier"}
-    return before / FILE_NAME if alone and (before / FILE_NAME).is_file() else None
+    return before if _left_in(path) == [before.parent] and before.is_file() else None
+
+
+def _left_in(path: Path) -> list[Path]:
+    """What is there, apart from what was kept aside."""
+    return [child for child in path.iterdir() if child.name != _EARLIER]
 
 
 def _move_inside(path: Path, stamp: str) -> None:
-    inside = path / "earlier"
-    children = [child for child in path.iterdir() if child != inside]
-    target = _unused(inside / stamp)
+    children = _left_in(path)
+    target = _unused(path / _EARLIER / stamp)
     target.mkdir(parents=True)
     for child in children:
         child.rename(target / child.name)
