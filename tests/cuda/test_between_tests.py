@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lab import IMPORTS_AT_FORK
+
 DIRTY = """
 import pytest, torch
 
@@ -63,14 +65,6 @@ def test_what_a_test_changes_on_its_gpu_is_put_back_and_named(cuda_lab):
         assert ended.result(clean).notes == (), clean
 
 
-IMPORTING = """
-import os
-import sys
-
-HAD_AT_FORK = set()
-os.register_at_fork(after_in_child=lambda: HAD_AT_FORK.update(sys.modules))
-"""
-
 TRAINING = """
 import os, sys
 import pytest, torch
@@ -91,7 +85,9 @@ def test_step(world, number):
 
 
 def test_a_rank_on_a_gpu_imports_nothing_for_itself(cuda_lab):
-    ended = cuda_lab.write(conftest=IMPORTING, test_training=TRAINING).run("run", ".", "--sanitize", "off")
+    ended = cuda_lab.write(conftest=IMPORTS_AT_FORK, test_training=TRAINING).run(
+        "run", ".", "--sanitize", "off"
+    )
 
     assert ended.exit_code == 0, ended.output
     first, second = (ended.log(f"test_step[2xnccl-{number}]", 0).split("pid ")[1] for number in (1, 2))

@@ -1,6 +1,7 @@
 """Warm worlds: reused, cleaned between tests, leaks named, replaced after a failure."""
 
 import pytest
+from lab import IMPORTS_AT_FORK
 
 from disttest.model import Outcome
 
@@ -188,13 +189,7 @@ def test_what_ranks_would_import_is_imported_before_the_fork(lab):
 
 def test_a_rank_imports_nothing_for_itself(lab):
     ended = lab.write(
-        conftest="""
-        import os
-        import sys
-
-        HAD_AT_FORK = set()
-        os.register_at_fork(after_in_child=lambda: HAD_AT_FORK.update(sys.modules))
-        """,
+        conftest=IMPORTS_AT_FORK,
         test_imports="""
         import sys
         import pytest

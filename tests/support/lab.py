@@ -16,6 +16,15 @@ from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.runtime.guard.guard import plugin_arguments
 
+IMPORTS_AT_FORK = """
+import os
+import sys
+
+HAD_AT_FORK = set()
+os.register_at_fork(after_in_child=lambda: HAD_AT_FORK.update(sys.modules))
+"""
+"""A conftest whose ranks know what they need not have imported by themselves."""
+
 FAULTY_SUITES = Path(__file__).parents[1] / "fixtures" / "faulty_suites"
 
 

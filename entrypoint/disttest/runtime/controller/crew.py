@@ -253,9 +253,8 @@ class Crew:
                 if not again:
                     self._listener.on_began(world, world.begun)
             case TestJudged(result=result):
-                world.owed.pop(
-                    result.nodeid, None
-                )  # the second verdict of a test is of one that it owes no more
+                # A second verdict is of a test that it owes no more.
+                world.owed.pop(result.nodeid, None)
                 self._listener.on_judged(world, world.tests[result.nodeid], message)
             case WorldClosed():
                 world.closed = message
