@@ -9,6 +9,7 @@ import time
 
 import fake_driver as fakes
 import msgspec
+import psutil
 import pytest
 
 from disttest.errors import InfrastructureError, NotEnoughDevices, UsageError
@@ -342,11 +343,14 @@ def test_nothing_starts_on_suspected_gpus_and_healthy_ones_are_used_again(fake, 
     run.leave("a", starts["a"])
     run.turn(in_use=["gpu:1"], until=lambda: not run.device_health._waiting)
     assert run.due() == {}
-    assert run.device_health._proof is None, "a proof on a GPU that is in use says nothing"
+    assert run.device_health._prover is None, "a proof on a GPU that is in use says nothing"
     run.leave("b", starts["b"])
+    run.turn(until=lambda: run.device_health._prover)
+    prover = run.device_health._prover.pid
     run.turn(until=lambda: run.heard)
 
     assert run.heard == ["cleared"]
+    assert not psutil.pid_exists(prover)
     assert not run.device_health.is_open("a")
     assert set(run.due()) == {"c", "d"}
 

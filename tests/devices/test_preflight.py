@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disttest.host.preflight import Bounds, Level, Proof, Target, run_preflight
+from disttest.host.preflight import Bounds, Level, Prover, Target, run_preflight
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
@@ -177,24 +177,36 @@ def test_a_worker_that_does_not_start_is_a_finding(monkeypatch):
     assert "No module named 'disttest.no_such_module'" in result.broken["cpu:0"]
 
 
-def wait_for(proof):
+@pytest.mark.parametrize(("thread", "imports"), [(False, 1), (True, 1 + 3)], ids=["forks", "new"])
+def test_workers_are_forks_where_a_fork_lacks_nothing(monkeypatch, tmp_path, thread, imports):
+    monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.setenv("DISTTEST_IMPORTS", str(tmp_path / "imports"))
+    if thread:
+        monkeypatch.setenv("DISTTEST_THREAD", "1")
+
+    assert run_preflight(targets(2), worker="counted_worker", bounds=BOUNDS).passed
+
+    assert len(set((tmp_path / "imports").read_text().split())) == imports
+
+
+def wait_for(prover):
     poller = select.poll()
-    for descriptor in proof.descriptors():
+    for descriptor in prover.descriptors():
         poller.register(descriptor)
     result = None
     while result is None:
         poller.poll(200)
-        result = proof.advance()
+        result = prover.advance()
     return result
 
 
 def test_a_proof_runs_beside_other_work(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
     monkeypatch.setenv("DISTTEST_FAULTS", "cpu:1=wrong_matmul")
-    proof = Proof(targets(2), worker="faulty_worker", bounds=BOUNDS)
-
-    assert proof.advance() is None
-    result = wait_for(proof)
+    with Prover(worker="faulty_worker", bounds=BOUNDS) as prover:
+        prover.begin(targets(2))
+        assert prover.advance() is None
+        result = wait_for(prover)
 
     assert set(result.broken) == {"cpu:1"}
     assert "a matrix product is off by" in result.broken["cpu:1"]
@@ -204,13 +216,15 @@ def test_a_killed_proof_takes_its_workers_along(monkeypatch, tmp_path):
     monkeypatch.setenv("DISTTEST_HANGS_NOW", str(tmp_path / "hangs"))
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
     monkeypatch.setenv("DISTTEST_FAULTS", "cpu:0=hang@copy")
-    proof = Proof(targets(1), worker="faulty_worker")
+    prover = Prover(worker="faulty_worker")
+    prover.begin(targets(1))
     (child,) = psutil.Process().children()
     while not (tmp_path / "hangs").exists():
+        prover.advance()
         time.sleep(0.01)
     (worker,) = child.children()
 
-    proof.kill()
+    prover.kill()
 
-    assert set(proof.advance().broken) == {"cpu:0"}
+    assert set(prover.advance().broken) == {"cpu:0"}
     assert worker.wait(timeout=60) is None or not worker.is_running()

@@ -11,12 +11,12 @@ import msgspec
 from disttest.errors import ExitCode
 from disttest.host.devices import Machine, detect_machine
 from disttest.host.devices.device_findings import DeviceFinding, Grade, judge_machine
-from disttest.host.devices.torch_facts import TorchFacts, ask_torch
+from disttest.host.devices.torch_facts import TorchFacts
 from disttest.host.leases.lease import Leaser, SlotState
 from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.host.leftovers.shared_memory import ShmEntry, is_abandoned, unused_entries
 from disttest.host.machine_advice import MACHINE_ADVICE
-from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Target, run_preflight, targets_of
+from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Prover, Target, targets_of
 from disttest.host.preflight.steps import WORKER
 from disttest.model import Frozen
 
@@ -61,23 +61,22 @@ class Diagnosis(Frozen):
 def examine(examination: Examination, *, clock: Callable[[], float] = time.monotonic) -> Diagnosis:
     """Examine this machine; every question to a driver or device is bounded."""
     started_s = clock()
-    machine = detect_machine(library=examination.library, root=examination.root)
-    torch = ask_torch()
-    findings = judge_machine(machine, torch)
-    leases = _leases(examination.lease_dir, machine)
-    held = {state.slot.name for state in leases if state.held}
-    targets = tuple(target for target in _targets(examination, machine, torch) if target.name not in held)
-    preflight = PreflightResult(checks=())
-    if torch.version and targets and not _hopeless(machine):
-        preflight = run_preflight(
-            targets, level=examination.level, worker=examination.worker, bounds=examination.bounds
-        )
+    with Prover(worker=examination.worker, bounds=examination.bounds) as prover:
+        machine = detect_machine(library=examination.library, root=examination.root)
+        torch = prover.ask_torch()
+        leases = _leases(examination.lease_dir, machine)
+        held = {state.slot.name for state in leases if state.held}
+        targets = tuple(target for target in _targets(examination, machine, torch) if target.name not in held)
+        preflight = PreflightResult(checks=())
+        if torch.version and targets and not _hopeless(machine):
+            prover.begin(targets, level=examination.level)
+            preflight = prover.result()
     litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
     return Diagnosis(
         machine=machine,
         torch=torch,
-        findings=(*findings, judge_litter(litter), *map(judge_lease, leases), *tried),
+        findings=(*judge_machine(machine, torch), judge_litter(litter), *map(judge_lease, leases), *tried),
         litter=litter,
         proved=tuple(t.name for t in targets if preflight.checks and t.name not in preflight.broken),
         broken=preflight.broken,

@@ -9,6 +9,7 @@ The child side of it is :func:`speak` and :func:`run_as_child`.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import select
@@ -24,7 +25,7 @@ import msgspec
 
 import disttest
 from disttest.host.lines import Lines
-from disttest.host.process import Exit, PipedChild, die_with_parent, signal_name
+from disttest.host.process import Exit, PipedChild, die_with_parent, fork_piped, signal_name, start_piped
 from disttest.limits import BOUNDED_KILL_S
 from disttest.model import Frozen
 
@@ -94,6 +95,7 @@ class BoundedChild:
         timeout_s: float,
         stall_s: float | None = None,
         on_line: Callable[[bytes], None] = lambda _: None,
+        fork: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         """Start ``module`` (it has a function ``main(arguments)``).
@@ -104,6 +106,7 @@ class BoundedChild:
             timeout_s: bound on the whole.
             stall_s: bound on silence; the same as ``timeout_s`` unless given.
             on_line: called with each line that the child speaks.
+            fork: the child is a fork of this process, with the modules that it has imported, and no new interpreter.
             clock: a monotonic clock.
         """
         self._on_line = on_line
@@ -113,13 +116,7 @@ class BoundedChild:
         self._stall_s = stall_s or math.inf
         self._lines = Lines()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _finish
-        self._child = PipedChild(
-            [
-                *(sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT)),
-                *(str(os.getpid()), module, *arguments),
-            ],
-            errors=self._errors,
-        )
+        self._child = (_fork if fork else _start)(module, arguments, self._errors)
         assert self._child.stdout is not None
         assert self._child.stdin is not None
         self._pipe, self._input = self._child.stdout.fileno(), self._child.stdin
@@ -203,6 +200,16 @@ class BoundedChild:
         self._errors.close()
 
 
+def _start(module: str, arguments: Sequence[str], errors: IO[bytes]) -> PipedChild:
+    ours = (sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT), str(os.getpid()))
+    return start_piped([*ours, module, *arguments], errors=errors)
+
+
+def _fork(module: str, arguments: Sequence[str], errors: IO[bytes]) -> PipedChild:
+    parent = os.getpid()
+    return fork_piped(lambda: _be_child(parent, module, arguments), errors=errors)
+
+
 def _end(how: Exit) -> ChildEnd:
     if how.signal is not None:
         return ChildEnd.SIGNALLED
@@ -262,13 +269,17 @@ def speak(message: object) -> None:
 
 
 def run_as_child() -> None:
-    """Become a bounded child: die with the parent, keep stdout for messages, run the module's ``main``."""
-    global _speaker
+    """Become a bounded child, in a new interpreter."""
     parent, module, *arguments = sys.argv[1:]
-    die_with_parent(int(parent))
+    sys.argv = [module, *arguments]
+    _be_child(int(parent), module, arguments)
+
+
+def _be_child(parent: int, module: str, arguments: Sequence[str]) -> None:
+    """Die with the parent, keep stdout for messages, run the module's ``main``."""
+    global _speaker
+    die_with_parent(parent)
     # Whatever a C library prints goes to stderr; the pipe is for messages alone.
     _speaker = os.dup(1)
     os.dup2(2, 1)
-    sys.argv = [module, *arguments]
-    __import__(module)
-    sys.modules[module].main(arguments)
+    importlib.import_module(module).main(arguments)

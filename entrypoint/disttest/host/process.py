@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NoReturn
 
+from disttest.descriptors import new_streams, take_descriptors
 from disttest.host.proc import stat_of
 from disttest.limits import KILL_S
 from disttest.model import Frozen
@@ -149,36 +150,16 @@ class Child:
 
 
 class PipedChild(Child):
-    """A child in a session of its own, with pipes of ours for its input and output; we never wait on one of them."""
+    """A child in a session of its own, with pipes of ours for its input and output; we never wait on one of them.
+
+    Made by :func:`start_piped` or :func:`fork_piped`.
+    """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        environ: Mapping[str, str] | None = None,
-        directory: str | None = None,
-        errors: IO[bytes] | None = None,
+        self, pid: int, *, stdin: IO[bytes] | None, stdout: IO[bytes] | None, stderr: IO[bytes] | None = None
     ) -> None:
-        """Start it.
-
-        Args:
-            argv: its command line.
-            environ: its environment, ours unless given.
-            directory: where it runs, here unless given.
-            errors: a file for its standard error, which is a pipe like the others otherwise.
-        """
-        process = subprocess.Popen(
-            list(argv),
-            env=environ,
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if errors is None else errors,
-            start_new_session=True,
-        )
-        super().__init__(process.pid)
-        process.returncode = 0  # the pidfd waits for it from here on; Popen must not
-        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        super().__init__(pid)
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         for pipe in self._pipes():
             os.set_blocking(pipe.fileno(), False)
 
@@ -200,6 +181,55 @@ class PipedChild(Child):
         for pipe in self._pipes():
             with contextlib.suppress(OSError):  # what was written last, and nobody reads
                 pipe.close()
+
+
+def start_piped(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: str | None = None,
+    errors: IO[bytes] | None = None,
+) -> PipedChild:
+    """Start a new program.
+
+    Args:
+        argv: its command line.
+        environ: its environment, ours unless given.
+        directory: where it runs, here unless given.
+        errors: a file for its standard error, which is a pipe like the others otherwise.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        env=environ,
+        cwd=directory,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if errors is None else errors,
+        start_new_session=True,
+    )
+    process.returncode = 0  # the pidfd waits for it from here on; Popen must not
+    return PipedChild(process.pid, stdin=process.stdin, stdout=process.stdout, stderr=process.stderr)
+
+
+def fork_piped(main: Callable[[], None], *, errors: IO[bytes]) -> PipedChild:
+    """Fork; the child has no descriptors but its pipes, so that it keeps those of no other child open.
+
+    Args:
+        main: what the child does, see :func:`fork_child`.
+        errors: a file for its standard error.
+    """
+    (its_input, stdin), (stdout, its_output) = os.pipe(), os.pipe()
+
+    def inside() -> None:
+        take_descriptors((its_input, its_output, errors.fileno()), (0, 1, 2))
+        new_streams()
+        main()
+
+    child = fork_child(inside, new_session=True)
+    child.close()
+    os.close(its_input)
+    os.close(its_output)
+    return PipedChild(child.pid, stdin=os.fdopen(stdin, "wb", 0), stdout=os.fdopen(stdout, "rb", 0))
 
 
 def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group: bool = False) -> Child:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from disttest.host.lines import Lines
-from disttest.host.process import PipedChild, end_all
+from disttest.host.process import PipedChild, end_all, start_piped
 from disttest.limits import PIPE_DRAIN_S
 
 LONGEST_LINE = 64 * 1024
@@ -91,7 +91,7 @@ class PipedProcesses:
     def start(self, command: Program) -> int:
         """Start one more; returns its number."""
         # Its own session: Ctrl-C is for the client, which tells the agents in its own way.
-        process = PipedChild(command.argv, environ=command.environment, directory=command.directory)
+        process = start_piped(command.argv, environ=command.environment, directory=command.directory)
         number = len(self._processes)
         self._processes.append(process)
         self._outboxes.append(bytearray())

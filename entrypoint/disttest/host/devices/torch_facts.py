@@ -60,6 +60,13 @@ def ask_torch(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     return facts
 
 
+def tell_of_torch() -> TorchFacts:
+    """What torch is; imports it, and initialises nothing."""
+    import torch
+
+    return _about(torch)
+
+
 def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
     """The same, in a fork of this process, which has imported torch: milliseconds instead of the seconds of an import.
 
@@ -70,7 +77,8 @@ def ask_in_fork(*, timeout_s: float = DRIVER_TOTAL_S) -> TorchFacts:
         return msgspec.json.decode(told, type=TorchFacts)
     except msgspec.DecodeError:
         why = f"gave no answer within {timeout_s:.0f} s" if ended is None else f"ended with {ended}"
-        return TorchFacts(error=f"initialising the devices: the process that asked {why}")
+        error = f"initialising the devices: the process that asked {why}"
+        return msgspec.structs.replace(tell_of_torch(), error=error)
 
 
 def built_for() -> dict[str, str]:
@@ -97,9 +105,7 @@ def has_accelerator() -> bool:
 
 def main(_arguments: Sequence[str]) -> None:
     """Say what torch is, then what it sees."""
-    import torch
-
-    speak(_about(torch))
+    speak(tell_of_torch())
     speak(_all_facts())
 
 

@@ -1,8 +1,8 @@
 """The preflight: real work on each device alone, then on each pair, then on all, each step bounded.
 
 One worker process per device does its device's checks and later plays one rank of the collectives, and one
-more does the pairs; torch is imported once in each, in all of them at the same time. Nothing that a device
-does can hang, crash or fool the caller: silence and death are findings like wrong numbers.
+more does the pairs. Nothing that a device does can hang, crash or fool the caller: silence and death are
+findings like wrong numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -84,12 +85,13 @@ def targets_of(machine: Machine, *, compute: str = "cuda", cpus: int = 2) -> tup
     )
 
 
-def run_preflight(
+def prove_all(
     targets: Sequence[Target],
     *,
-    level: Level = Level.QUICK,
-    worker: str = WORKER,
-    bounds: Bounds | None = None,
+    level: Level,
+    worker: str,
+    bounds: Bounds,
+    fork: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> PreflightResult:
     """Prove devices; takes some seconds, and never longer than its bounds.
@@ -99,11 +101,13 @@ def run_preflight(
         level: how much work to do.
         worker: module of the worker.
         bounds: time limits.
+        fork: workers are forks of this process, which has imported that module and can be forked; each is a new
+            interpreter otherwise, and all import torch at the same time.
         clock: a monotonic clock.
     """
     started_s = clock()
     with tempfile.TemporaryDirectory(prefix="disttest-preflight-") as folder:
-        preflight = _Preflight(tuple(targets), level, worker, bounds or Bounds(), Path(folder))
+        preflight = _Preflight(tuple(targets), level, _Starter(worker, bounds, fork), Path(folder))
         try:
             preflight.prove_devices()
             preflight.prove_pairs()
@@ -121,15 +125,29 @@ def _in_order(checks: Iterable[Check], targets: Sequence[Target]) -> tuple[Check
     return tuple(sorted(checks, key=lambda c: places[c.devices[0]] if len(c.devices) == 1 else last))
 
 
+class _Starter(NamedTuple):
+    """How workers are started."""
+
+    module: str
+    bounds: Bounds
+    fork: bool
+
+
 class _Worker:
     """One worker process and what it is doing."""
 
-    def __init__(self, module: str, bounds: Bounds, on_measured: Callable[[Began, Measured], None]) -> None:
-        self._on_measured = on_measured
+    def __init__(self, starter: _Starter) -> None:
+        self._on_measured: Callable[[Began, Measured], None] = lambda _began, _measured: None
         self.began: Began | None = None
         self.idle = False
         self.failed = False
-        self.child = BoundedChild(module, timeout_s=bounds.total, stall_s=bounds.start, on_line=self._hear)
+        self.child = BoundedChild(
+            starter.module,
+            timeout_s=starter.bounds.total,
+            stall_s=starter.bounds.start,
+            on_line=self._hear,
+            fork=starter.fork,
+        )
 
     @property
     def settled(self) -> bool:
@@ -162,23 +180,18 @@ class _Worker:
 
 
 class _Preflight:
-    """State of one preflight; lives only inside :func:`run_preflight`."""
+    """State of one preflight; lives only inside :func:`prove_all`."""
 
-    def __init__(
-        self, targets: tuple[Target, ...], level: Level, module: str, bounds: Bounds, folder: Path
-    ) -> None:
+    def __init__(self, targets: tuple[Target, ...], level: Level, starter: _Starter, folder: Path) -> None:
         self.targets = targets
         self.level = level
-        self.module = module
-        self.bounds = bounds
+        self.starter = starter
+        self.bounds = starter.bounds
         self.folder = folder
         self.checks: list[Check] = []
-        self.workers = {target.name: self._start() for target in targets}
+        self.workers = {target.name: _Worker(starter) for target in targets}
         self.peers = tuple(target for target in targets if not target.is_slice)
-        self.pairs_worker = self._start() if len(self.peers) > 1 else None
-
-    def _start(self) -> _Worker:
-        return _Worker(self.module, self.bounds, lambda _began, _measured: None)
+        self.pairs_worker = _Worker(starter) if len(self.peers) > 1 else None
 
     def close(self) -> None:
         """Let the workers go; those that do not leave at once are ended."""
@@ -232,7 +245,7 @@ class _Preflight:
     def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Try pairs in one worker; those that are left because it hung or crashed."""
         if self.pairs_worker is None or self.pairs_worker.child.ended is not None:
-            self.pairs_worker = self._start()
+            self.pairs_worker = _Worker(self.starter)
         worker, tried = self.pairs_worker, list[tuple[int, int]]()
 
         def measured(began: Began, what: Measured) -> None:

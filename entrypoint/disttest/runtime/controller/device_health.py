@@ -19,8 +19,7 @@ from disttest.host.devices.machine import Gpu, part_for
 from disttest.host.devices.usage import GpuWatch
 from disttest.host.fork_hazard import holds_gpu
 from disttest.host.leftovers.held_gpus import gpu_leftover
-from disttest.host.preflight import Target, targets_of
-from disttest.host.preflight.background import Proof
+from disttest.host.preflight import Prover, Target, targets_of
 from disttest.host.preflight.steps import WORKER
 from disttest.host.proc import sees_host_pids
 from disttest.limits import DEVICE_POLL_S, GPU_PROOF_WAIT_S, GPU_RELEASE_S, GPU_SLOW_RELEASE_S, IDLE_S
@@ -103,7 +102,7 @@ class DeviceHealth:
         self._asked_s = 0.0
         self._prove: Prove | None = None
         self._wanted_s = 0.0
-        self._proof: Proof | None = None
+        self._prover: Prover | None = None
         self._faults: dict[str, str] = {}
         """Slot name -> what the driver says of it, of those that are still to be decided on."""
         self.broken: dict[str, str] = {}
@@ -138,16 +137,16 @@ class DeviceHealth:
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes that are ours, and nobody's leftovers."""
-        return (*self._watch.pids, *((self._proof.pid,) if self._proof else ()))
+        return (*self._watch.pids, *((self._prover.pid,) if self._prover else ()))
 
     @property
     def wait_s(self) -> float:
         """How long the controller may wait before it asks again."""
-        return DEVICE_POLL_S if self._waiting or (self._prove and not self._proof) else IDLE_S
+        return DEVICE_POLL_S if self._waiting or (self._prove and not self._prover) else IDLE_S
 
     def descriptors(self) -> tuple[int, ...]:
         """What becomes readable when there is something to do."""
-        return (*self._watch.descriptors(), *(self._proof.descriptors() if self._proof else ()))
+        return (*self._watch.descriptors(), *(self._prover.descriptors() if self._prover else ()))
 
     def suspects(self, result: TestResult, slots: Sequence[Slot]) -> bool:
         """Take a result; whether it is open from now on whose fault it is, until the suspects are told."""
@@ -183,17 +182,18 @@ class DeviceHealth:
             self._settle({gpu.index: gpu for gpu in gpus})
         elif self._waiting and self._clock() - self._asked_s >= DEVICE_POLL_S:
             self._ask()
-        if self._prove is not None and self._proof is None:
+        if self._prove is not None and self._prover is None:
             self._try_to_prove(in_use)
-        if self._proof is not None and (found := self._proof.advance()) is not None:
-            self._proof = None
+        if self._prover is not None and (found := self._prover.advance()) is not None:
+            self._prover.kill()
+            self._prover = None
             self._conclude(found.broken)
 
     def close(self) -> None:
         """End what was started."""
         self._watch.close()
-        if self._proof is not None:
-            self._proof.kill()
+        if self._prover is not None:
+            self._prover.kill()
 
     # --- handing on
 
@@ -294,7 +294,8 @@ class DeviceHealth:
         targets = self._targets(idle)
         if targets:
             worker = self._devices.probe.worker or WORKER
-            self._proof = Proof(targets, worker=worker)
+            self._prover = Prover(worker=worker)
+            self._prover.begin(targets)
         else:
             self._conclude({})
 

@@ -1,0 +1,174 @@
+"""The process that proves devices: it imports torch once, and the workers of its preflight are forks of it.
+
+It uses no device itself, so that its forks can. Whoever starts it need not stand still meanwhile.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from disttest.host.bounded import BoundedChild, speak, wait_children
+from disttest.host.devices.torch_facts import TorchFacts, ask_in_fork, ask_torch, tell_of_torch
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.preflight.messages import Level, PreflightResult, Target
+from disttest.host.preflight.steps import WORKER, Bounds, prove_all
+from disttest.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S
+
+_MODULE = "disttest.host.preflight.prover"
+
+
+class _AskDevices(msgspec.Struct, frozen=True, tag=True):
+    """What does torch see?"""
+
+
+class _Prove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Prove these."""
+
+    targets: tuple[Target, ...]
+    level: Level
+
+
+_orders = msgspec.json.Decoder(_AskDevices | _Prove)
+
+
+class Prover:
+    """A running prover. Wait for its descriptors, or no longer than a second, and call :meth:`advance`.
+
+    As a context manager it is ended with the block.
+    """
+
+    def __init__(self, *, worker: str = WORKER, bounds: Bounds | None = None) -> None:
+        """Start it; it begins to import torch.
+
+        Args:
+            worker: module of the workers.
+            bounds: time limits.
+        """
+        self._bounds = bounds or Bounds()
+        self._torch: TorchFacts | None = None
+        self._order: tuple[_AskDevices | _Prove, float] | None = None
+        """What it is to do once it has imported torch, and how long that may take, in seconds."""
+        self._targets: tuple[Target, ...] = ()
+        self._answer: bytes | None = None
+        arguments = [worker, msgspec.json.encode(self._bounds).decode()]
+        self._child = BoundedChild(
+            _MODULE, arguments, timeout_s=math.inf, stall_s=self._bounds.start, on_line=self._hear
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Its process, which who looks for leftovers must not take for one."""
+        return self._child.pid
+
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable when there is something to do."""
+        return self._child.descriptors()
+
+    def ask_torch(self) -> TorchFacts:
+        """Wait for what torch is and what it sees."""
+        self._give(_AskDevices(), DRIVER_TOTAL_S + PREFLIGHT_MARGIN_S)
+        self._wait()
+        if self._torch is None:
+            return TorchFacts(error=f"importing torch: the child {self._child.ended}")
+        if self._answer is None:
+            error = f"initialising {self._torch.device_type}: the child {self._child.ended}"
+            return msgspec.structs.replace(self._torch, error=error)
+        return msgspec.json.decode(self._answer, type=TorchFacts)
+
+    def begin(self, targets: Sequence[Target], *, level: Level = Level.QUICK) -> None:
+        """Begin to prove devices; see :func:`run_preflight`."""
+        self._targets = tuple(targets)
+        order = _Prove(targets=self._targets, level=level)
+        self._give(order, self._bounds.total + PREFLIGHT_MARGIN_S)
+
+    def advance(self) -> PreflightResult | None:
+        """What came of it, or None while it runs. A prover that dies condemns all that it was to prove."""
+        ended = self._child.advance()
+        if self._answer is not None:
+            return msgspec.json.decode(self._answer, type=PreflightResult)
+        if ended is None:
+            return None
+        reason = f"the preflight {ended}"
+        return PreflightResult(checks=(), broken={target.name: reason for target in self._targets})
+
+    def result(self) -> PreflightResult:
+        """Wait for what comes of it."""
+        self._wait()
+        result = self.advance()
+        assert result is not None
+        return result
+
+    def kill(self) -> None:
+        """End it now; its workers die with it."""
+        self._child.kill()
+
+    def _give(self, order: _AskDevices | _Prove, limit_s: float) -> None:
+        self._answer = None
+        self._order = (order, limit_s)
+        self._send()
+
+    def _send(self) -> None:
+        if self._torch is not None and self._order is not None:
+            (order, limit_s), self._order = self._order, None
+            self._child.send(order, stall_s=limit_s)
+
+    def _hear(self, line: bytes) -> None:
+        self._child.expect()
+        if self._torch is None:
+            self._torch = msgspec.json.decode(line, type=TorchFacts)
+            self._send()
+        else:
+            self._answer = line
+
+    def _wait(self) -> None:
+        wait_children([self._child], until=lambda: self._answer is not None)
+
+
+def run_preflight(
+    targets: Sequence[Target],
+    *,
+    level: Level = Level.QUICK,
+    worker: str = WORKER,
+    bounds: Bounds | None = None,
+) -> PreflightResult:
+    """Prove devices; takes some seconds, and never longer than its bounds.
+
+    Args:
+        targets: what to prove; all of one device type.
+        level: how much work to do.
+        worker: module of the workers.
+        bounds: time limits.
+    """
+    with Prover(worker=worker, bounds=bounds) as prover:
+        prover.begin(targets, level=level)
+        return prover.result()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Import torch, say what it is, then do what is asked until the input ends."""
+    worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
+    importlib.import_module(worker)  # torch comes with it
+    speak(tell_of_torch())
+    for line in sys.stdin:
+        # Where the import alone has used CUDA or started threads, others import torch themselves.
+        fork = not fork_hazard(on_gpus=True)
+        match _orders.decode(line):
+            case _AskDevices():
+                speak(ask_in_fork() if fork else ask_torch())
+            case _Prove(targets=targets, level=level):
+                speak(prove_all(targets, level=level, worker=worker, bounds=bounds, fork=fork))
