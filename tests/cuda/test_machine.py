@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 from disttest.model import Outcome
@@ -42,6 +43,17 @@ def test_the_doctor_proves_gpus_pairs_and_collectives(cuda_lab):
     checks = {finding["check"] for finding in said["findings"] if finding["device"].startswith("GPU")}
     assert {"context", "matmul", "peer_copy", "collective_all_reduce", "collective_broadcast"} <= checks
     assert len(said["proved"]) == 2
+
+
+def test_the_doctor_is_not_misled_where_any_python_asks_for_gpus_as_it_starts(cuda_lab):
+    """No fork of such a process can use a GPU, which says nothing about the GPU."""
+    cuda_lab.write(sitecustomize="import torch\ntorch.cuda.is_available()\n")
+    path = os.pathsep.join([str(cuda_lab.folder), cuda_lab.environ["PYTHONPATH"]])
+
+    ended = cuda_lab.run("doctor", PYTHONPATH=path)
+
+    assert ended.exit_code == 0, ended.output
+    assert "collective_all_reduce" in ended.output
 
 
 def test_a_gpu_that_another_process_holds_is_not_taken(cuda, cuda_lab):

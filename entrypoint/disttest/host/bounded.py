@@ -16,7 +16,7 @@ import select
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
@@ -95,6 +95,7 @@ class BoundedChild:
         timeout_s: float,
         stall_s: float | None = None,
         on_line: Callable[[bytes], None] = lambda _: None,
+        variables: Mapping[str, str] | None = None,
         fork: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -106,6 +107,7 @@ class BoundedChild:
             timeout_s: bound on the whole.
             stall_s: bound on silence; the same as ``timeout_s`` unless given.
             on_line: called with each line that the child speaks.
+            variables: of its environment, besides ours.
             fork: the child is a fork of this process, with the modules that it has imported, and no new interpreter.
             clock: a monotonic clock.
         """
@@ -116,7 +118,7 @@ class BoundedChild:
         self._stall_s = stall_s or math.inf
         self._lines = Lines()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in _finish
-        self._child = (_fork if fork else _start)(module, arguments, self._errors)
+        self._child = (_fork if fork else _start)(module, arguments, variables or {}, self._errors)
         assert self._child.stdout is not None
         assert self._child.stdin is not None
         self._pipe, self._input = self._child.stdout.fileno(), self._child.stdin
@@ -200,14 +202,24 @@ class BoundedChild:
         self._errors.close()
 
 
-def _start(module: str, arguments: Sequence[str], errors: IO[bytes]) -> PipedChild:
+def _start(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str], errors: IO[bytes]
+) -> PipedChild:
     ours = (sys.executable, "-P", "-c", _BOOTSTRAP, str(_PACKAGE_ROOT), str(os.getpid()))
-    return start_piped([*ours, module, *arguments], errors=errors)
+    environ = {**os.environ, **variables}  # noqa: TID251 - handed on
+    return start_piped([*ours, module, *arguments], environ=environ, errors=errors)
 
 
-def _fork(module: str, arguments: Sequence[str], errors: IO[bytes]) -> PipedChild:
+def _fork(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str], errors: IO[bytes]
+) -> PipedChild:
     parent = os.getpid()
-    return fork_piped(lambda: _be_child(parent, module, arguments), errors=errors)
+
+    def main() -> None:
+        os.environ.update(variables)  # noqa: TID251 - its own
+        _be_child(parent, module, arguments)
+
+    return fork_piped(main, errors=errors)
 
 
 def _end(how: Exit) -> ChildEnd:

@@ -164,11 +164,22 @@ def main(arguments: Sequence[str]) -> None:
     worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
     importlib.import_module(worker)  # torch comes with it
     speak(tell_of_torch())
+    seen, fork = _look()
     for line in sys.stdin:
-        # Where the import alone has used CUDA or started threads, others import torch themselves.
-        fork = not fork_hazard(on_gpus=True)
         match _orders.decode(line):
             case _AskDevices():
-                speak(ask_in_fork() if fork else ask_torch())
+                speak(seen)
             case _Prove(targets=targets, level=level):
                 speak(prove_all(targets, level=level, worker=worker, bounds=bounds, fork=fork))
+
+
+def _look() -> tuple[TorchFacts, bool]:
+    """What torch sees, and whether a fork of this process sees it, too.
+
+    None does where the import alone has used CUDA (a ``sitecustomize`` that asks for GPUs) or left threads.
+    """
+    if not fork_hazard(on_gpus=True):
+        seen = ask_in_fork()
+        if not seen.error:
+            return seen, True
+    return ask_torch(), False

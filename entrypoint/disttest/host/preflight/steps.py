@@ -126,7 +126,7 @@ def _in_order(checks: Iterable[Check], targets: Sequence[Target]) -> tuple[Check
 
 
 class _Starter(NamedTuple):
-    """How workers are started."""
+    """How workers are started, each with the devices of its own."""
 
     module: str
     bounds: Bounds
@@ -136,16 +136,19 @@ class _Starter(NamedTuple):
 class _Worker:
     """One worker process and what it is doing."""
 
-    def __init__(self, starter: _Starter) -> None:
+    def __init__(self, starter: _Starter, targets: Sequence[Target]) -> None:
         self._on_measured: Callable[[Began, Measured], None] = lambda _began, _measured: None
         self.began: Began | None = None
         self.idle = False
         self.failed = False
+        visible = ",".join(target.visible for target in targets)
         self.child = BoundedChild(
             starter.module,
             timeout_s=starter.bounds.total,
             stall_s=starter.bounds.start,
             on_line=self._hear,
+            # From the start: once CUDA is initialised, which an import may do, it shows what it shows.
+            variables={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
             fork=starter.fork,
         )
 
@@ -189,9 +192,8 @@ class _Preflight:
         self.bounds = starter.bounds
         self.folder = folder
         self.checks: list[Check] = []
-        self.workers = {target.name: _Worker(starter) for target in targets}
-        self.peers = tuple(target for target in targets if not target.is_slice)
-        self.pairs_worker = _Worker(starter) if len(self.peers) > 1 else None
+        self.workers = {target.name: _Worker(starter, [target]) for target in targets}
+        self.pairs_worker: _Worker | None = None
 
     def close(self) -> None:
         """Let the workers go; those that do not leave at once are ended."""
@@ -245,7 +247,7 @@ class _Preflight:
     def _try_pairs(self, peers: Sequence[Target], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Try pairs in one worker; those that are left because it hung or crashed."""
         if self.pairs_worker is None or self.pairs_worker.child.ended is not None:
-            self.pairs_worker = _Worker(self.starter)
+            self.pairs_worker = _Worker(self.starter, peers)
         worker, tried = self.pairs_worker, list[tuple[int, int]]()
 
         def measured(began: Began, what: Measured) -> None:

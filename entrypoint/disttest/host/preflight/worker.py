@@ -6,7 +6,6 @@ Runs in a bounded child. Before each check it says which, so that the parent can
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from disttest.host.preflight.messages import (
     Measured,
     PairsJob,
     Ready,
-    Target,
 )
 
 
@@ -59,7 +57,6 @@ class Worker:
     def _do(self, job: AnyJob) -> None:
         match job:
             case DeviceJob():
-                _show(job.target)
                 self._run_all(self._bench(job.target, job.level).checks())
             case PairsJob():
                 self._pairs(job)
@@ -67,7 +64,6 @@ class Worker:
                 self._collective(job)
 
     def _pairs(self, job: PairsJob) -> None:
-        _show(*job.targets)
         benches = [self._bench(target, job.level, index) for index, target in enumerate(job.targets)]
         for pair in job.pairs:
             speak(Began(check=PAIR_CHECK, pair=pair))
@@ -97,13 +93,6 @@ def _return_memory() -> None:
     if cuda.is_initialized():
         with contextlib.suppress(RuntimeError):
             cuda.empty_cache()
-
-
-def _show(*targets: Target) -> None:
-    """Make CUDA see these devices only; has no effect once CUDA is initialised."""
-    visible = ",".join(target.visible for target in targets)
-    if visible:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible  # noqa: TID251 - its own
 
 
 def _measure(check: Callable[[], Measure | None]) -> bool:
