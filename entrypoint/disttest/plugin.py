@@ -33,6 +33,7 @@ from disttest.runtime.controller.controller import DeadlinePassed
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
 from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
+from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.other_plugins import (
     NO_WORLDS_IN_WORKERS,
     leave_hypothesis_unused,
@@ -46,7 +47,7 @@ from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.spmd import collect_as_rank_0
-from disttest.runtime.controller.starters import ParentOrder, be_a_rank
+from disttest.runtime.controller.starters import be_a_rank
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import MARKS
 from disttest.runtime.hosting.recognise import HOSTING

@@ -9,9 +9,11 @@ import pytest
 
 from disttest.model import WorldKind
 from disttest.runtime.controller.contain import is_ordinary
-from disttest.runtime.controller.controller import Controller
+from disttest.runtime.controller.controller import Controller, DeadlinePassed
 from disttest.runtime.controller.parents import parents_of
 from disttest.runtime.controller.session import RunSession
+
+__all__ = ["DeadlinePassed", "run_apart"]
 
 
 def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:

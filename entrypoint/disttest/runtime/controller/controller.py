@@ -9,7 +9,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -22,7 +21,6 @@ from disttest.options.run import RunOptions
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
-from disttest.results.directory import Home
 from disttest.results.verdict import not_run
 from disttest.runtime.controller.allure_results import tell_allure
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
@@ -40,22 +38,10 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
+from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.messages.protocol import TestJudged, WorldOrder
 from disttest.runtime.rank.measured import merge_coverage
 from disttest.runtime.rank.waits import ready_to_watch
-
-
-class Workplace(NamedTuple):
-    """Where a run keeps its files."""
-
-    home: Home
-    """The results directory."""
-    scratch: Path
-
-    @property
-    def results(self) -> Path:
-        """The results directory as it stands now."""
-        return self.home.now()
 
 
 class DeadlinePassed(Exception):

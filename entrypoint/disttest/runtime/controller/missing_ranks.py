@@ -12,7 +12,7 @@ import pytest
 
 from disttest.model import TestCase
 from disttest.runtime.controller.expand import closest_mark, shape_of
-from disttest.runtime.controller.preload import sources_below
+from disttest.runtime.controller.loaded_sources import sources_below
 
 _OF_A_RANK = frozenset(
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

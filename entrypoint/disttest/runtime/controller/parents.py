@@ -35,9 +35,10 @@ from disttest.runtime.controller.fork_line import (
     serve_line,
 )
 from disttest.runtime.controller.hazards import Hazards
+from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.other_plugins import arguments_for_ranks
 from disttest.runtime.controller.run_recorder import RunRecorder
-from disttest.runtime.controller.starters import ForkStarter, ParentOrder
+from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
 from disttest.runtime.rank import hygiene

@@ -9,13 +9,12 @@ saves none.
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from disttest import observe
+from disttest.runtime.controller.loaded_sources import sources_below
 from disttest.runtime.rank import hygiene
 
 _LAZY = (
@@ -38,9 +37,6 @@ LAZY_PARTS = tuple(name for _, name in _LAZY)
 
 _COMMENT = re.compile("#.*")
 """Its words count for nothing; in a text a # hides the rest of the line, which costs an import later."""
-_TORCHS_TESTS = "torch/testing/_internal/common_utils.py"
-_LARGEST = 1 << 20
-"""Bytes; a larger source is data."""
 
 
 def load_torch() -> None:
@@ -73,27 +69,6 @@ def parts_needed(source: str) -> tuple[str, ...]:
     """The modules that torch will import for what a source says."""
     code = _COMMENT.sub("", source)
     return tuple(name for pattern, name in _LAZY if pattern.search(code))
-
-
-def sources_below(root: Path) -> Iterator[tuple[Path, str]]:
-    """The sources of the modules below ``root`` that are loaded now, and of torch's own tests."""
-    for path in _files(sys.modules.values(), root):
-        try:
-            if path.stat().st_size <= _LARGEST:
-                yield path, path.read_text(errors="replace")
-        except OSError:
-            continue  # a module made by a program, or a file gone since
-
-
-def _files(modules: Iterable[object], root: Path) -> Iterator[Path]:
-    # As texts: torch is two thousand modules, and a path of each takes longer than all else before a small test.
-    below = os.path.join(root, "")  # noqa: PTH118
-    # A list first: reading a lazy module's attributes may import others.
-    for name in [getattr(module, "__file__", None) for module in list(modules)]:
-        if isinstance(name, str) and name.endswith(".py"):
-            mine = name.startswith(below) and "/site-packages/" not in name
-            if mine or name.endswith(f"/{_TORCHS_TESTS}"):
-                yield Path(name)
 
 
 def _load(name: str) -> bool:

@@ -30,13 +30,13 @@ from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.kept_logs import drop_folder, make_folder
 from disttest.runtime.controller.collect import describe_item
 from disttest.runtime.controller.contain import is_ordinary, place_contained
-from disttest.runtime.controller.controller import Workplace
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
 from disttest.runtime.controller.expand import WantedWorld
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
+from disttest.runtime.controller.orders import InterpreterOrder
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.other_plugins import overruled
 from disttest.runtime.controller.run_devices import Devices, name_run
@@ -53,9 +53,9 @@ from disttest.runtime.controller.session_options import (
     with_terminal,
 )
 from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
-from disttest.runtime.controller.starters import InterpreterOrder
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
+from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank import worker_id

@@ -21,7 +21,7 @@ from disttest.planning.shard_plan import Plan, decode_plan
 from disttest.planning.targets import suites_dir
 from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
-from disttest.runtime.controller.starters import InterpreterOrder, ParentOrder, read_order
+from disttest.runtime.controller.orders import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 from disttest.runtime.rank.debug_adapter import check_debugger
 

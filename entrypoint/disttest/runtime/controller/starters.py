@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import disttest
@@ -16,8 +15,9 @@ from disttest.descriptors import append_to
 from disttest.errors import ExitCode
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
-from disttest.model import Frozen, WorldKind
+from disttest.model import WorldKind
 from disttest.options.environment import hash_seed
+from disttest.runtime.controller.orders import InterpreterOrder, write_order
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.hosting.main_process import serve_main
 from disttest.runtime.messages.collected import describe_collected
@@ -27,35 +27,6 @@ from disttest.runtime.rank.contained import serve_contained
 from disttest.runtime.rank.rank import serve
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.spmd_rank import serve_spmd
-
-
-class CollectingOrder(Frozen):
-    """What a process that collects by itself is told through its command line: a JSON file."""
-
-    modules: tuple[str, ...]
-    """The files to collect; all others are ignored."""
-    host: TargetHost
-    """The machine as the controller sees it: a rank sees less, and would make other tests of it."""
-
-
-class InterpreterOrder(CollectingOrder, tag="rank"):
-    """Be a rank."""
-
-    spec: RankSpec
-    channel_fd: int
-
-    @property
-    def path(self) -> Path:
-        """Where it lies."""
-        return self.spec.scratch.parent / f"rank{self.spec.rank}.order.json"
-
-
-class ParentOrder(CollectingOrder, tag="parent"):
-    """Be what worlds are forked from."""
-
-    line_fd: int
-    answer: str
-    """The file for what it has collected."""
 
 
 class ForkStarter:
@@ -149,23 +120,3 @@ def _import_path() -> str:
     """Where this very package is found, whatever the working directory has become, before what the user has set."""
     ours = str(Path(disttest.__file__).parents[1])
     return os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251
-
-
-def write_order(order: CollectingOrder, path: Path, ledger: int) -> tuple[str, ...]:
-    """Write an order; the arguments by which pytest finds it.
-
-    Args:
-        order: what it is told.
-        path: the file.
-        ledger: the descriptor of the values to hide, as pytest will have it; negative: there are none.
-    """
-    path.write_bytes(msgspec.json.encode(order, enc_hook=str))
-    hidden = (f"--disttest-ledger={ledger}",) if ledger >= 0 else ()
-    return (f"--disttest-rank={path}", *hidden)
-
-
-def read_order(path: Path) -> InterpreterOrder | ParentOrder:
-    """The order of a process that collects by itself."""
-    return msgspec.json.decode(
-        path.read_bytes(), type=InterpreterOrder | ParentOrder, dec_hook=lambda kind, text: kind(text)
-    )

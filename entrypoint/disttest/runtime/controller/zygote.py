@@ -28,7 +28,7 @@ from disttest.host.process import Child, die_with_parent, end_all, fork_child, l
 from disttest.limits import KILL_S, WORLD_START_S
 from disttest.masking import masker
 from disttest.runtime.controller.fork_line import Collect, ForkLine, ForkOrder, Recipe, serve_line
-from disttest.runtime.controller.starters import CollectingOrder, InterpreterOrder, ParentOrder, write_order
+from disttest.runtime.controller.orders import CollectingOrder, InterpreterOrder, ParentOrder, write_order
 from disttest.runtime.messages.protocol import Channel
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely

@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 import unittest
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,68 +20,18 @@ import pytest
 from disttest.host.fork_hazard import fork_hazard
 from disttest.results.exit_codes import TEST_SKIPS, ExitRule
 from disttest.runtime.hosting.rank_host import ForkHost
+from disttest.runtime.hosting.recognise_launching import definitions, launchers, launches_ranks
 from disttest.testing.helpers import find_free_port
 from disttest.testing.hosting import RankPipe
-
-_WAYS = ("_launch_daemonic_procs", "_launch_non_daemonic_procs")
-"""Where a class has them, its ``_launch_procs`` looks for devices first, and then takes one of these."""
-
-
-# --- before any process starts
-
-
-def launches_ranks(cls: type) -> bool:
-    """Whether the class is of this kind, and has but one way to launch ranks: one that a subclass has made up is left alone."""
-    return (
-        bool(getattr(cls, "is_dist_test", False))
-        and callable(getattr(cls, "_dist_run", None))
-        and all(len(_definitions(cls, name)) == 1 for name in _launchers(cls))
-    )
-
-
-def most_ranks(item: Any) -> int:
-    """How many ranks a test of such a class has at most at one time: its own, or those of a fixture that it uses."""
-    mark = item.get_closest_marker("world_size")
-    told = getattr(getattr(item, "callspec", None), "params", {})
-    asked = mark.args[0] if mark and mark.args else told.get("world_size", getattr(item.cls, "world_size", 1))
-    chains = item._fixtureinfo.name2fixturedefs.values()
-    fixtures = (
-        each.func for chain in chains for each in chain if getattr(each.func, "is_dist_fixture", False)
-    )
-    sizes = [asked, *(getattr(fixture, "world_size", 1) for fixture in fixtures)]
-    return max((size for each in sizes for size in _whole_numbers(each)), default=1)
-
-
-def limit_s(cls: type) -> float:
-    """How long the class gives its ranks; 0: it does not say."""
-    limit = getattr(cls, "exec_timeout", 0)
-    return float(limit) if isinstance(limit, int | float) else 0.0
-
-
-def _launchers(cls: type) -> tuple[str, ...]:
-    return tuple(name for name in _WAYS if hasattr(cls, name)) or ("_launch_procs",)
-
-
-def _definitions(cls: type, name: str) -> list[type]:
-    return [base for base in cls.__mro__ if name in vars(base)]
-
-
-def _whole_numbers(value: object) -> Iterator[int]:
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(each, int) and each > 0:
-            yield each
-
-
-# --- in the main process
 
 
 def host_launching_classes(classes: Iterable[type], host: ForkHost) -> None:
     """Make those of this kind launch their ranks through the host, in this process and its forks."""
     found = {
-        (name, _definitions(cls, name)[0])
+        (name, definitions(cls, name)[0])
         for cls in set(classes)
         if launches_ranks(cls)
-        for name in _launchers(cls)
+        for name in launchers(cls)
     }
     for name, base in found:
         setattr(base, name, _hosted(vars(base)[name], host))

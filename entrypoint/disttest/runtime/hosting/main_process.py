@@ -15,7 +15,8 @@ from disttest.results.exit_codes import SKIP_MESSAGES
 from disttest.runtime.hosting.launching_classes import host_launching_classes
 from disttest.runtime.hosting.rank_host import ForkHost
 from disttest.runtime.hosting.recognise import ranks_may_differ
-from disttest.runtime.hosting.torch_bases import host_torch_bases, torch_skips
+from disttest.runtime.hosting.torch_bases import host_torch_bases
+from disttest.runtime.hosting.torch_module import torch_skips
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output

@@ -10,9 +10,9 @@ from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldKind
-from disttest.runtime.hosting.launching_classes import launches_ranks, limit_s, most_ranks
+from disttest.runtime.hosting.recognise_launching import launches_ranks, limit_s, most_ranks
 from disttest.runtime.hosting.reuse import why_new_ranks
-from disttest.runtime.hosting.torch_bases import rank_count, torch_module
+from disttest.runtime.hosting.torch_module import rank_count, torch_module
 
 
 class Hosted(Frozen):

@@ -16,28 +16,16 @@ from typing import Any
 
 from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
-from disttest.options.values import check_world_size
 from disttest.results.exit_codes import ExitRule
 from disttest.runtime.hosting.loan import Loan, RanksWereUsed
 from disttest.runtime.hosting.rank_host import ForkHost
 from disttest.runtime.hosting.ranks import current_account
 from disttest.runtime.hosting.reuse import own_classes
 from disttest.runtime.hosting.team import Rank
+from disttest.runtime.hosting.torch_module import rank_count, torch_module
 from disttest.testing.hosting import RanksFailed
 
-MODULE = "torch.testing._internal.common_distributed"
 _SPAWNED_KEYWORDS = ("fake_pg",)
-
-
-def torch_module() -> types.ModuleType | None:
-    """torch's module of test bases, if somebody has imported it; nobody is made to."""
-    return sys.modules.get(MODULE)
-
-
-def torch_skips() -> dict[int, str]:
-    """The skip codes of the installed torch."""
-    module = torch_module()
-    return {skip.exit_code: skip.message for skip in module.TEST_SKIPS.values()} if module else {}
 
 
 def host_torch_bases(host: ForkHost) -> None:
@@ -49,17 +37,6 @@ def host_torch_bases(host: ForkHost) -> None:
     _report_threads(module.MultiThreadedTestCase, host)
     if hasattr(module, "MultiProcContinuousTest"):
         _host_continuous(module.MultiProcContinuousTest, host)
-
-
-def rank_count(value: Any) -> int:
-    """A ``world_size`` as a number of ranks: an int, or its text, as torch takes both.
-
-    Raises:
-        UsageError: it is neither, or not from 1 to the limit.
-    """
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    return check_world_size(value)
 
 
 # --- MultiProcessTestCase

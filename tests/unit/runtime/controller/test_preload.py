@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from disttest.planning.targets import suites_dir
-from disttest.runtime.controller import preload
+from disttest.runtime.controller import loaded_sources, preload
 
 SUITES = suites_dir()
 
@@ -23,7 +23,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "_LAZY",
         ((re.compile(r"\bstep\b"), "lazy_part"), (re.compile("absent"), "no_such_part")),
     )
-    monkeypatch.setattr(preload, "_TORCHS_TESTS", "torchs/tests.py")  # the real ones may be loaded here
+    monkeypatch.setattr(
+        loaded_sources, "_TORCHS_TESTS", "torchs/tests.py"
+    )  # the real ones may be loaded here
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/lazy_part.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))

@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from disttest.runtime.hosting.launching_classes import (
-    host_launching_classes,
-    launches_ranks,
-    limit_s,
-    most_ranks,
-)
+from disttest.runtime.hosting.launching_classes import host_launching_classes
+from disttest.runtime.hosting.recognise_launching import launches_ranks, limit_s, most_ranks
 
 
 class _Host:

@@ -1,0 +1,33 @@
+"""Sources of the modules that the tests have loaded: what they say tells what they will do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_TORCHS_TESTS = "torch/testing/_internal/common_utils.py"
+_LARGEST = 1 << 20
+"""Bytes; a larger source is data."""
+
+
+def sources_below(root: Path) -> Iterator[tuple[Path, str]]:
+    """The sources of the modules below ``root`` that are loaded now, and of torch's own tests."""
+    for path in _files(sys.modules.values(), root):
+        try:
+            if path.stat().st_size <= _LARGEST:
+                yield path, path.read_text(errors="replace")
+        except OSError:
+            continue  # a module made by a program, or a file gone since
+
+
+def _files(modules: Iterable[object], root: Path) -> Iterator[Path]:
+    # As texts: torch is two thousand modules, and a path of each takes longer than all else before a small test.
+    below = os.path.join(root, "")  # noqa: PTH118
+    # A list first: reading a lazy module's attributes may import others.
+    for name in [getattr(module, "__file__", None) for module in list(modules)]:
+        if isinstance(name, str) and name.endswith(".py"):
+            mine = name.startswith(below) and "/site-packages/" not in name
+            if mine or name.endswith(f"/{_TORCHS_TESTS}"):
+                yield Path(name)
