@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import gc
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,8 +29,6 @@ from disttest.options.values import spell_out
 from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
-from disttest.runtime.controller.apart import run_apart
-from disttest.runtime.controller.controller import DeadlinePassed
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
 from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
@@ -40,14 +39,11 @@ from disttest.runtime.controller.other_plugins import (
     need_no_failure_server,
     overrule_xdist,
 )
-from disttest.runtime.controller.parents import serve_collected
-from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.spmd import collect_as_rank_0
-from disttest.runtime.controller.starters import be_a_rank
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import MARKS
 from disttest.runtime.hosting.recognise import HOSTING
@@ -55,15 +51,15 @@ from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.debug_adapter import tell_debugger
-from disttest.runtime.rank.fast_spawn import use_fast_spawn
 from disttest.runtime.rank.inactive_plugins import write_nothing
-from disttest.runtime.rank.replaying import replay_rank
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
 _RUN = pytest.StashKey[RunSession]()
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
+_WORLDS = "disttest.runtime.controller.apart"
+"""What runs worlds: more than half of our modules, which a session without a world does not need."""
 
 
 def _note(config: pytest.Config, doing: str) -> None:
@@ -139,6 +135,7 @@ def pytest_load_initial_conftests(
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(gc.enable)
     if has_asked(early_config):  # who has not sees what they would see without the plugin
+        importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
 
 
@@ -240,6 +237,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
         check_reports(config)
+        from disttest.runtime.controller.preload import load_torch, load_what_tests_use
+
         load_torch()
         load_what_tests_use(config.rootpath)
     run = config.stash[_RUN]
@@ -290,8 +289,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
     if isinstance(run.rank_order, ParentOrder):
+        from disttest.runtime.controller.parents import serve_collected
+
         serve_collected(session, run.rank_order, run.hazard_watch.judge(on_gpus=run.host.device != "cpu"))
     if run.rank_order is not None:
+        from disttest.runtime.controller.starters import be_a_rank
+
         be_a_rank(session, run.rank_order, run.errors)
     if order := session.config.getoption("disttest_node_partition"):
         from disttest.cluster.node.partition import serve_partition
@@ -299,6 +302,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
         serve_partition(session, run, Path(order))
         return True
     if told := session.config.getoption("disttest_replay"):
+        from disttest.runtime.rank.replaying import replay_rank
+
         _be_an_ordinary_process()
         replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
         return True
@@ -311,6 +316,8 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
+    from disttest.runtime.controller.apart import DeadlinePassed, run_apart
+
     was_frozen = gc.get_freeze_count() > 0
     try:
         run_apart(session, run, functools.partial(_note, session.config))
@@ -345,6 +352,8 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
     if thaw:
         gc.unfreeze()
     if run.options.fast_spawn:
+        from disttest.runtime.rank.fast_spawn import use_fast_spawn
+
         use_fast_spawn()
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None

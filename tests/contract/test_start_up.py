@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from disttest.runtime.guard.guard import plugin_arguments
+
 HEAVY = (
     "email",  # by importlib.metadata
     "multiprocessing",
@@ -66,3 +68,39 @@ def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> N
         "subprocess",
     )
     assert [] == [name for name in heavy if name in loaded]
+
+
+OF_WORLDS = (
+    *("disttest.deadlock", "disttest.observe", "disttest.sanitizers.order", "disttest.runtime.world"),
+    *("disttest.runtime.rank.rank", "disttest.runtime.hosting.ranks", "disttest.runtime.controller.crew"),
+)
+NOTES_WHAT_IS_LOADED = """
+import sys
+
+BEFORE = set(sys.modules)
+
+
+def pytest_unconfigure():
+    print("\\nbefore:", *BEFORE, "\\nafter:", *sys.modules)
+"""
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["plain", "asks"])
+def test_what_runs_worlds_is_imported_for_who_asks_before_any_conftest(tmp_path, asks) -> None:
+    (tmp_path / "conftest.py").write_text(NOTES_WHAT_IS_LOADED)
+    (tmp_path / "test_plain.py").write_text("def test_passes():\n    pass\n")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-s",
+        *plugin_arguments(),
+        *(["--disttest-slots=1"] if asks else []),
+    ]
+    ended = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+
+    loaded = {words[0]: words[1:] for line in ended.stdout.splitlines() if (words := line.split())}
+    assert "disttest.plugin" in loaded["before:"]
+    at = "before:" if asks else "after:"
+    assert (list(OF_WORLDS) if asks else []) == [name for name in OF_WORLDS if name in loaded[at]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+
 import fake_driver as fakes
 import pytest
 
 from disttest.host.devices import detect_machine
+from disttest.host.devices.machine import operating_system
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
 
 GIB = 1 << 30
@@ -311,6 +314,10 @@ def test_gpus_of_another_vendor_come_from_torch(tmp_path, monkeypatch):
 
     assert names(machine) == ["gpu:0", "gpu:1"]
     assert machine.hardware().gpus == ("AMD Instinct MI300X",) * 2
+
+
+def test_the_operating_system_is_named_as_python_names_it():
+    assert operating_system() == platform.platform()
 
 
 def test_what_torch_says_of_itself():

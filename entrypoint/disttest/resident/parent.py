@@ -12,7 +12,6 @@ import gc
 import importlib
 import io
 import os
-import platform
 import select
 import signal
 import socket
@@ -51,7 +50,7 @@ from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.guard.standby import become, stand_by
 
 _PRELOADED = (
-    *("torch", "torch.distributed", "pytest", "disttest.plugin"),
+    *("torch", "torch.distributed", "pytest", "disttest.plugin", "disttest.runtime.controller.apart"),
     *("disttest.cli.main", "disttest.cli.fork", "disttest.cli.finish"),
 )
 _IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")
@@ -166,7 +165,6 @@ def _import_all() -> None:
             importlib.import_module(name)
     load_torch()
     load_reporters()
-    platform.platform()  # asks another program, once
 
 
 def _builtin_plugins() -> list[str]:

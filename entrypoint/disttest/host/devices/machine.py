@@ -6,6 +6,7 @@ GPU) or ``nvml_error`` (the machine).
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -207,7 +208,7 @@ class Machine(Frozen):
             gpus=tuple(gpu.name for gpu in self.gpus),
             python=platform.python_version(),
             torch=installed_torch(),
-            platform=platform.platform(),
+            platform=operating_system(),
             driver=self.driver,
             cuda=self.cuda_driver,
             memory=self.limits.memory,
@@ -334,3 +335,9 @@ def _one_of_each(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
         slices = gpu.slices if known is None else (*known.slices, *gpu.slices)
         merged[gpu.index] = msgspec.structs.replace(gpu, slices=slices)
     return tuple(merged.values())
+
+
+def operating_system() -> str:
+    """Kernel, architecture and C library in the words of ``platform.platform()``, which starts a program to find them out."""
+    kernel, library = os.uname(), "".join(platform.libc_ver())
+    return "-".join([kernel.sysname, kernel.release, kernel.machine, *(["with", library] if library else [])])
