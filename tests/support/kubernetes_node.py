@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine import docker_command
 from kubernetes_build import Binaries
 from kubernetes_image import PAUSE, import_images
 
@@ -36,6 +37,8 @@ KUBELET = {
     "kind": "KubeletConfiguration",
     # It says that it lives four times in this; 40 s where nobody has said otherwise.
     "nodeLeaseDurationSeconds": 12,
+    # How long a pod may wait for another look at it; a minute where nobody has said otherwise.
+    "syncFrequency": "2s",
     # Only the API server is in its network.
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
     "authorization": {"mode": "AlwaysAllow"},
@@ -187,6 +190,15 @@ class Node:
         socket = self.folder / "docker.sock"
         wait_until(socket.exists, f"dockerd of {self.name} starts", self.logs)
         import_images(self.docker_host, pause)
+
+    def remove_ended_containers(self) -> None:
+        """Do what a kubelet does once in a minute; a pod that was deleted is there until then."""
+        subprocess.run(
+            [docker_command(), "--host", self.docker_host, "container", "prune", "--force"],
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=60,
+        )
 
     def start_kubelet(self, binaries: Binaries, kubeconfig: Path) -> None:
         """Start the kubelet."""

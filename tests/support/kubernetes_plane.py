@@ -114,9 +114,14 @@ class KubernetesPlane:
             AssertionError: one is.
         """
         deadline = time.monotonic() + limit_s
+        looked_s = time.monotonic()
         while left := self.pods():
             names = [pod["metadata"]["name"] for pod in left]
             assert time.monotonic() < deadline, f"pods are left after {limit_s} s: {names}"
+            if time.monotonic() - looked_s >= 1.0:
+                for node in self.nodes:
+                    node.remove_ended_containers()
+                looked_s = time.monotonic()
             time.sleep(0.1)
 
     # --- faults
