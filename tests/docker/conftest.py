@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine import CACHE, Engine, build_target, ensure_probe, own_engine
+from engine import Engine, build_target, ensure_probe, kept_engine
 from launching import Launcher, ours
 from results_files import check_results_below
 
@@ -19,7 +19,7 @@ def engine() -> Iterator[Engine]:
     if host := os.environ.get("DISTTEST_TEST_DOCKER_HOST"):
         yield Engine(host=host)
         return
-    with own_engine(CACHE / "data") as started:
+    with kept_engine() as started:
         yield started
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engine import Engine, own_engine
+from engine import BASE, Engine, own_engine
 from launching import Launcher, ours, wait_until
 
 READY_THEN_SLEEP = """
@@ -224,7 +224,7 @@ def test_unreachable_registry_is_tried_again_and_explained(launcher: Launcher) -
 
 
 def test_image_without_disttest(launcher: Launcher, probe: str) -> None:
-    done = launcher.run("--image", "disttest-test/base:1", "--pull", "never", "--gpus", "none", "ddp")
+    done = launcher.run("--image", BASE, "--pull", "never", "--gpus", "none", "ddp")
     # The dead-man's timer, which starts disttest, says so: 127 is what a shell says too.
     assert done.returncode == 127
     assert "disttest" in done.stderr

@@ -2,7 +2,8 @@
 
 The engine has its own data root, socket and process, so that it neither needs nor touches another one on the
 machine. A stand-in for the Dockerfile's base image is made with ``debootstrap``, since a registry may be out
-of reach; what takes long is kept under ``.cache/docker``.
+of reach. What takes long is kept for the next run, of another checkout, too: the engine knows itself which layers of
+an image are still what its Dockerfile and its files say.
 
 ``DISTTEST_TEST_DOCKER_HOST`` names a running engine to use instead; ``DISTTEST_TEST_BASE_IMAGE`` a base
 image.
@@ -11,6 +12,7 @@ image.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -25,15 +27,25 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException, ImageNotFound
 
+from disttest.emulated_device import default_cache
+
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache" / "docker"
+CACHE = default_cache(os.environ) / "docker"
 NVIDIA_TOOLKIT = ROOT / "tests" / "support" / "nvidia_toolkit"
 """What an engine has to find on its PATH to take ``docker run --gpus``."""
 PACKAGES = "ca-certificates,python3,python3-venv"
-BASE = "disttest-test/base:1"
-BUILDER = "disttest-test/builder:1"
+UNUSED_FOR = "168h"
+"""Layers that no build has used for so long go."""
 START_TIMEOUT_S = 60.0
 BUILD_TIMEOUT_S = 600.0
+
+
+def _tag(name: str, *made_of: str) -> str:
+    """The name of an image that is what it is made of."""
+    return f"disttest-test/{name}:{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
+
+
+BASE = _tag("base", PACKAGES)
 
 BUILDER_DOCKERFILE = f"""\
 FROM {BASE}
@@ -78,7 +90,23 @@ def docker_command() -> str:
 
 
 @contextlib.contextmanager
-def own_engine(data_root: Path, *, takes_gpus: bool = True) -> Iterator[Engine]:
+def kept_engine() -> Iterator[Engine]:
+    """An engine with the images of earlier runs, or without where another run has that one."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as ending:
+        lock = ending.enter_context((CACHE / "data.lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="data-", dir=CACHE))
+            yield ending.enter_context(own_engine(Path(folder)))
+            return
+        # The daemon holds the lock, too: it may outlive a run that is killed.
+        yield ending.enter_context(own_engine(CACHE / "data", holds=(lock.fileno(),)))
+
+
+@contextlib.contextmanager
+def own_engine(data_root: Path, *, takes_gpus: bool = True, holds: Sequence[int] = ()) -> Iterator[Engine]:
     """Start ``dockerd`` on a fresh socket; its data root may hold the images of an earlier run."""
     for command in ("dockerd", "debootstrap"):
         if shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
@@ -87,7 +115,7 @@ def own_engine(data_root: Path, *, takes_gpus: bool = True) -> Iterator[Engine]:
             )
     with tempfile.TemporaryDirectory(prefix="dt-engine-") as folder:
         engine = Engine(host=f"unix://{folder}/docker.sock")
-        daemon = start_daemon(Path(folder), data_root, [NVIDIA_TOOLKIT] if takes_gpus else [])
+        daemon = start_daemon(Path(folder), data_root, [NVIDIA_TOOLKIT] if takes_gpus else [], holds)
         try:
             wait_for(engine, daemon, Path(folder) / "log")
             yield engine
@@ -97,7 +125,9 @@ def own_engine(data_root: Path, *, takes_gpus: bool = True) -> Iterator[Engine]:
             subprocess.run(["umount", f"{folder}/exec/netns/default"], check=False, capture_output=True)
 
 
-def start_daemon(folder: Path, data_root: Path, more_path: Sequence[Path]) -> subprocess.Popen[bytes]:
+def start_daemon(
+    folder: Path, data_root: Path, more_path: Sequence[Path], holds: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start the daemon in a session of its own, so that a test's Ctrl-C does not reach it."""
     data_root.mkdir(parents=True, exist_ok=True)
     with (folder / "log").open("wb") as log:
@@ -119,6 +149,7 @@ def start_daemon(folder: Path, data_root: Path, more_path: Sequence[Path]) -> su
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=holds,
             env={
                 **os.environ,
                 "PATH": ":".join([*map(str, more_path), os.environ["PATH"], "/usr/sbin:/sbin"]),
@@ -154,7 +185,7 @@ def ensure_base(engine: Engine) -> str:
     if has_image(engine, BASE):
         return BASE
     CACHE.mkdir(parents=True, exist_ok=True)
-    archive = CACHE / f"base-{hashlib.sha256(PACKAGES.encode()).hexdigest()[:12]}.tar"
+    archive = CACHE / f"base-{BASE.partition(':')[2]}.tar"
     if not archive.exists():
         make_base(archive)
     with archive.open("rb") as tar:
@@ -174,7 +205,7 @@ def make_base(archive: Path) -> None:
     mirror = "http://deb.debian.org/debian"
     with tempfile.TemporaryDirectory(prefix="debootstrap-", dir=CACHE) as folder:
         root = Path(folder) / "root"
-        partial = archive.with_suffix(".partial")
+        partial = archive.with_suffix(f".{os.getpid()}")
         # In mounts of its own: it mounts /proc there, which an interruption would leave to whoever removes the folder.
         bootstrap = (
             "debootstrap",
@@ -193,33 +224,42 @@ def make_base(archive: Path) -> None:
 
 def ensure_builder(engine: Engine) -> str:
     """The base with what reaches the package index from here: certificates and torch's CPU wheel."""
-    if has_image(engine, BUILDER):
-        return BUILDER
+    certificates = [path.read_text() for path in _certificates()]
+    tag = _tag("builder", BUILDER_DOCKERFILE, _pin_of_torch(), *certificates)
+    if has_image(engine, tag):
+        return tag
     with tempfile.TemporaryDirectory(prefix="builder-", dir=CACHE) as folder:
         context = Path(folder)
         (context / "Dockerfile").write_text(BUILDER_DOCKERFILE)
         copy_certificates(context / "certificates")
         download_torch(context / "wheels")
-        build(engine, context, tag=BUILDER)
-    return BUILDER
+        build(engine, context, tag=tag)
+    return tag
 
 
 def copy_certificates(folder: Path) -> None:
     """What this machine trusts besides the usual authorities."""
     folder.mkdir()
-    for certificate in Path("/usr/local/share/ca-certificates").glob("**/*.crt"):
+    for certificate in _certificates():
         shutil.copy(certificate, folder)
+
+
+def _certificates() -> list[Path]:
+    return sorted(Path("/usr/local/share/ca-certificates").glob("**/*.crt"))
 
 
 def download_torch(folder: Path) -> None:
     """Fetch the wheel that cpu.lock names with this machine's own pip configuration."""
-    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
-    pin = next(line for line in lines if line.startswith("torch==")).split()[0]
     run_loud(
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder),
         "--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp",
-        "--platform", "manylinux_2_28_x86_64", pin,
+        "--platform", "manylinux_2_28_x86_64", _pin_of_torch(),
     )  # fmt: skip
+
+
+def _pin_of_torch() -> str:
+    lines = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch==")).split()[0]
 
 
 PROBE_DOCKERFILE = """\
@@ -265,6 +305,7 @@ def build_target(engine: Engine, target: str) -> str:
     build(engine, ROOT, tag=tag, target=target, arguments=arguments)
     # The data root outlives the tests: what a new build has replaced would pile up in it.
     engine.docker("image", "prune", "--force")
+    engine.docker("builder", "prune", "--force", f"--filter=until={UNUSED_FOR}")
     return tag
 
 
