@@ -95,7 +95,7 @@ def test_an_entry_that_was_replaced_is_not_removed(name):
 
 
 def entry(name, at_s=5.0, uid=0, inode=1):
-    return ShmEntry(name=name, size=10, inode=inode, uid=uid, made_at_s=at_s)
+    return ShmEntry(name=name, size=10, device=1, inode=inode, uid=uid, made_at_s=at_s)
 
 
 def ran(nodeid, began_s, duration_s):

@@ -37,9 +37,12 @@ class Process:
 
     LOOP = "import sys\nfor line in sys.stdin:\n    exec(line)\n    print('done', flush=True)"
 
-    def __init__(self):
+    def __init__(self, *wrapper):
         self._process = subprocess.Popen(
-            [sys.executable, "-c", self.LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*wrapper, sys.executable, "-c", self.LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.pid = self._process.pid
 
@@ -57,8 +60,8 @@ class Process:
 def start():
     processes = []
 
-    def make():
-        processes.append(Process())
+    def make(*wrapper):
+        processes.append(Process(*wrapper))
         return processes[-1]
 
     yield make
@@ -101,6 +104,32 @@ def test_not_even_if_ours_has_opened_it_and_its_maker_has_let_go(watch, name, st
     ours.do(f"f = open('/dev/shm/{name}', 'r+b')")
 
     assert made_by(watch, ours) == []
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A folder in memory of its own, whose first file has the number that the first file of any has."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
+def test_a_file_of_another_container_is_another_file_whatever_its_number(small, start):
+    """Each container has a /dev/shm of its own, at the same place."""
+    ours = start()
+    inside = f'mount -t tmpfs tmpfs "{small}" && exec "$@"'
+    theirs = start("unshare", "--mount", "sh", "-c", inside, "sh")
+    watch = ShmWatch(small)
+    for process in (ours, theirs):
+        process.do(f"import os; f = open('{small}/one', 'x+b'); os.write(f.fileno(), b'x')")
+
+    (number,) = {os.stat(f"/proc/{each.pid}/fd/3").st_ino for each in (ours, theirs)}
+    assert number == (small / "one").stat().st_ino
+    assert made_by(watch, ours) == ["one"]
+    watch.close()
 
 
 def test_a_child_that_was_forked_while_we_looked_is_no_stranger(watch, name, start):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from disttest.host.leftovers.shared_memory import (
     SHM,
+    Identity,
     ShmEntry,
     mapped_files,
     open_files,
@@ -76,8 +77,8 @@ class ShmWatch:
         pids = family()
         names = list(self._opens)
         candidates = [entry for name in names if (entry := scan_entry(self._folder / name))]
-        inodes = {entry.inode for entry in candidates if entry.uid == os.geteuid()}
-        held = _holdings(pids, self._folder, inodes)
+        files = {entry.identity for entry in candidates if entry.uid == os.geteuid()}
+        held = _holdings(pids, self._folder, files)
         shared = _open_elsewhere(pids, self._folder, held.keys())
         if shared:  # perhaps by a child that one of them has forked meanwhile
             shared = _open_elsewhere(family(), self._folder, shared)
@@ -85,10 +86,12 @@ class ShmWatch:
         made = [
             entry
             for entry in candidates
-            if entry.inode in inodes
+            if entry.identity in files
             and (
                 pid_in_name(entry.name) in pids
-                or (entry.inode not in shared and self._is_makers(entry.name, held.get(entry.inode, ())))
+                or (
+                    entry.identity not in shared and self._is_makers(entry.name, held.get(entry.identity, ()))
+                )
             )
         ]
         for name in names:  # but not what has come meanwhile: it is looked at next
@@ -140,22 +143,21 @@ def _events(fd: int) -> Iterator[tuple[str, int]]:
             yield os.fsdecode(data[offset - length : offset].rstrip(b"\0")), mask
 
 
-def _holdings(pids: Collection[int], folder: Path, inodes: Collection[int]) -> Mapping[int, set[str]]:
-    """Inode -> the names under which these processes have it open or mapped; memory maps only where they must be read."""
-    held: dict[int, set[str]] = {}
+def _holdings(
+    pids: Collection[int], folder: Path, files: Collection[Identity]
+) -> Mapping[Identity, set[str]]:
+    """File -> the names under which these processes have it open or mapped; memory maps only where they must be read."""
+    held: dict[Identity, set[str]] = {}
     for look in (open_files, mapped_files):
-        for pid in pids if set(inodes) - held.keys() else ():
-            for inode, path in look(pid, folder):
-                if inode in inodes:
-                    held.setdefault(inode, set()).add(
-                        path.removeprefix(f"{folder}/").removesuffix(" (deleted)")
-                    )
+        for pid in pids if set(files) - held.keys() else ():
+            for file, path in look(pid, folder):
+                if file in files:
+                    name = path.removeprefix(f"{folder}/").removesuffix(" (deleted)")
+                    held.setdefault(file, set()).add(name)
     return held
 
 
-def _open_elsewhere(pids: Collection[int], folder: Path, inodes: Collection[int]) -> set[int]:
+def _open_elsewhere(pids: Collection[int], folder: Path, files: Collection[Identity]) -> set[Identity]:
     """Which of these files a process has open that is none of ours."""
-    others = (int(name) for name in os.listdir("/proc") if name.isdecimal()) if inodes else ()  # noqa: PTH208
-    return {
-        inode for pid in others if pid not in pids for inode, _ in open_files(pid, folder) if inode in inodes
-    }
+    others = (int(name) for name in os.listdir("/proc") if name.isdecimal()) if files else ()  # noqa: PTH208
+    return {file for pid in others if pid not in pids for file, _ in open_files(pid, folder) if file in files}

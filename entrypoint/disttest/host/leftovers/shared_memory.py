@@ -20,11 +20,17 @@ _OF_LIBRARIES = re.compile(r"torch_\d+_|psm_[0-9a-f]|sem\.(mp|loky)-|loky-|pymp-
 """Names under which torch, multiprocessing, joblib, NCCL and OpenMP let processes find each other's memory."""
 
 
+Identity = tuple[int, int]
+"""Device and inode of a file."""
+
+
 class ShmEntry(Frozen):
     """A file in ``/dev/shm``."""
 
     name: str
     size: int
+    device: int
+    """Of its file system: each container has a ``/dev/shm`` of its own, and inodes begin at 1 in all of them."""
     inode: int
     uid: int
     made_at_s: float
@@ -32,6 +38,11 @@ class ShmEntry(Frozen):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.size} bytes)"
+
+    @property
+    def identity(self) -> Identity:
+        """Which file it is, on the whole machine."""
+        return self.device, self.inode
 
 
 def scan_shm(folder: Path = SHM) -> dict[str, ShmEntry]:
@@ -49,7 +60,12 @@ def scan_entry(path: Path) -> ShmEntry | None:
     if not stat.S_ISREG(facts.st_mode):
         return None
     return ShmEntry(
-        name=path.name, size=facts.st_size, inode=facts.st_ino, uid=facts.st_uid, made_at_s=facts.st_ctime
+        name=path.name,
+        size=facts.st_size,
+        device=facts.st_dev,
+        inode=facts.st_ino,
+        uid=facts.st_uid,
+        made_at_s=facts.st_ctime,
     )
 
 
@@ -82,30 +98,33 @@ def names_in_use(folder: Path = SHM) -> frozenset[str]:
     )
 
 
-def open_files(pid: int, folder: Path) -> Iterator[tuple[int, str]]:
-    """Inode and path of each file of the folder that a process has open."""
+def open_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
+    """Identity and path of each file of a folder of that name that a process has open, in whatever container."""
     with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile; the others are open all the same
                 path = os.readlink(entry.path)  # noqa: PTH115
                 if path.startswith(f"{folder}/"):
-                    yield entry.stat().st_ino, path
+                    facts = entry.stat()
+                    yield (facts.st_dev, facts.st_ino), path
 
 
-def mapped_files(pid: int, folder: Path) -> Iterator[tuple[int, str]]:
-    """Inode and path of each file of the folder that a process has mapped."""
+def mapped_files(pid: int, folder: Path) -> Iterator[tuple[Identity, str]]:
+    """Identity and path of each file of a folder of that name that a process has mapped, in whatever container."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
             if f" {folder}/" in line:
-                *_, inode, path = line.split(maxsplit=5)
-                yield int(inode), path
+                *_, device, inode, path = line.split(maxsplit=5)
+                major, minor = (int(number, 16) for number in device.split(":"))
+                yield (os.makedev(major, minor), int(inode)), path
 
 
 def remove_entry(entry: ShmEntry, folder: Path = SHM) -> str:
     """Remove a file if it is still the one that was found; why it could not be removed, if so."""
     path = folder / entry.name
     try:
-        if path.lstat().st_ino == entry.inode:
+        facts = path.lstat()
+        if (facts.st_dev, facts.st_ino) == entry.identity:
             path.unlink()
     except FileNotFoundError:
         return ""
