@@ -73,9 +73,9 @@ class Segments:
 
 def remove_made(made: Iterable[Made], folder: Path = SHM) -> Iterator[tuple[str, str]]:
     """Remove what nobody uses of these files, under whatever name; node id and words for each."""
-    owners = {each.entry.inode: each.nodeid for each in made}
-    for entry in unused_entries(lambda entry: entry.inode in owners, folder) if owners else ():
-        nodeid = owners[entry.inode]
+    owners = {each.entry.identity: each.nodeid for each in made}
+    for entry in unused_entries(lambda entry: entry.identity in owners, folder) if owners else ():
+        nodeid = owners[entry.identity]
         failure = remove_entry(entry, folder)
         removed = f", and could not be removed: {failure}" if failure else "; it was removed"
         yield nodeid, f"shared memory {entry} was left by {nodeid or 'this run'}{removed}"

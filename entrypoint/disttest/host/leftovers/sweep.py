@@ -26,7 +26,7 @@ class Sweep:
 
     def __init__(self, results: Callable[[], Path]) -> None:
         self._results = results
-        self._before = {entry.inode for entry in scan_shm().values()}
+        self._before = {entry.identity for entry in scan_shm().values()}
 
     def clean(self, attempts: Callable[[], Collection[TestResult]]) -> Iterator[tuple[str, str]]:
         """Remove what the run's processes left; yield ``(what, node id)`` for each entry, for the journal.
@@ -36,7 +36,7 @@ class Sweep:
         """
         for nodeid, words in remove_made(take_ledger(self._results())):
             yield words, nodeid
-        new = unused_entries(lambda entry: entry.inode not in self._before)
+        new = unused_entries(lambda entry: entry.identity not in self._before)
         ran = attempts() if new else ()
         told = list(filter(None, (tell_litter(entry, ran) for entry in new)))
         if told:
