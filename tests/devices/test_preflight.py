@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from preflights import run_preflight
 
-from disttest.host.preflight import Bounds, Level, Prover, Target, run_preflight
+from disttest.host.preflight import Bounds, Level, Prover, Target
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 

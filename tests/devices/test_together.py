@@ -9,10 +9,11 @@ from pathlib import Path
 
 import fake_driver as fakes
 import pytest
+from preflights import run_preflight
 
 from disttest.errors import NotEnoughDevices
 from disttest.host.leases.lease import Leaser, Request
-from disttest.host.preflight import Bounds, run_preflight, targets_of
+from disttest.host.preflight import Bounds, targets_of
 from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
 from disttest.planning.breaker import Breaker, GiveUp, Prove, QuarantineDecision
 

@@ -15,8 +15,8 @@ from typing import Self
 import msgspec
 
 from disttest.host.bounded import BoundedChild, speak, wait_children
-from disttest.host.devices.torch_facts import TorchFacts, ask_in_fork, ask_torch, tell_of_torch
-from disttest.host.fork_hazard import fork_hazard
+from disttest.host.devices.torch_facts import TorchFacts, tell_of_torch
+from disttest.host.devices.torch_sight import look_at_devices
 from disttest.host.preflight.messages import Level, PreflightResult, Target
 from disttest.host.preflight.steps import WORKER, Bounds, prove_all
 from disttest.limits import DRIVER_TOTAL_S, PREFLIGHT_MARGIN_S
@@ -91,7 +91,12 @@ class Prover:
         return msgspec.json.decode(self._answer, type=TorchFacts)
 
     def begin(self, targets: Sequence[Target], *, level: Level = Level.QUICK) -> None:
-        """Begin to prove devices; see :func:`run_preflight`."""
+        """Begin to prove devices; takes some seconds, and never longer than the bounds.
+
+        Args:
+            targets: what to prove; all of one device type.
+            level: how much work to do.
+        """
         self._targets = tuple(targets)
         order = _Prove(targets=self._targets, level=level)
         self._give(order, self._bounds.total + PREFLIGHT_MARGIN_S)
@@ -139,47 +144,15 @@ class Prover:
         wait_children([self._child], until=lambda: self._answer is not None)
 
 
-def run_preflight(
-    targets: Sequence[Target],
-    *,
-    level: Level = Level.QUICK,
-    worker: str = WORKER,
-    bounds: Bounds | None = None,
-) -> PreflightResult:
-    """Prove devices; takes some seconds, and never longer than its bounds.
-
-    Args:
-        targets: what to prove; all of one device type.
-        level: how much work to do.
-        worker: module of the workers.
-        bounds: time limits.
-    """
-    with Prover(worker=worker, bounds=bounds) as prover:
-        prover.begin(targets, level=level)
-        return prover.result()
-
-
 def main(arguments: Sequence[str]) -> None:
     """Import torch, say what it is, then do what is asked until the input ends."""
     worker, bounds = arguments[0], msgspec.json.decode(arguments[1], type=Bounds)
     importlib.import_module(worker)  # torch comes with it
     speak(tell_of_torch())
-    seen, fork = _look()
+    sight = look_at_devices()
     for line in sys.stdin:
         match _orders.decode(line):
             case _AskDevices():
-                speak(seen)
+                speak(sight.torch)
             case _Prove(targets=targets, level=level):
-                speak(prove_all(targets, level=level, worker=worker, bounds=bounds, fork=fork))
-
-
-def _look() -> tuple[TorchFacts, bool]:
-    """What torch sees, and whether a fork of this process sees it, too.
-
-    None does where the import alone has used CUDA (a ``sitecustomize`` that asks for GPUs) or left threads.
-    """
-    if not fork_hazard(on_gpus=True):
-        seen = ask_in_fork()
-        if not seen.error:
-            return seen, True
-    return ask_torch(), False
+                speak(prove_all(targets, level=level, worker=worker, bounds=bounds, fork=sight.by_forks))

@@ -13,12 +13,10 @@ from disttest.host.devices.device_findings import Grade, driver_too_old, judge_m
 from disttest.host.devices.machine import is_slice
 from disttest.host.devices.torch_facts import (
     TorchFacts,
-    ask_in_fork,
-    ask_torch,
     built_for,
     has_accelerator,
 )
-from disttest.host.fork_hazard import fork_hazard
+from disttest.host.devices.torch_sight import look_at_devices
 from disttest.host.leases.lease import Lease, Leaser, Request
 from disttest.host.leases.lockfiles import usual_directory
 from disttest.host.leases.quarantine import Quarantine, QuarantineNotes
@@ -202,11 +200,10 @@ class Devices:
         """
         if self.lease is None:
             return
-        unsafe = fork_hazard(on_gpus=True)
-        self.torch = ask_torch() if unsafe else ask_in_fork()
-        if self.torch.error and not unsafe:  # the GPUs, or this process?
-            why, self.torch = self.torch.error, ask_torch()
-            self.fork_trouble = "" if self.torch.error else f"a fork of this process cannot use CUDA ({why})"
+        sight = look_at_devices()
+        self.torch = sight.torch
+        if sight.trouble:
+            self.fork_trouble = f"a fork of this process cannot use CUDA ({sight.trouble})"
         needed = 1 if self.on_slices else len(self.slots)
         refusal = torch_refusal(self.machine, self.torch, needed=needed)
         if self.probe.compute == "cuda" and refusal:

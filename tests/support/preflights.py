@@ -1,0 +1,21 @@
+"""A preflight from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from disttest.host.preflight import Bounds, Level, PreflightResult, Prover, Target
+from disttest.host.preflight.steps import WORKER
+
+
+def run_preflight(
+    targets: Sequence[Target],
+    *,
+    level: Level = Level.QUICK,
+    worker: str = WORKER,
+    bounds: Bounds | None = None,
+) -> PreflightResult:
+    """Prove devices by a prover of their own."""
+    with Prover(worker=worker, bounds=bounds) as prover:
+        prover.begin(targets, level=level)
+        return prover.result()
