@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests/compat --full: a new interpreter for each rank of torch's harness (hours)",
     )
+    parser.addoption(
+        "--real-gpus",
+        action="store_true",
+        help="tests/cuda: on this machine's GPUs and this interpreter's torch, not on emulated ones",
+    )
     parser.addoption("--trials", type=int, help="how many, of tests with chance in them (default: a few)")
     parser.addoption("--seed", type=int, default=1, help="… and from which seed")
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "hardware"
 TAIL_LINES = 40
+COUNTS = re.compile(r"\d+ (passed|failed|checks)")
 
 
 class Check(NamedTuple):
@@ -28,33 +29,41 @@ class Check(NamedTuple):
     name: str
     shows: str
     command: tuple[str, ...]
-    """Arguments of ``disttest``; ``GPUS`` stands for how many there are."""
+    """A module that Python runs, and its arguments; ``SIZES`` stands for the sizes of worlds that there are GPUs for."""
+    gpus: int = 1
+    """With fewer it says nothing."""
+
+
+def _over_nccl(suite: str, shows: str) -> Check:
+    return Check(suite, shows, ("disttest", suite, "--backend", "nccl", "--world-sizes", "SIZES"))
 
 
 CHECKS = (
     Check(
         "doctor",
         "kernels and their numerics, memory, copies, peer access, NCCL's transports and bandwidth",
-        ("doctor", "--level", "full"),
-    ),
-    Check("smoke", "ranks are forks, each on its own GPU, at every size", ("smoke", "--backend", "nccl")),
-    Check(
-        "collectives",
-        "NCCL's own algorithms and data types",
-        ("collectives", "--backend", "nccl", "--world-sizes", "2,GPUS"),
+        ("disttest", "doctor", "--level", "full"),
     ),
     Check(
-        "ddp", "DDP's kernels, streams and overlap", ("ddp", "--backend", "nccl", "--world-sizes", "2,GPUS")
+        "tests",
+        "forks, faults, who holds a GPU and what is left there: our own tests, off the emulated device",
+        ("pytest", "tests/cuda", "--real-gpus", "--quiet"),
     ),
+    _over_nccl("smoke", "ranks are forks, each on its own GPU"),
+    _over_nccl("collectives", "NCCL's own algorithms and data types"),
+    _over_nccl("ddp", "DDP's kernels, streams and overlap"),
+    _over_nccl("fsdp", "FSDP over real memory and streams"),
+    Check("rpc", "TensorPipe's device maps and CUDA IPC", ("disttest", "rpc", "--world-sizes", "2"), gpus=2),
     Check(
-        "fsdp", "FSDP over real memory and streams", ("fsdp", "--backend", "nccl", "--world-sizes", "2,GPUS")
+        "dist_autograd",
+        "distributed autograd across devices",
+        ("disttest", "dist_autograd", "--world-sizes", "2"),
+        gpus=2,
     ),
-    Check("rpc", "TensorPipe's device maps and CUDA IPC", ("rpc", "--world-sizes", "2")),
-    Check("dist_autograd", "distributed autograd across devices", ("dist_autograd", "--world-sizes", "2")),
     Check(
         "both backends",
         "worlds on the CPU beside worlds on GPUs",
-        ("smoke", "--backend", "gloo,nccl", "--world-sizes", "2"),
+        ("disttest", "smoke", "--backend", "gloo,nccl", "--world-sizes", "SIZES"),
     ),
 )
 
@@ -63,9 +72,11 @@ class Outcome(NamedTuple):
     """What a check came to."""
 
     check: Check
+    command: str
     code: int
     seconds: float
-    tail: str
+    said: str
+    """Its last lines."""
 
 
 def main() -> int:
@@ -83,9 +94,10 @@ def main() -> int:
         print("these GPUs are emulated: name a file with --out, none is written into docs/hardware")
         return 4
     wanted = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
-    outcomes = [_run(check, len(gpus), results) for check in wanted]
+    outcomes = [_run(check, len(gpus), results) for check in wanted if check.gpus <= len(gpus)]
+    left_out = [check for check in wanted if check.gpus > len(gpus)]
     page = options.out or PAGES / f"{_slug(gpus[0])}.md"
-    page.write_text(_render(machine, outcomes, emulated=emulated))
+    page.write_text(_render(machine, outcomes, left_out, emulated=emulated))
     print(f"wrote {page}")
     return int(any(outcome.code for outcome in outcomes))
 
@@ -104,13 +116,13 @@ def _ask_doctor(target: Path) -> dict[str, dict]:
 
 
 def _run(check: Check, gpus: int, results: Path) -> Outcome:
-    arguments = [word.replace("GPUS", str(max(gpus, 2))) for word in check.command]
-    if check.command[0] != "doctor":
-        arguments += ["--results", str(results / _slug(check.name))]
-    print(f"--- disttest {' '.join(arguments)}", flush=True)
+    sizes = ",".join(map(str, sorted({min(2, gpus), gpus})))
+    words = [sizes if word == "SIZES" else word for word in check.command]
+    kept = ["--results", str(results / _slug(check.name))] if "--backend" in words or check.gpus > 1 else []
+    print(f"--- {' '.join(words)}", flush=True)
     started_s = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "disttest", *arguments],
+        [sys.executable, "-m", *words, *kept],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -119,11 +131,13 @@ def _run(check: Check, gpus: int, results: Path) -> Outcome:
         check=False,
     )
     print(ended.stdout, flush=True)
-    tail = "\n".join(ended.stdout.splitlines()[-TAIL_LINES:])
-    return Outcome(check, ended.returncode, time.monotonic() - started_s, tail)
+    said = "\n".join(ended.stdout.rstrip().splitlines()[-TAIL_LINES:])
+    return Outcome(check, " ".join(words), ended.returncode, time.monotonic() - started_s, said)
 
 
-def _render(machine: dict[str, dict], outcomes: list[Outcome], *, emulated: bool) -> str:
+def _render(
+    machine: dict[str, dict], outcomes: list[Outcome], left_out: list[Check], *, emulated: bool
+) -> str:
     torch, host = machine["torch"], machine["machine"]
     names = sorted(set(torch["devices"]))
     facts = (
@@ -134,21 +148,28 @@ def _render(machine: dict[str, dict], outcomes: list[Outcome], *, emulated: bool
     )
     warning = ["**Emulated devices: nothing here was tested on a GPU.**", ""] if emulated else []
     rows = [
-        f"| {each.check.name} | {each.check.shows} | `disttest {' '.join(each.check.command)}` "
-        f"| {'passed' if each.code == 0 else f'exit code {each.code}'} | {each.seconds:.0f} s |"
+        f"| {each.check.name} | {each.check.shows} | `{each.command}` | {_came_to(each)} | {each.seconds:.0f} s |"
         for each in outcomes
-    ]
-    failed = [f"\n## {each.check.name}\n\n```\n{each.tail}\n```" for each in outcomes if each.code]
+    ] + [f"| {each.name} | {each.shows} | | not run: needs {each.gpus} GPUs | |" for each in left_out]
+    failed = [f"\n## {each.check.name}\n\n```\n{each.said}\n```" for each in outcomes if each.code]
     head = [f"# {names[0]}", "", *warning, "Made by `make gpu`.", "", facts, ""]
     table = ["| check | what it shows | command | came to | time |", "|---|---|---|---|---|", *rows]
     return "\n".join([*head, *table, *failed]) + "\n"
 
 
+def _came_to(outcome: Outcome) -> str:
+    """The line in which the command counts what it has done."""
+    counted = [line for line in outcome.said.splitlines() if COUNTS.search(line)]
+    return f"{f'exit code {outcome.code}: ' if outcome.code else ''}{counted[-1] if counted else 'nothing'}"
+
+
 def _commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
+    asked = ["git", "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # a copy without its history, or no git
+        return os.environ.get("COMMIT", "unknown")
+    return found.stdout.strip()
 
 
 def _slug(name: str) -> str:
