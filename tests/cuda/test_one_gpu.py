@@ -9,19 +9,24 @@ from lab import Ended
 
 from disttest.model import Cause, Outcome
 
-ASKS_AT_IMPORT = """
+IMPORTS = """
 import os
 import pytest, torch, torch.distributed as dist
-import torch.testing._internal.common_device_type
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
+"""
+ASKS_AT_IMPORT = (
+    IMPORTS
+    + """
+import torch.testing._internal.common_device_type
 
 HAS_GPU, COUNT = torch.cuda.is_available(), torch.cuda.device_count()
 HAS_BF16 = torch.cuda.is_bf16_supported()
 AT_IMPORT = (torch.cuda.get_device_capability(), torch.cuda.get_device_name(0), torch.cuda.current_device())
 PROPERTIES = torch.cuda.get_device_properties("cuda:0")
 """
-RANKS = """
+)
+ANSWERS = """
 def plain(value):
     return value if isinstance(value, bool | int | str) else str(value)
 
@@ -34,7 +39,8 @@ def test_the_answers_were_those_of_cuda(world):
     assert len(names) > 8 and type(truth) is not type(PROPERTIES)
     for name in names:
         assert plain(getattr(truth, name)) == plain(getattr(PROPERTIES, name)), name
-
+"""
+PLAIN_RANKS = """
 @pytest.mark.world_size(1)
 def test_collectives(world):
     assert (world.backend, str(world.device)) == ("nccl", "cuda:0")
@@ -76,6 +82,7 @@ class TestTorchs(MultiProcessTestCase):
     def test_uses_its_gpu(self):
         assert torch.ones(2, device="cuda:0").sum().item() == 2
 """
+RANKS = ANSWERS + PLAIN_RANKS
 
 
 @pytest.mark.parametrize("how", ["run", "pytest"])
@@ -98,7 +105,7 @@ def test_ranks_are_forks_that_use_the_gpu(one_gpu, how):
 def test_a_module_that_holds_memory_of_the_gpu_is_named(one_gpu):
     """Its ranks are new interpreters, and the GPU, which the run itself holds, stays in use."""
     holds = 'KEPT = torch.ones(4 << 20, device="cuda:0")\n'
-    one_gpu.write(test_holds=ASKS_AT_IMPORT + holds + RANKS)
+    one_gpu.write(test_holds=ASKS_AT_IMPORT + holds + PLAIN_RANKS)
 
     ended = one_gpu.run("run", ".")
 
@@ -106,6 +113,66 @@ def test_a_module_that_holds_memory_of_the_gpu_is_named(one_gpu):
     assert "CUDA was initialised by torch.cuda._lazy_init at test_holds.py:" in ended.output
     assert "What this process holds of its GPU is missing to the ranks" in ended.output
     assert "quarantine" not in ended.output
+
+
+INITIALISES = """
+import ctypes
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+"""
+NUMBA = """
+import ctypes
+
+def is_available():
+    return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+"""
+ASKS_NUMBA = f"""
+{ASKS_AT_IMPORT}
+import numba.cuda
+from torch.testing._internal.common_cuda import TEST_NUMBA_CUDA
+assert TEST_NUMBA_CUDA is numba.cuda.is_available() is True and numba.__path__[0].startswith(os.getcwd())
+"""
+ASKS_NVML = """
+import pynvml
+pynvml.nvmlInit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ("", ", when test_beside.py was imported"),
+        (ASKS_AT_IMPORT, ", before torch.testing._internal.common_device_type at test_beside.py:10"),
+    ],
+    ids=["alone", "before torch"],
+)
+def test_a_module_that_initialises_cuda_beside_torch_is_named(one_gpu, then, words):
+    """As numba, CuPy and JAX do: no fork could use the GPU."""
+    ended = one_gpu.write(test_beside=INITIALISES + (then or IMPORTS) + PLAIN_RANKS).run("run", ".")
+
+    assert ended.exit_code == 0, ended.output
+    assert f"CUDA was initialised by another library than torch{words}" in ended.output
+
+
+def test_numba_is_asked_whether_it_can_use_gpus_and_forking_is_safe(one_gpu):
+    """Torch's own test modules ask it when they are imported, where it is installed."""
+    (one_gpu.folder / "numba").mkdir()
+    (one_gpu.folder / "numba" / "__init__.py").touch()
+    (one_gpu.folder / "numba" / "cuda.py").write_text(NUMBA)
+
+    ended = one_gpu.write(test_numba=ASKS_NUMBA + RANKS).run("run", ".")
+
+    assert ended.exit_code == 0, ended.output
+    assert "forking is unsafe" not in ended.output
+
+
+def test_a_module_that_asks_nvml_leaves_forking_safe(one_gpu):
+    """The driver's library has a thread in this process then, and is not initialised."""
+    one_gpu.write(test_nvml=ASKS_NVML + ASKS_AT_IMPORT + RANKS)
+
+    ended = one_gpu.run("run", ".", "--", "-W", "error::DeprecationWarning")
+
+    assert ended.exit_code == 0, ended.output
+    assert "forking is unsafe" not in ended.output
 
 
 DIRTY = """

@@ -62,6 +62,20 @@ def leave_answers_to_cuda(torch: Any) -> None:
         setattr(torch.cuda, name, getattr(ours, "__wrapped__", ours))
 
 
+def answer_for_numba(cuda: Any) -> None:
+    """``numba.cuda.is_available()`` does not initialise CUDA here either: torch's test classes ask it where there is numba."""
+    original = cuda.is_available
+
+    @functools.wraps(original)
+    def is_available() -> bool:
+        told = b""
+        if _answering and not fork_hazard(on_gpus=True):
+            told, _ended = ask_fork(lambda: b"yes" if original() else b"no", limit_s=CUDA_ANSWER_S)
+        return told == b"yes" if told else original()
+
+    cuda.is_available = is_available
+
+
 def _answered_current_device(torch: Any, original: Callable[[], int]) -> Callable[[], int]:
     @functools.wraps(original)
     def current_device() -> int:

@@ -8,10 +8,11 @@ with the line that did it, so that nobody has to find out from a failing rank.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -22,6 +23,12 @@ _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 _TOUCHING = ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getArchFlags")
 """Functions of ``torch._C`` through which all of torch's Python comes to CUDA, and each of which spoils forking."""
+
+BESIDE_TORCH = "another library than torch"
+
+_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3
+"""``CUDA_ERROR_NOT_INITIALIZED``: what each function of the driver returns before ``cuInit``."""
 
 _NOT_THE_USERS = ("/_pytest/", "/pluggy/", "/disttest/", "<frozen ")
 
@@ -61,24 +68,30 @@ def forget_check_by_nvml() -> None:
     os.environ.pop(_BY_NVML, None)  # noqa: TID251
 
 
-def watch_cuda(prepare: Callable[[Any], None]) -> None:
+def watch_cuda(prepare: Mapping[str, Callable[[Any], None]]) -> None:
     """Note from here on who touches CUDA in this process; where torch is not loaded yet, as soon as it is.
 
     Args:
-        prepare: is given torch then, too.
+        prepare: module -> what is given it as soon as it is loaded.
     """
-    if (torch := sys.modules.get("torch")) is not None:
+
+    def watch_torch(torch: Any) -> None:
         _wrap(torch)
-        prepare(torch)
-    elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TorchFinder(prepare))
+        if "torch" in prepare:
+            prepare["torch"](torch)
+
+    wanted = {**prepare, "torch": watch_torch}
+    for name in wanted.keys() & sys.modules.keys():
+        wanted.pop(name)(sys.modules[name])
+    if wanted and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(wanted))
 
 
 def unwatch_cuda() -> None:
     """Give torch its own functions back: this process may use CUDA."""
     global _touched
     _touched = ""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     for name, original in _originals.items():
         setattr(sys.modules["torch"]._C, name, original)  # noqa: SLF001
     _originals.clear()
@@ -89,32 +102,40 @@ def cuda_touched() -> str:
     return _touched
 
 
-class _TorchFinder:
-    """Finds torch as the others do, and wraps it once it is executed; to be found may not lead to that."""
+def is_driver_initialised() -> bool:
+    """Whether anything in this process has initialised CUDA, torch or another library; to ask initialises nothing."""
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # nothing has loaded it
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
-    def __init__(self, prepare: Callable[[Any], None]) -> None:
-        self._prepare = prepare
-        self._asks = False
+
+class _Finder:
+    """Finds modules as the others do, and hands them on once they are executed; to be found may not lead to that."""
+
+    def __init__(self, wanted: Mapping[str, Callable[[Any], None]]) -> None:
+        self._wanted = wanted
+        self._asked: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of torch, from the finders behind this one."""
+        """The spec of such a module, from the finders behind this one."""
         del path, target
-        if name != "torch" or self._asks:
+        if name not in self._wanted or name in self._asked:
             return None
-        self._asks = True
+        self._asked.add(name)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._asks = False
+            self._asked.remove(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _wrap(module)
-                self._prepare(module)
+                self._wanted[name](module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -131,7 +152,9 @@ def _wrap(torch: Any) -> None:
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         global _touched
-        _touched = _touched or _name_caller(sys._getframe(1))  # noqa: SLF001
+        if not _touched:
+            before = f"{BESIDE_TORCH}, before " if is_driver_initialised() else ""
+            _touched = before + _name_caller(sys._getframe(1))  # noqa: SLF001
         return original(*args, **kwargs)
 
     return call

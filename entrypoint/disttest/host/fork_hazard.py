@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.host.cuda_touch import cuda_touched
+from disttest.host.cuda_touch import BESIDE_TORCH, cuda_touched, is_driver_initialised
 from disttest.host.loaded import loaded
 from disttest.host.other_threads import OtherThread, end_helpers, threads
 
@@ -31,9 +31,10 @@ def holds_gpu() -> bool:
 
 def cuda_hazard(*, on_gpus: bool) -> str:
     """The part of CUDA in it; empty where there is none."""
-    if not holds_gpu() and not (on_gpus and cuda_touched()):
+    if not holds_gpu() and not (on_gpus and (cuda_touched() or is_driver_initialised())):
         return ""
-    return "CUDA was initialised" + (f" by {cuda_touched()}" if cuda_touched() else "")
+    by = cuda_touched() or ("" if holds_gpu() else BESIDE_TORCH)
+    return "CUDA was initialised" + (f" by {by}" if by else "")
 
 
 def unsafe_threads() -> tuple[OtherThread, ...]:

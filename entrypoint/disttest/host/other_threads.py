@@ -23,13 +23,16 @@ from disttest.limits import THREAD_REST_S
 from disttest.model import Frozen
 
 _TASKS = Path("/proc/self/task")
-_RUNTIMES = re.compile(r"/(libc|ld-linux[^/]*|libpthread|libstdc\+\+|libpython[^/]*|python[\d.]*)\b[^/]*$")
+_RUNTIMES = re.compile(
+    r"/(libc|ld-linux[^/]*|libpthread|libstdc\+\+|libpython[^/]*|python[\d.]*)(?!\w)[^/]*$"
+)
 _WORD = 8
 _DEPTH = 64 * 1024
 """Bytes of a stack that are looked through."""
 
-_SAFE_LIBRARIES = re.compile(r"openblas", re.IGNORECASE)
-"""OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed."""
+_SAFE_LIBRARIES = re.compile(r"openblas|^libcuda\.so", re.IGNORECASE)
+"""OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed. The driver's
+threads wait for events; NVML starts one without initialising CUDA, which is asked separately (``fork_hazard``)."""
 _OF_GLOO = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 """The threads of a gloo group wait for work and hold no lock; a fork lacks them, so it must not use the group, or end it."""
 _SAFE_FUNCTIONS = frozenset({"pytest_rerunfailures.ServerStatusDB.run_server"})

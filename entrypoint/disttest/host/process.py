@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NoReturn
 
@@ -242,7 +243,7 @@ def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group
     """
     # What is buffered now would otherwise be written once by each of the two processes.
     flush_output()
-    pid = os.fork()  # noqa: TID251
+    pid = _fork()
     if pid:
         return Child(pid)
     return _run_and_leave(main, new_session=new_session, new_group=new_group)
@@ -251,11 +252,21 @@ def fork_child(main: Callable[[], None], *, new_session: bool = False, new_group
 def fork_here() -> Child | None:
     """Fork; None in the child, a session leader which goes on from here and has to leave by itself."""
     flush_output()
-    pid = os.fork()  # noqa: TID251
+    pid = _fork()
     if pid:
         return Child(pid)
     os.setsid()
     return None
+
+
+def _fork() -> int:
+    """Fork, whatever threads there are: which of them matter has been decided before (``fork_hazard``).
+
+    From Python 3.12 on each is worth a warning, and where warnings are errors the fork is made and its parent raises.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()  # noqa: TID251
 
 
 def _run_and_leave(main: Callable[[], None], *, new_session: bool, new_group: bool) -> NoReturn:

@@ -79,7 +79,7 @@ class Parent:
     def _import(self, do: Callable[[], None]) -> None:
         """Import what runs begin with, and see whether the process may still be forked."""
         undo = [import_single_threaded(), check_by_nvml()]
-        watch_cuda(lambda _: None)
+        watch_cuda({})
         do()
         hazard = fork_hazard(on_gpus=True)
         unwatch_cuda()

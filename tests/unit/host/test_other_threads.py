@@ -35,6 +35,8 @@ def test_a_thread_of_python_has_its_name_and_function(waiting):
     [
         ("libscipy_openblas64_-32a4b2a6.so", False, True),
         ("libopenblas.so.0", False, True),
+        ("libcuda.so.580.159.04", False, True),
+        ("libcudart.so.13", False, False),
         ("libgomp.so.1", False, False),
         ("libtorch_cpu.so", False, False),
         ("", False, False),

@@ -73,6 +73,7 @@ cudaError_t initialise() {
   if (!p.initialised_in) {
     p.visible = read_visible();
     p.initialised_in = getpid();
+    start_thread_of_driver();
   }
   return p.visible.empty() ? cudaErrorNoDevice : cudaSuccess;
 }
@@ -117,8 +118,10 @@ using namespace emulated;
 
 EMULATED_API int emulated_physical(int device) { return is_visible(device) ? process().visible[device] : -1; }
 
+EMULATED_API int emulated_is_initialised() { return process().initialised_in == getpid(); }
+
 EMULATED_API int emulated_is_touched(int device) {
-  return process().initialised_in == getpid() && is_visible(device) && own_entry().touched[process().visible[device]];
+  return emulated_is_initialised() && is_visible(device) && own_entry().touched[process().visible[device]];
 }
 
 EMULATED_API cudaError_t emulated_launch() {

@@ -25,6 +25,7 @@ EMULATED_API void emulated_enqueue(cudaStream_t stream, void (*function)(void*),
 // The device's index on the machine; -1: this process sees no such device.
 EMULATED_API int emulated_physical(int device);
 // Whether this process has a context on the device.
+EMULATED_API int emulated_is_initialised();
 EMULATED_API int emulated_is_touched(int device);
 // Where the bytes lie that begin here; false: this is no memory of a device, nor pinned.
 EMULATED_API bool emulated_place(const void* pointer, size_t bytes, emulated::Place* place);

@@ -1,17 +1,33 @@
 // Stand-in for libcuda.so.1: the few functions of the driver that torch calls itself. What it asks for and is not here
 // it gets from cudaGetDriverEntryPointByVersion as a function that returns "not supported".
+#include <pthread.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "device.h"
 
 using namespace emulated;
 
 namespace {
-constexpr int NOT_SUPPORTED = 801, INVALID_DEVICE = 101, INVALID_VALUE = 1;
+constexpr int NOT_INITIALIZED = 3, NOT_SUPPORTED = 801, INVALID_DEVICE = 101, INVALID_VALUE = 1;
 // There is one context for each device, and only torch's handles to it matter.
 void* const CONTEXT = reinterpret_cast<void*>(0x1000);
 }  // namespace
+
+// ---- the process
+
+EMULATED_API void emulated_start_thread() {
+  static std::atomic<pid_t> started_in{0};
+  if (started_in.exchange(getpid()) == getpid()) return;
+  std::thread([] {
+    pthread_setname_np(pthread_self(), "cuda00002000009");
+    for (;;) pause();
+  }).detach();
+}
 
 // ---- devices
 
@@ -20,7 +36,9 @@ EMULATED_API int cuInit(unsigned) {
   return cudaGetDeviceCount(&count);
 }
 EMULATED_API int cuDriverGetVersion(int* version) { return cudaDriverGetVersion(version); }
-EMULATED_API int cuDeviceGetCount(int* count) { return cudaGetDeviceCount(count); }
+EMULATED_API int cuDeviceGetCount(int* count) {
+  return emulated_is_initialised() ? cudaGetDeviceCount(count) : NOT_INITIALIZED;
+}
 EMULATED_API int cuDeviceGet(int* device, int index) {
   *device = index;
   return emulated_physical(index) < 0 ? INVALID_DEVICE : 0;

@@ -6,6 +6,8 @@
 //   EMULATED_CUDA_SPIN       1: a thread that waits for a device keeps its processor busy, as CUDA's do (default 0)
 //   EMULATED_CUDA_FAULTS     what is to go wrong (faults.h)
 #pragma once
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -51,6 +53,12 @@ inline std::string uuid_text(int device) {
   char text[64];
   snprintf(text, sizeof text, "GPU-eeeeeeee-0000-0000-0000-0000000000%02x", device);
   return text;
+}
+
+// The thread of libcuda.so.1 that waits for events: CUDA starts it, and so does NVML, which loads that library without
+// initialising CUDA. Forks of such a process can use CUDA all the same.
+inline void start_thread_of_driver() {
+  if (void* start = dlsym(RTLD_DEFAULT, "emulated_start_thread")) reinterpret_cast<void (*)()>(start)();
 }
 
 }  // namespace emulated

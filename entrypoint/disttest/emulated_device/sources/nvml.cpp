@@ -36,7 +36,11 @@ int write(char* text, unsigned length, const std::string& value) {
 
 // ---- the library and the driver
 
-EMULATED_API int nvmlInit_v2() { return device_count() ? OK : NOT_LOADED; }
+EMULATED_API int nvmlInit_v2() {
+  if (!device_count()) return NOT_LOADED;
+  start_thread_of_driver();
+  return OK;
+}
 EMULATED_API int nvmlInit() { return nvmlInit_v2(); }
 EMULATED_API int nvmlInitWithFlags(unsigned) { return nvmlInit_v2(); }
 EMULATED_API int nvmlShutdown() { return OK; }

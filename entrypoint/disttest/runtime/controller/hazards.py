@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from disttest.host.cuda_touch import cuda_touched
 from disttest.host.fork_hazard import cuda_hazard, name_threads, unsafe_threads
 from disttest.host.other_threads import OtherThread, thread_ids
 from disttest.model import Frozen
@@ -61,7 +62,8 @@ class HazardWatch:
         words = {file: f"{Path(file).name} starts {name_threads(found)}" for file, found in by_file.items()}
         if cuda := cuda_hazard(on_gpus=on_gpus):
             if self._cuda_file:
-                words[self._cuda_file] = " and ".join(filter(None, [words.get(self._cuda_file, ""), cuda]))
+                whose = cuda if cuda_touched() else f"{cuda}, when {Path(self._cuda_file).name} was imported"
+                words[self._cuda_file] = " and ".join(filter(None, [words.get(self._cuda_file, ""), whose]))
             else:
                 elsewhere.append(cuda)
         return Hazards(by_file=words, elsewhere="; ".join(elsewhere))

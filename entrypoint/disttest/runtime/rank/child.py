@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 
 from disttest.descriptors import append_to, high_copy, point_output_at
-from disttest.host.cuda_answers import answer_for_cuda, leave_answers_to_cuda
+from disttest.host.cuda_answers import answer_for_cuda, answer_for_numba, leave_answers_to_cuda
 from disttest.host.cuda_touch import check_by_nvml, forget_check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.process import STACKS_SIGNAL, flush_output
 from disttest.runtime.messages.protocol import Channel
@@ -167,7 +167,7 @@ _undo_check: list[Callable[[], None]] = []
 def stay_off_cuda() -> None:
     """This process forks ranks: it must not initialise CUDA, and is told apart from those that may."""
     _undo_check.append(check_by_nvml())
-    watch_cuda(answer_for_cuda)
+    watch_cuda({"torch": answer_for_cuda, "numba.cuda": answer_for_numba})
 
 
 def inherit_stay_off_cuda() -> None:
