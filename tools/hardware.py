@@ -47,7 +47,7 @@ CHECKS = (
     Check(
         "tests",
         "forks, faults, who holds a GPU and what is left there: our own tests, off the emulated device",
-        ("pytest", "tests/cuda", "--real-gpus", "--quiet"),
+        ("pytest", "tests/cuda", "--real-gpus", "--quiet", "--no-header"),
     ),
     _over_nccl("smoke", "ranks are forks, each on its own GPU"),
     _over_nccl("collectives", "NCCL's own algorithms and data types"),
