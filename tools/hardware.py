@@ -94,10 +94,15 @@ def main() -> int:
         print("these GPUs are emulated: name a file with --out, none is written into docs/hardware")
         return 4
     wanted = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
-    outcomes = [_run(check, len(gpus), results) for check in wanted if check.gpus <= len(gpus)]
+    possible = [check for check in wanted if check.gpus <= len(gpus)]
     left_out = [check for check in wanted if check.gpus > len(gpus)]
     page = options.out or PAGES / f"{_slug(gpus[0])}.md"
-    page.write_text(_render(machine, outcomes, left_out, emulated=emulated))
+    outcomes: list[Outcome] = []
+    for check in possible:
+        outcomes.append(_run(check, len(gpus), results))
+        # Written each time: a machine that is lent for minutes may be gone before the last check.
+        waiting = possible[len(outcomes) :]
+        page.write_text(_render(machine, outcomes, waiting, left_out, emulated=emulated))
     print(f"wrote {page}")
     return int(any(outcome.code for outcome in outcomes))
 
@@ -136,7 +141,12 @@ def _run(check: Check, gpus: int, results: Path) -> Outcome:
 
 
 def _render(
-    machine: dict[str, dict], outcomes: list[Outcome], left_out: list[Check], *, emulated: bool
+    machine: dict[str, dict],
+    outcomes: list[Outcome],
+    waiting: list[Check],
+    left_out: list[Check],
+    *,
+    emulated: bool,
 ) -> str:
     torch, host = machine["torch"], machine["machine"]
     names = sorted(set(torch["devices"]))
@@ -150,7 +160,9 @@ def _render(
     rows = [
         f"| {each.check.name} | {each.check.shows} | `{each.command}` | {_came_to(each)} | {each.seconds:.0f} s |"
         for each in outcomes
-    ] + [f"| {each.name} | {each.shows} | | not run: needs {each.gpus} GPUs | |" for each in left_out]
+    ]
+    rows += [f"| {each.name} | {each.shows} | | not run | |" for each in waiting]
+    rows += [f"| {each.name} | {each.shows} | | not run: needs {each.gpus} GPUs | |" for each in left_out]
     failed = [f"\n## {each.check.name}\n\n```\n{each.said}\n```" for each in outcomes if each.code]
     head = [f"# {names[0]}", "", *warning, "Made by `make gpu`.", "", facts, ""]
     table = ["| check | what it shows | command | came to | time |", "|---|---|---|---|---|", *rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -402,6 +403,18 @@ def test_a_gpu_that_a_stranger_holds_is_taken_only_when_that_is_allowed(one_gpu)
     assert refused.exit_code in (6, 124), refused.output
     assert f"pid {holder.pid}" in refused.output
     assert shared.exit_code == 0, shared.output
+
+
+def test_the_doctor_proves_one_gpu(one_gpu):
+    ended = one_gpu.run("doctor", "--json", "doctor.json")
+
+    assert ended.exit_code == 0, ended.output
+    found = json.loads((one_gpu.folder / "doctor.json").read_text())["findings"]
+    said = {each["check"]: each.get("message", "") for each in found if each["device"].startswith("GPU")}
+    assert said["allocate"].endswith(" MiB") and "e+" not in "".join(said.values())
+    assert (
+        said["collective_all_reduce"] == ""
+    )  # between one rank and itself nothing moves: that is no bandwidth
 
 
 BOTH = """

@@ -136,7 +136,7 @@ def _hopeless(machine: Machine) -> bool:
 
 
 def _finding(check: Check) -> DeviceFinding:
-    measured = "" if check.value is None else f"{check.value:.3g} {check.unit}"
+    measured = "" if check.value is None else f"{_three_digits(check.value)} {check.unit}"
     if check.passed:
         return DeviceFinding(
             device=check.label, check=check.check, message=measured, duration_s=check.duration_s
@@ -149,6 +149,11 @@ def _finding(check: Check) -> DeviceFinding:
         advice=MACHINE_ADVICE.find(check.message) or MACHINE_ADVICE.of("preflight-failed"),
         duration_s=check.duration_s,
     )
+
+
+def _three_digits(value: float) -> str:
+    """At least three digits, and no exponent where the number is large."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 _LIFTED = "its quarantine is lifted"

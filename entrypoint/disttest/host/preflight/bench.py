@@ -228,8 +228,8 @@ class Collectives:
         for rank, part in enumerate(parts):
             self._compare(part, rank + 1, accused=rank)
 
-    def all_reduce(self) -> Measure:
-        """The sum is right on every rank; bus bandwidth in GB/s.
+    def all_reduce(self) -> Measure | None:
+        """The sum is right on every rank; bus bandwidth in GB/s, where there is more than one.
 
         Bus bandwidth as in nccl-tests: bytes / seconds · 2 (n - 1) / n.
         """
@@ -244,7 +244,9 @@ class Collectives:
         block[0].item()
         seconds = max(time.perf_counter() - started_s, 1e-9)
         self._compare(block, size * (size + 1) / 2)
-        factor = 2 * (size - 1) / size if size > 1 else 1.0
+        if size == 1:  # nothing has moved
+            return None
+        factor = 2 * (size - 1) / size
         return block.numel() * block.element_size() / seconds * factor / 1e9, "GB/s"
 
     def close(self) -> None:
