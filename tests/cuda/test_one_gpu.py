@@ -310,7 +310,11 @@ CASES = {
         "the test finished, its tear-down hangs: "
         "rank 0 waits for its GPU to finish what the test has started there",
     ),
-    "test_waits_for_a_busy_device": (Outcome.FAILED, "(timed out after 5 s)"),
+    "test_waits_for_a_busy_device": (
+        Outcome.FAILED,
+        "rank 0 waits for its GPU in test_waits_for_a_busy_device at test_faults.py:64, "
+        "not waiting for another rank (timed out after 5 s)",
+    ),
 }
 
 

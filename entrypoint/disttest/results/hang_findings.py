@@ -213,11 +213,13 @@ def whereabouts(rank: RankRecord) -> str:
     frame = _user_frame(frames)
     if rank.stacks.startswith(PROCESS_STATE):
         return f"rank {rank.rank} is {rank.stacks.removeprefix(PROCESS_STATE)}, in {rank.phase}"
-    if frame is None and frames and _is_wait_for_gpu(frames[0]):
+    waits_for_gpu = bool(frames) and _is_wait_for_gpu(frames[0])
+    if frame is None and waits_for_gpu:
         return f"rank {rank.rank} waits for its GPU to finish what the test has started there"
     if frame is None:
         return f"rank {rank.rank} is still in {rank.phase}"
-    return f"rank {rank.rank} is in {frame.function} at {frame}"
+    where = "waits for its GPU" if waits_for_gpu else "is"
+    return f"rank {rank.rank} {where} in {frame.function} at {frame}"
 
 
 def last_call(rank: RankRecord) -> str:
@@ -230,7 +232,7 @@ def last_call(rank: RankRecord) -> str:
 
 
 def _is_wait_for_gpu(frame: Frame) -> bool:
-    """Whether it is the wait with which a test on a GPU ends (``runtime/rank/gpu_state.py``)."""
+    """Whether it is ``torch.cuda.synchronize``, with which a test on a GPU ends, too, or that of a stream or an event."""
     return frame.function == "synchronize" and "/torch/cuda/" in frame.file
 
 

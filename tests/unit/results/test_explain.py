@@ -151,6 +151,11 @@ CASES = {
         "rank 0 is stopped (SIGSTOP, or a debugger), in call, not waiting for another rank; rank 1 had finished",
         0,
     ),
+    "waits for its GPU": (
+        [hung(0, stacks=stack("step", 8, '  File "/venv/torch/cuda/streams.py", line 5 in synchronize'))],
+        "rank 0 waits for its GPU in step at test_step.py:8, not waiting for another rank",
+        0,
+    ),
     "slow in Python": (
         [hung(0, DONE, stacks=SLEEPS), finished(1, DONE)],
         "rank 0 is in nap at test_step.py:39, not waiting for another rank; rank 1 had finished",
