@@ -19,7 +19,7 @@ from . import remote
 from .calls import sync
 from .tensors import Maker, assert_gradients, assert_same, both, dense, total
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 @pytest.mark.covers("AG-54")

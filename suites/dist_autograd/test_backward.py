@@ -18,7 +18,7 @@ from . import remote
 from .calls import asynchronous, by_reference, every_remote_way, local, sync
 from .tensors import Maker, assert_gradients, assert_same, both, dense, local_gradients, sparse, total
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 Run = Callable[..., Tensor]
 """``run(function, *args)``: the function's result, computed where the test says."""

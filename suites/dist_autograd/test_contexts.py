@@ -18,7 +18,7 @@ from ..rpc.shim import autograd_counts
 from . import remote, shim
 from .tensors import Maker, both, dense, total
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 def _is_known(identity: int) -> bool:

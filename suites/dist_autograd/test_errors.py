@@ -17,7 +17,7 @@ from . import remote
 from .calls import sync
 from .tensors import assert_gradients, dense
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 @pytest.mark.covers("AG-41", "AG-39")

@@ -15,7 +15,7 @@ from . import remote
 from .tensors import dense
 from .test_contexts import _is_known
 
-pytestmark = [pytest.mark.world_size(4), pytest.mark.fresh_world]
+pytestmark = [pytest.mark.world_size(4), pytest.mark.fresh_world, pytest.mark.device("cpu")]
 
 
 @pytest.mark.covers("AG-95", "AG-96")

@@ -15,7 +15,7 @@ from . import remote, shim
 from .calls import by_reference, sync
 from .tensors import Maker, assert_same, both, total
 
-pytestmark = pytest.mark.world_size(4)
+pytestmark = [pytest.mark.world_size(4), pytest.mark.device("cpu")]
 
 
 def in_both_ways(function: Any) -> Any:

@@ -18,7 +18,7 @@ from ..private import private
 from ..ranks import meet
 from ..rpc.agents import worker
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 class Layer:

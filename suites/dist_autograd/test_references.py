@@ -19,7 +19,7 @@ from ..rpc.agents import worker
 from . import remote
 from .tensors import Maker, assert_gradients, assert_same, both, dense, local_gradients, total
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 def _make_leaf(make: Maker) -> Tensor:

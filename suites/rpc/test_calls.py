@@ -16,7 +16,7 @@ from ..ranks import meet
 from . import remote, scripted
 from .agents import worker
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 def sync(to: Any, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from . import remote, scripted, shim
 from .agents import worker
 from .test_calls import asynchronous, by_reference, every_way, sync
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 __all__ = ["asynchronous", "by_reference"]
 
 

@@ -17,7 +17,7 @@ from . import remote, shim
 from .agents import agent, assert_clean, until_counts, until_flushed, worker
 
 # New processes: the reference counting of a process stays with its first agent for good.
-pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.fresh_world]
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.fresh_world, pytest.mark.device("cpu")]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ..ranks import exchange, meet
 from . import remote, shim
 from .agents import agent, nothing, start, until, until_unreachable, worker
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 Options = rpc.TensorPipeRpcBackendOptions
 

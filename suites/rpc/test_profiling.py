@@ -14,7 +14,7 @@ from ..ranks import meet
 from . import remote, scripted, shim
 from .agents import until_flushed, worker
 
-pytestmark = pytest.mark.world_size(2)
+pytestmark = [pytest.mark.world_size(2), pytest.mark.device("cpu")]
 
 
 def _event(profile: Any, part: str) -> Any:

@@ -16,7 +16,7 @@ from ..ranks import meet
 from . import remote, scripted, shim
 from .agents import until, until_counts, until_flushed, worker
 
-pytestmark = pytest.mark.world_size(2, 4)
+pytestmark = [pytest.mark.world_size(2, 4), pytest.mark.device("cpu")]
 
 
 def test_reference_knows_its_owner(agents: World) -> None:

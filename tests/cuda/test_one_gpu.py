@@ -439,3 +439,31 @@ def test_worlds_on_the_cpu_beside_a_world_on_the_gpu(one_gpu):
     assert ended.exit_code == 0, ended.output
     for name in ("1xnccl", "1xgloo", "2xgloo"):
         assert ended.result(f"test_sum[{name}]").outcome is Outcome.PASSED
+
+
+TWO = """
+import pytest, torch, torch.distributed as dist
+
+@pytest.mark.world_size(2)
+def test_two(world):
+    x = torch.ones(4, device=world.device)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 4
+
+@pytest.mark.world_size(2)
+@pytest.mark.device("cpu")
+def test_on_the_cpu(world):
+    assert (world.backend, world.device.type) == ("gloo", "cpu")
+"""
+
+
+def test_a_test_for_two_gpus_says_how_it_runs_without(one_gpu):
+    skipped = one_gpu.write(test_wide=TWO).run("run", ".", "--", "-k", "test_two")
+    elsewhere = one_gpu.run("run", ".", "--results", "elsewhere")
+    on_cpu = one_gpu.run("run", ".", "--device", "cpu", "--results", "on-cpu")
+
+    assert skipped.exit_code == 0 and "--device cpu runs without GPUs what lacks some" in skipped.output
+    assert skipped.result("test_two").message == "needs 2 GPUs for 2xnccl, this machine has 1"
+    assert elsewhere.exit_code == 0 and "no test ran in a world" not in elsewhere.output
+    assert "passed: 1 passed, 1 skipped" in elsewhere.output
+    assert on_cpu.exit_code == 0 and "passed: 2 passed" in on_cpu.output

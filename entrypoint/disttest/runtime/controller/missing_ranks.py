@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from disttest.model import TestCase
+from disttest.planning.backends import CPU
 from disttest.runtime.controller.expand import closest_mark, shape_of
 from disttest.runtime.controller.loaded_sources import sources_below
 
@@ -24,6 +25,7 @@ _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\binit_process_group\b|\bfrom torch import [^#\n]*\bdistributed\b"
 )
 _NAMED = 5
+_MARK = "Mark those that need ranks with @pytest.mark.world_size(2), if they do not start their own"
 
 
 class NoWorlds:
@@ -39,19 +41,25 @@ class NoWorlds:
 
     def describe(self, pairs: Sequence[tuple[pytest.Item, TestCase]]) -> str:
         """One line for a green run of these tests in which no world was used; empty where nothing asked for one."""
+        in_one_process = _counted(
+            [item for item, test in pairs if not test.world and _is_distributed(item)],
+            "with torch.distributed, in one process",
+        )
         told = (
             _counted([item for item, test in pairs if test.world], "with a world, skipped"),
             f"{self._deselected} with a world, deselected" if self._deselected else "",
-            _counted(
-                [item for item, test in pairs if not test.world and _is_distributed(item)],
-                "with torch.distributed, in one process",
-            ),
+            in_one_process,
         )
         if not any(told):
             return ""
+        on_gpus = any(test.world and test.world.device != CPU for _, test in pairs)
+        advice = (
+            f"{_MARK}; " if in_one_process else "",
+            "--device cpu runs without GPUs what lacks some; " if on_gpus else "",
+        )
         return (
-            f"no test ran in a world: {'; '.join(filter(None, told))}. Mark those that need ranks with "
-            "@pytest.mark.world_size(2), if they do not start their own; --min-worlds N makes such a run red"
+            f"no test ran in a world: {'; '.join(filter(None, told))}. "
+            f"{''.join(advice)}--min-worlds N makes such a run red"
         )
 
 
