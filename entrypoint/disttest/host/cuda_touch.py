@@ -82,7 +82,9 @@ def watch_cuda(prepare: Mapping[str, Callable[[Any], None]]) -> None:
 
     wanted = {**prepare, "torch": watch_torch}
     for name in wanted.keys() & sys.modules.keys():
-        wanted.pop(name)(sys.modules[name])
+        prepare_now, module = wanted.pop(name), sys.modules[name]
+        if module is not None:  # else its import is forbidden
+            prepare_now(module)
     if wanted and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(wanted))
 
@@ -105,10 +107,10 @@ def cuda_touched() -> str:
 def is_driver_initialised() -> bool:
     """Whether anything in this process has initialised CUDA, torch or another library; to ask initialises nothing."""
     try:
-        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:  # nothing has loaded it
+        count = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY).cuDeviceGetCount
+    except (OSError, AttributeError):  # nothing has loaded it, or it is another library of that name
         return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
+    return bool(count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 class _Finder:

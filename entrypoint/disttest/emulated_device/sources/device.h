@@ -24,7 +24,7 @@ struct Extent {
 EMULATED_API void emulated_enqueue(cudaStream_t stream, void (*function)(void*), void* argument);
 // The device's index on the machine; -1: this process sees no such device.
 EMULATED_API int emulated_physical(int device);
-// Whether this process has a context on the device.
+// Whether this process has initialised CUDA, and whether it has a context on the device.
 EMULATED_API int emulated_is_initialised();
 EMULATED_API int emulated_is_touched(int device);
 // Where the bytes lie that begin here; false: this is no memory of a device, nor pinned.

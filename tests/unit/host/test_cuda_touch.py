@@ -1,0 +1,84 @@
+"""Who is handed on once it is loaded, and what Python says of threads where we fork."""
+
+import os
+import sys
+import types
+import warnings
+
+import pytest
+
+from disttest.host import cuda_touch
+from disttest.host.cuda_answers import answer_for_numba
+from disttest.host.process import fork_here
+
+
+@pytest.fixture
+def watched(monkeypatch, tmp_path):
+    """What is handed on of modules that this process imports."""
+    found = {}
+    (tmp_path / "a_module_of_the_test.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(cuda_touch, "_wrap", lambda torch: None)
+    yield lambda *names: (
+        cuda_touch.watch_cuda(
+            {name: lambda module, name=name: found.update({name: module}) for name in names}
+        ),
+        found,
+    )[1]
+    sys.modules.pop("a_module_of_the_test", None)
+
+
+def test_a_module_is_handed_on_when_it_has_been_executed(watched):
+    found = watched("a_module_of_the_test")
+
+    assert found == {}
+    import a_module_of_the_test
+
+    assert found == {"a_module_of_the_test": a_module_of_the_test}
+    assert found["a_module_of_the_test"].VALUE == 1
+
+
+def test_one_that_is_loaded_is_handed_on_at_once(watched):
+    assert watched("json") == {"json": sys.modules["json"]}
+
+
+def test_one_whose_import_is_forbidden_is_not(watched, monkeypatch):
+    monkeypatch.setitem(sys.modules, "forbidden_by_the_test", None)
+
+    assert watched("forbidden_by_the_test") == {}
+
+
+def test_a_numba_that_cannot_be_asked_stays_as_it_is():
+    module = types.ModuleType("numba.cuda")
+    answer_for_numba(module)
+
+    assert not hasattr(module, "is_available")
+
+
+def test_a_driver_that_nothing_has_loaded_is_not_initialised(monkeypatch):
+    monkeypatch.setattr(cuda_touch, "_DRIVER", "libnobody.so.1")
+
+    assert not cuda_touch.is_driver_initialised()
+
+
+def test_a_library_of_that_name_that_is_no_driver_is_not(monkeypatch):
+    monkeypatch.setattr(cuda_touch, "_DRIVER", "libc.so.6")
+
+    assert not cuda_touch.is_driver_initialised()
+
+
+def test_where_warnings_are_errors_a_fork_beside_threads_does_not_raise(monkeypatch):
+    """Python 3.12 warns after it has forked: the child would be nobody's."""
+
+    def fork():
+        warnings.warn("This process is multi-threaded", DeprecationWarning, stacklevel=2)
+        return os.getpid()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        child = fork_here()
+
+    assert child.pid == os.getpid()
+    child.close()
