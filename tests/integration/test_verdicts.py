@@ -52,7 +52,12 @@ def test_a_failing_rank_is_the_culprit(ended, name, message):
 
 
 @pytest.mark.parametrize(
-    ("how", "end"), [("exits", "exited with code 70"), ("aborts", "was killed by SIGABRT")]
+    ("how", "end"),
+    [
+        ("exits", "exited with code 70"),
+        ("aborts", "was killed by SIGABRT"),
+        ("exits when asked", "exited with code 70"),
+    ],
 )
 def test_a_rank_that_fails_and_then_dies_has_failed(ended, how, end):
     """What it raised comes first: its death explains nothing."""

@@ -198,6 +198,9 @@ class Supervisor:
         for progress, evidence in zip(living, told, strict=True):
             if progress.is_over:
                 continue
+            # Nor is one that died just now; but whoever has hung until the deadline has hung.
+            if not deadline_passed and self._has_died(self.handle(progress.rank)):
+                continue
             self.note_end(progress)
             progress.stacks = masker.text(with_code(shorten_stacks(evidence.stacks)))
             progress.collectives = evidence.collectives
@@ -213,6 +216,13 @@ class Supervisor:
         """A rank is about to be ended by us: note where it stands, before it goes on to clean up."""
         progress.phase = self.handle(progress.rank).phase()
         progress.killed = True
+
+    def _has_died(self, handle: RankProcessHandle) -> bool:
+        """Whether there is nothing left to end; its death is noted then."""
+        if handle.child.poll() is None:
+            return False
+        self._on_death(handle)
+        return True
 
     def _take_native_stacks(self, victims: Sequence[RankProgress]) -> None:
         told = native_stacks([self.handle(progress.rank).child for progress in victims])
