@@ -94,15 +94,13 @@ def main() -> int:
         print("these GPUs are emulated: name a file with --out, none is written into docs/hardware")
         return 4
     wanted = [check for check in CHECKS if not options.only or check.name in options.only.split(",")]
-    possible = [check for check in wanted if check.gpus <= len(gpus)]
-    left_out = [check for check in wanted if check.gpus > len(gpus)]
     page = options.out or PAGES / f"{_slug(gpus[0])}.md"
     outcomes: list[Outcome] = []
-    for check in possible:
-        outcomes.append(_run(check, len(gpus), results))
+    for check in wanted:
+        if check.gpus <= len(gpus):
+            outcomes.append(_run(check, len(gpus), results))
         # Written each time: a machine that is lent for minutes may be gone before the last check.
-        waiting = possible[len(outcomes) :]
-        page.write_text(_render(machine, outcomes, waiting, left_out, emulated=emulated))
+        page.write_text(_render(machine, wanted, outcomes, emulated=emulated))
     print(f"wrote {page}")
     return int(any(outcome.code for outcome in outcomes))
 
@@ -123,7 +121,8 @@ def _ask_doctor(target: Path) -> dict[str, dict]:
 def _run(check: Check, gpus: int, results: Path) -> Outcome:
     sizes = ",".join(map(str, sorted({min(2, gpus), gpus})))
     words = [sizes if word == "SIZES" else word for word in check.command]
-    kept = ["--results", str(results / _slug(check.name))] if "--backend" in words or check.gpus > 1 else []
+    is_run = words[0] == "disttest" and words[1] != "doctor"
+    kept = ["--results", str(results / _slug(check.name))] if is_run else []
     print(f"--- {' '.join(words)}", flush=True)
     started_s = time.monotonic()
     ended = subprocess.run(
@@ -140,14 +139,7 @@ def _run(check: Check, gpus: int, results: Path) -> Outcome:
     return Outcome(check, " ".join(words), ended.returncode, time.monotonic() - started_s, said)
 
 
-def _render(
-    machine: dict[str, dict],
-    outcomes: list[Outcome],
-    waiting: list[Check],
-    left_out: list[Check],
-    *,
-    emulated: bool,
-) -> str:
+def _render(machine: dict[str, dict], wanted: list[Check], outcomes: list[Outcome], *, emulated: bool) -> str:
     torch, host = machine["torch"], machine["machine"]
     names = sorted(set(torch["devices"]))
     facts = (
@@ -161,8 +153,10 @@ def _render(
         f"| {each.check.name} | {each.check.shows} | `{each.command}` | {_came_to(each)} | {each.seconds:.0f} s |"
         for each in outcomes
     ]
-    rows += [f"| {each.name} | {each.shows} | | not run | |" for each in waiting]
-    rows += [f"| {each.name} | {each.shows} | | not run: needs {each.gpus} GPUs | |" for each in left_out]
+    done = {each.check for each in outcomes}
+    for each in [check for check in wanted if check not in done]:
+        why = f": needs {each.gpus} GPUs" if each.gpus > len(torch["devices"]) else ""
+        rows.append(f"| {each.name} | {each.shows} | | not run{why} | |")
     failed = [f"\n## {each.check.name}\n\n```\n{each.said}\n```" for each in outcomes if each.code]
     head = [f"# {names[0]}", "", *warning, "Made by `make gpu`.", "", facts, ""]
     table = ["| check | what it shows | command | came to | time |", "|---|---|---|---|---|", *rows]

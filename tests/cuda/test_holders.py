@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gpu_holder import HOLDS
 from lab import Lab
 
 from disttest.model import Cause, Outcome
@@ -82,19 +83,13 @@ def test_leaves_its_gpu_to_a_stranger(world):
 def test_next(world):
     assert torch.ones(1, device=world.device).item() == 1
 """
-CHILD = """
+CHILD = f"""
 import subprocess, sys
 import pytest, torch, torch.distributed as dist
 
 pytestmark = [pytest.mark.fresh_world, pytest.mark.world_size(2)]
 
-HOLDS = '''
-import sys, torch
-x = torch.ones(16 << 20, device="cuda:0")
-torch.cuda.synchronize()
-print("holds it", flush=True)
-sys.stdin.read()
-'''
+HOLDS = {HOLDS!r}
 
 def test_leaves_a_child_on_its_gpu(world):
     if world.rank == 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+
+from gpu_holder import held_by_a_stranger
 
 from disttest.model import Outcome
 
@@ -17,13 +18,6 @@ def test_sum(world):
     dist.all_reduce(x)
     assert x.tolist() == [3.0] * 4
     assert (world.backend, world.device.type) in (("gloo", "cpu"), ("nccl", "cuda"))
-"""
-HOLDER = """
-import sys, torch
-x = torch.ones(64 << 20, device="cuda:0")
-torch.cuda.synchronize()
-print("holds it", flush=True)
-sys.stdin.read()
 """
 
 
@@ -56,19 +50,11 @@ def test_the_doctor_is_not_misled_where_any_python_asks_for_gpus_as_it_starts(cu
     assert "collective_all_reduce" in ended.output
 
 
-def test_a_gpu_that_another_process_holds_is_not_taken(cuda, cuda_lab):
-    with subprocess.Popen(
-        [str(cuda.python), "-c", HOLDER],
-        env=cuda_lab.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout.readline() == "holds it\n"
+def test_a_gpu_that_another_process_holds_is_not_taken(cuda_lab):
+    with held_by_a_stranger(cuda_lab) as holder:
         one = BOTH.replace("world_size(2)", "world_size(1)").replace("3.0", "1.0")
         ended = cuda_lab.write(test_one=one).run("run", ".", "--gpus", "1")
         refused = cuda_lab.run("run", ".", "--gpus", "2", "--deadline", "3", "--results", "refused")
-        holder.stdin.close()
 
     assert ended.exit_code == 0, ended.output
     assert ended.result("test_sum").outcome is Outcome.PASSED

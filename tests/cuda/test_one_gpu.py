@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
+from gpu_holder import HOLDS, held_by_a_stranger
 from lab import Ended
 
 from disttest.model import Cause, Outcome
@@ -347,18 +347,12 @@ def test_two_broken_contexts_are_no_broken_gpu(matrix):
     assert "quarantine" not in matrix.output
 
 
-CHILD = """
+CHILD = f"""
 import subprocess, sys
 import pytest, torch
 
 pytestmark = [pytest.mark.fresh_world, pytest.mark.world_size(1)]
-HOLDS = '''
-import sys, torch
-x = torch.ones(16 << 20, device="cuda:0")
-torch.cuda.synchronize()
-print("holds it", flush=True)
-sys.stdin.read()
-'''
+HOLDS = {HOLDS!r}
 
 def test_leaves_a_child_on_its_gpu(world):
     child = subprocess.Popen(
@@ -381,28 +375,11 @@ def test_a_child_that_is_left_on_the_gpu_is_killed_before_it_is_handed_on(one_gp
     assert "quarantine" not in ended.output
 
 
-HOLDER = """
-import sys, torch
-x = torch.ones(64 << 20, device="cuda:0")
-torch.cuda.synchronize()
-print("holds it", flush=True)
-sys.stdin.read()
-"""
-
-
 def test_a_gpu_that_a_stranger_holds_is_taken_only_when_that_is_allowed(one_gpu):
     one_gpu.write(test_ranks=ASKS_AT_IMPORT + RANKS)
-    with subprocess.Popen(
-        [one_gpu.python, "-c", HOLDER],
-        env=one_gpu.environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout.readline() == "holds it\n"
+    with held_by_a_stranger(one_gpu) as holder:
         refused = one_gpu.run("run", ".", "--gpus", "1", "--deadline", "3", "--results", "refused")
         shared = one_gpu.run("run", ".", "--gpus", "1", "--allow-busy-gpus")
-        holder.stdin.close()
 
     assert refused.exit_code in (6, 124), refused.output
     assert f"pid {holder.pid}" in refused.output

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab import Ended, Lab
+from lab import Lab
 
 from disttest.emulated_device import default_cache, emulated_environment
 
@@ -73,10 +73,6 @@ class CudaEnvironment:
         state.mkdir(exist_ok=True)
         own = {"DISTTEST_LEASE_DIR": str(folder / ".leases")}
         return Lab(folder, python=str(self.python), environ=self.environ(gpus, state=state, **own | extra))
-
-    def run(self, *arguments: str, cwd: Path, gpus: int = 2, limit_s: float = 120, **environ: str) -> Ended:
-        """Run ``disttest ARGUMENTS`` to its end."""
-        return self.lab(cwd, gpus).run(*arguments, limit_s=limit_s, **environ)
 
     def execute(
         self,

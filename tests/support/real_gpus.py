@@ -9,11 +9,12 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from lab import Ended, Lab
+from lab import Lab
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,7 @@ class RealGpus:
         """The variables of a process that sees this many GPUs."""
         if not gpus:
             _only_emulated("a machine without a driver")
-        if any(name.startswith("EMULATED_") for name in extra):
-            _only_emulated("a fault that only emulation can cause")
+        _refuse_faults(extra)
         if gpus > len(self.uuids):
             pytest.skip(f"needs {gpus} GPUs, this machine has {len(self.uuids)}")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("DISTTEST_", "PYTEST_"))}
@@ -42,10 +42,6 @@ class RealGpus:
     def lab(self, folder: Path, gpus: int = 2, **extra: str) -> Lab:
         """A laboratory that runs disttest and pytest of this interpreter in a folder, in the host's lease directory."""
         return _RealLab(folder, python=str(self.python), environ=self.environ(gpus, **extra))
-
-    def run(self, *arguments: str, cwd: Path, gpus: int = 2, limit_s: float = 120, **environ: str) -> Ended:
-        """Run ``disttest ARGUMENTS`` to its end."""
-        return self.lab(cwd, gpus).run(*arguments, limit_s=limit_s, **environ)
 
     def execute(
         self,
@@ -63,8 +59,7 @@ class _RealLab(Lab):
     """A laboratory in which faults cannot be injected."""
 
     def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        if any(name.startswith("EMULATED_") for name in environ):
-            _only_emulated("a fault that only emulation can cause")
+        _refuse_faults(environ)
         return super().start(*arguments, **environ)
 
 
@@ -77,6 +72,11 @@ def real_gpus() -> RealGpus:
         check=True,
     )
     return RealGpus(uuids=tuple(listed.stdout.split()))
+
+
+def _refuse_faults(environ: Mapping[str, str]) -> None:
+    if any(name.startswith("EMULATED_") for name in environ):
+        _only_emulated("a fault that only emulation can cause")
 
 
 def _only_emulated(what: str) -> NoReturn:

@@ -71,7 +71,7 @@ def answer_for_numba(cuda: Any) -> None:
     @functools.wraps(original)
     def is_available() -> bool:
         told = b""
-        if _answering and not fork_hazard(on_gpus=True):
+        if _may_ask_fork():
             told, _ended = ask_fork(lambda: b"yes" if original() else b"no", limit_s=CUDA_ANSWER_S)
         return told == b"yes" if told else original()
 
@@ -100,12 +100,17 @@ def _answered_properties(torch: Any, original: Callable[..., Any]) -> Callable[.
 
 def _known(torch: Any) -> list[Facts]:
     """What is known of each device; empty where CUDA itself has to be asked."""
-    if not _answering or fork_hazard(on_gpus=True):
+    if not _may_ask_fork():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")  # noqa: TID251  # a world sees other devices than the run
     if visible not in _asked:
         _asked[visible] = _ask(torch)
     return _asked[visible]
+
+
+def _may_ask_fork() -> bool:
+    """Whether questions are answered at all, and a fork of this process could use a GPU."""
+    return _answering and not fork_hazard(on_gpus=True)
 
 
 def _ask(torch: Any) -> list[Facts]:

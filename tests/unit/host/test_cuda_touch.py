@@ -20,12 +20,12 @@ def watched(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(cuda_touch, "_wrap", lambda torch: None)
-    yield lambda *names: (
-        cuda_touch.watch_cuda(
-            {name: lambda module, name=name: found.update({name: module}) for name in names}
-        ),
-        found,
-    )[1]
+
+    def watch(name):
+        cuda_touch.watch_cuda({name: lambda module: found.update({name: module})})
+        return found
+
+    yield watch
     sys.modules.pop("a_module_of_the_test", None)
 
 
