@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from command_runner import command_runner
 from planning_cases import case
 from shard_runs import ShardRun, cases
 
@@ -28,7 +28,7 @@ def leave(code: int) -> None:
 
 def run(command: click.Command, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr; an error of ours is what main() makes of it."""
-    result = CliRunner().invoke(command, list(arguments), obj=())
+    result = command_runner().invoke(command, list(arguments), obj=())
     if isinstance(result.exception, DisttestError):
         return int(result.exception.exit_code), result.stdout, str(result.exception)
     if result.exception and not isinstance(result.exception, SystemExit):

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
-from click.testing import CliRunner
+from command_runner import command_runner
 from fake_scheduler import FakeScheduler
 from planning_cases import case
 
@@ -81,7 +81,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
             raise click.exceptions.Exit(code)
 
         command = plan_command(collect, leave, launcher_for)
-        result = CliRunner().invoke(command, ["suite", *arguments], obj=["-k", "x"])
+        result = command_runner().invoke(command, ["suite", *arguments], obj=["-k", "x"])
         return Planned(result, tmp_path, asked, collected)
 
     return planned

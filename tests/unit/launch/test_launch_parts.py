@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from disttest.errors import UsageError
+from disttest.errors import EngineError, UsageError
 from disttest.host.devices.machine import Gpu, MigSlice
 from disttest.host.proc import ProcessIdentity
 from disttest.launch.container_environment import choose_environment
-from disttest.launch.endpoints import endpoints
+from disttest.launch.endpoints import connection_arguments, endpoints
 from disttest.launch.engine import EngineFacts, is_passing, read_facts, split_tag
 from disttest.launch.gpus import HostGpu
 from disttest.launch.launch_host import usable
@@ -64,6 +64,66 @@ def test_a_docker_context_counts_as_chosen(home: Path) -> None:
     (only,) = endpoints(chosen="", environ={"DOCKER_CONTEXT": "far"}, uid=7, home=str(home))
     assert (only.origin, only.chosen) == ("docker context", True)
     assert only.host.endswith("unix:///far.sock")
+    assert connection_arguments(only, {"DOCKER_CONTEXT": "far"}) == {"base_url": only.host}
+
+
+def test_the_certificates_of_a_docker_context_go_with_it(home: Path) -> None:
+    from docker.context import ContextAPI
+    from docker.tls import TLSConfig
+
+    ca, cert, key = (str(home / f"{name}.pem") for name in ("ca", "cert", "key"))
+    for path in (ca, cert, key):
+        Path(path).write_text("")
+    tls = TLSConfig(ca_cert=ca, client_cert=(cert, key), verify=True)
+    ContextAPI.create_context("far", host="tcp://far:2376", tls_cfg=tls)
+    environ = {"DOCKER_CONTEXT": "far"}
+    (only,) = endpoints(chosen="", environ=environ, uid=7, home=str(home))
+
+    given = connection_arguments(only, environ)
+
+    assert "far:2376" in given["base_url"]
+    assert [Path(path).name for path in given["tls"].cert] == ["cert.pem", "key.pem"]
+
+
+def test_the_context_in_use_counts_without_a_variable(home: Path) -> None:
+    from docker.context import ContextAPI
+
+    ContextAPI.create_context("near", host="unix:///near.sock")
+    (home / "config.json").write_text(json.dumps({"currentContext": "near"}))
+
+    (only,) = endpoints(chosen="", environ={}, uid=7, home=str(home))
+
+    assert only.host.endswith("unix:///near.sock")
+
+
+@pytest.mark.parametrize("chosen_by", ["variable", "configuration"])
+def test_a_docker_context_that_is_not_there_leads_to_no_other_engine(home: Path, chosen_by: str) -> None:
+    environ = {"DOCKER_CONTEXT": "gone"} if chosen_by == "variable" else {}
+    if chosen_by == "configuration":
+        (home / "config.json").write_text(json.dumps({"currentContext": "gone"}))
+
+    with pytest.raises(
+        EngineError, match=r"no Docker context 'gone'.*docker context ls.*\[context-missing\]"
+    ):
+        endpoints(chosen="", environ=environ, uid=7, home=str(home))
+
+
+@pytest.mark.parametrize("content", ["not json", "{}", '{"Name": "torn", "Endpoints": {}}'])
+def test_a_docker_context_that_cannot_be_read_is_an_error_of_ours(home: Path, content: str) -> None:
+    from docker.context import ContextAPI
+
+    ContextAPI.create_context("torn", host="unix:///torn.sock")
+    (meta,) = home.rglob("meta.json")
+    meta.write_text(content)
+
+    with pytest.raises(EngineError, match=r"Docker context 'torn' cannot be read.*\[context-broken\]"):
+        endpoints(chosen="", environ={"DOCKER_CONTEXT": "torn"}, uid=7, home=str(home))
+
+
+def test_a_chosen_engine_needs_no_context(home: Path) -> None:
+    environ = {"DOCKER_CONTEXT": "gone"}
+
+    assert endpoints(chosen="unix:///x", environ=environ, uid=7, home=str(home))
 
 
 def test_facts_of_docker_with_cdi() -> None:
