@@ -134,22 +134,42 @@ import pytest, torch, torch.distributed as dist
 @pytest.mark.world_size(2)
 def test_sum(world):
     dist.barrier()
-    with pytest.raises(RuntimeError, match="{words}"):
+    with pytest.raises(RuntimeError, match="Found no NVIDIA driver"):
         torch.ones(1, device="cuda")
 """
 ASKS = "import torch\nHAS_GPU = torch.cuda.is_available()\n"
 
 
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [("", "Found no NVIDIA driver"), (ASKS, "forked subprocess")],
-    ids=["nobody asks", "a module asks"],
-)
-def test_without_a_driver_ranks_are_forks_too(cuda, tmp_path, start, words):
+@pytest.mark.parametrize("start", ["", ASKS], ids=["nobody asks", "a module asks"])
+def test_without_a_driver_ranks_are_forks_too(cuda, tmp_path, start):
     """Torch's CUDA build on a machine for the CPU: no rank can use CUDA in any case, so asking it spoils nothing."""
-    lab = cuda.lab(tmp_path, gpus=0).write(test_cpu=start + WITHOUT_DRIVER.format(words=words))
+    lab = cuda.lab(tmp_path, gpus=0).write(test_cpu=start + WITHOUT_DRIVER)
 
     ended = lab.run("run", ".")
 
     assert ended.exit_code == 0, ended.output
     assert "forking is unsafe" not in ended.output
+
+
+HOSTED_WITHOUT_DRIVER = """
+import torch
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+class TestTorchs(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        assert torch.cuda.device_count() == 0 and not torch.cuda.is_available()
+        self._spawn_processes()
+
+    def test_needs_a_gpu(self):
+        torch.cuda.init()
+"""
+
+
+def test_a_rank_of_torchs_classes_is_told_that_there_is_no_driver(cuda, tmp_path):
+    """As it is without disttest, and not that forks cannot use CUDA, though its main process has counted GPUs."""
+    ended = cuda.lab(tmp_path, gpus=0).write(test_torchs=HOSTED_WITHOUT_DRIVER).run("run", ".")
+
+    assert "Found no NVIDIA driver" in ended.result("test_needs_a_gpu").message

@@ -21,7 +21,8 @@ from typing import Any
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """See "Poison fork in multiprocessing" in torch's notes; from torch 2.0 on."""
 
-_TOUCHING = ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getArchFlags")
+_COUNT = "_cuda_getDeviceCount"
+_TOUCHING = ("_cuda_init", _COUNT, "_cuda_getArchFlags")
 """Functions of ``torch._C`` through which all of torch's Python comes to CUDA, and each of which spoils forking."""
 
 BESIDE_TORCH = "another library than torch"
@@ -113,6 +114,15 @@ def is_driver_initialised() -> bool:
     return bool(count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
+def _has_driver() -> bool:
+    """Whether a driver can be loaded. NVML, which comes with it, has not answered who asks for it here."""
+    try:
+        ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    return True
+
+
 class _Finder:
     """Finds modules as the others do, and hands them on once they are executed; to be found may not lead to that."""
 
@@ -148,7 +158,20 @@ def _wrap(torch: Any) -> None:
         original = getattr(torch._C, name, None)  # noqa: SLF001
         if original is not None and name not in _originals:  # a torch for the CPU has none of them
             _originals[name] = original
-            setattr(torch._C, name, _noting(original))  # noqa: SLF001
+            noting = _noting(original)
+            setattr(torch._C, name, _counting(noting) if name == _COUNT else noting)  # noqa: SLF001
+
+
+def _counting(original: Callable[[], int]) -> Callable[[], int]:
+    """The number of GPUs: without a driver there are none, and to ask CUDA would spoil forking for no answer.
+
+    A rank that then needs a GPU would be told that CUDA cannot be used in forks, and not that there is no driver.
+    """
+
+    def count() -> int:
+        return original() if _has_driver() else 0
+
+    return count
 
 
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
