@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lab import FAULTY_SUITES
 
 from disttest.model import Outcome
 
@@ -173,3 +174,33 @@ def test_a_rank_of_torchs_classes_is_told_that_there_is_no_driver(cuda, tmp_path
     ended = cuda.lab(tmp_path, gpus=0).write(test_torchs=HOSTED_WITHOUT_DRIVER).run("run", ".")
 
     assert "Found no NVIDIA driver" in ended.result("test_needs_a_gpu").message
+
+
+def test_classes_that_choose_a_device_choose_the_cpu_where_there_is_no_gpu(cuda, tmp_path):
+    """Torch's CUDA build, which pip installs by default, names CUDA its accelerator on every machine."""
+    source = (FAULTY_SUITES / "own_classes.py").read_text()
+    lab = cuda.lab(tmp_path, gpus=0).write(test_own_classes=source)
+
+    ended = lab.run("run", "test_own_classes.py", "-k", "DynamoSingle or DynamoMulti or Continuous")
+
+    assert {"DynamoSingle", "DynamoMulti", "Continuous"} == {
+        test.test.nodeid.split("::")[1] for test in ended.run.tests if test.final.outcome is Outcome.PASSED
+    }, ended.output
+
+
+SEEDED = """
+import pytest, torch
+from torch.cuda import _lazy_seed_tracker
+
+@pytest.mark.world_size(2)
+def test_no_seed_waits_for_a_gpu(world):
+    assert not torch.cuda.is_initialized() and not _lazy_seed_tracker.get_calls()
+    assert torch.initial_seed() != 0
+"""
+
+
+def test_no_seed_is_noted_for_gpus_that_never_come(cuda, tmp_path):
+    """Torch keeps a stack with each, which takes longer than all else before a small test."""
+    ended = cuda.lab(tmp_path, gpus=0).write(test_seeded=SEEDED).run("run", ".")
+
+    assert ended.exit_code == 0, ended.output

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.common_utils import TestCase, set_rng_seed
+from torch.testing._internal.common_utils import SEED, TestCase, set_rng_seed
 
 from disttest.options.values import check_world_size
 from disttest.planning.backends import BACKENDS
+from disttest.testing.helpers import accelerator_type
 from disttest.testing.hosting import current_host
 from disttest.testing.processes import check_method
 
@@ -58,8 +59,7 @@ class MultiProcContinuousTest(TestCase):
     @classmethod
     def device_type(cls) -> str:
         """The accelerator's type, or ``cpu``."""
-        accelerator = torch.accelerator.current_accelerator()
-        return "cpu" if accelerator is None else accelerator.type
+        return accelerator_type()
 
     @classmethod
     def opts(cls, high_priority_stream: bool = False) -> Any:
@@ -144,7 +144,7 @@ class MultiProcContinuousTest(TestCase):
         name = test_id.rpartition(".")[2]
         self = cls(name)
         self.rank = cls.rank
-        set_rng_seed()
+        set_rng_seed(SEED)
         getattr(self, name)(**kwargs)
 
 

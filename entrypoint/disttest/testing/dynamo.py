@@ -14,19 +14,13 @@ import torch._dynamo
 import torch._dynamo.test_case
 import torch.distributed as dist
 
-from disttest.testing.helpers import find_free_port
+from disttest.testing.helpers import accelerator_type, find_free_port
 from disttest.testing.hosting import RankPipe
 from disttest.testing.processes import DistributedTestBase
 
 _CPU_RANKS = 2
 _LOOPBACK = "127.0.0.1"
 PORT_VARIABLE = "MASTER_PORT"
-
-
-def accelerator_type() -> str:
-    """The accelerator's type, or ``cpu``."""
-    accelerator = torch.accelerator.current_accelerator()
-    return "cpu" if accelerator is None else accelerator.type
 
 
 @contextlib.contextmanager

@@ -32,6 +32,14 @@ def get_timeout(test_id: str) -> int:
     return TIMEOUT_OVERRIDE.get(test_id.rpartition(".")[2], TIMEOUT_DEFAULT)
 
 
+def accelerator_type() -> str:
+    """The type of the accelerator that this machine has, or ``cpu``: a torch that is built for one does not make it one."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if accelerator is None else accelerator.type
+
+
 def create_tcp_store(
     addr: str = "localhost",
     world_size: int = 1,

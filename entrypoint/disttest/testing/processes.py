@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.common_utils import TestCase, set_rng_seed
+from torch.testing._internal.common_utils import SEED, TestCase, set_rng_seed
 
 from disttest.options.values import check_world_size
 from disttest.planning.backends import ANY_CPU_BACKEND, BACKENDS, backend_named
 from disttest.results.exit_codes import TEST_ERROR, TEST_SKIPS, ExitRule
-from disttest.testing.helpers import FILE_SCHEMA
+from disttest.testing.helpers import FILE_SCHEMA, accelerator_type
 from disttest.testing.hosting import RankHandle, RankPipe, current_host
 
 DEFAULT_WORLD_SIZE = 4
@@ -92,7 +92,7 @@ class MultiProcessTestCase(TestCase):
         """In a rank: run the test method; leave with the code of the skip table, or with that of an error."""
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"  # noqa: TID251  # for the C++ side of this process
-        set_rng_seed()
+        set_rng_seed(SEED)
         try:
             getattr(self, test_name)()
         except unittest.SkipTest as skip:
@@ -194,10 +194,10 @@ class DistributedTestBase(MultiProcessTestCase):
         store = dist.FileStore(self.file_name, size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, world_size=size, rank=self.rank, store=store)
         if backend_named(backend).needs_accelerator:
-            accelerator = torch.accelerator.current_accelerator()
-            if accelerator is None:
+            kind = accelerator_type()
+            if kind == "cpu":
                 raise RuntimeError(f"the backend {backend} needs an accelerator, and this machine has none")
-            mine = torch.device(accelerator.type, self.rank)
+            mine = torch.device(kind, self.rank)
             torch.set_default_device(mine)
             torch.accelerator.set_device_index(mine.index)
         group = dist.group.WORLD

@@ -9,6 +9,7 @@ What is read, and how it is put back, is in :mod:`disttest.runtime.rank.facets`.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -188,9 +189,18 @@ def reseed(seed: int) -> None:
     if numpy := loaded("numpy"):
         numpy.random.seed(seed % 2**32)
     if torch := loaded("torch"):
-        # A torch for the CPU would note each seed, with a stack, for accelerators that never come.
-        has_accelerator = torch.accelerator.current_accelerator() is not None
-        (torch if has_accelerator else torch.default_generator).manual_seed(seed)
+        # Else torch notes each seed, with a stack, for accelerators that never come.
+        (torch if _has_accelerator(torch) else torch.default_generator).manual_seed(seed)
+
+
+@functools.cache
+def _has_accelerator(torch: Any) -> bool:
+    """Whether this process may ever compute on one: torch's CUDA build is none, and worlds on the CPU are shown none."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != "cuda":
+        return accelerator is not None
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251  # as torch reads it
+    return bool(shown) if shown is not None else torch.cuda.device_count() > 0
 
 
 def _named(leaks: list[str]) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Settings of torch.compile: modules whose values a test may override. Each override is a context variable."""
+"""Settings of torch.compile: modules whose values a test may override.
+
+From torch 2.12 on each override is a context variable, before it is an attribute.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,60 @@ from torch.utils import _config_module
 
 from disttest.host.loaded import loaded
 from disttest.runtime.rank.facets import context
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, is_same
 
 _MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 _UNSET = _config_module._UNSET_SENTINEL
-_learned: set[str] = set()
-_settings: dict[contextvars.ContextVar[Any], str] = {}
+_entries: dict[str, Any] = {}
+"""Setting -> what torch keeps of it, of the modules that were seen."""
+_variables: dict[contextvars.ContextVar[Any], str] = {}
 """Variable -> the setting that it overrides."""
+_attributes: list[str] = []
+"""Settings whose override is an attribute."""
+_learned: set[str] = set()
 
 
 def _read() -> Values:
     for name in _MODULES:
         if name not in _learned and (module := loaded(name)):
             _learn(name, module)
-    overridden = contextvars.copy_context().items() if _settings else ()
-    return {
-        _settings[variable]: value
-        for variable, value in overridden
-        if variable in _settings and value is not _UNSET
-    }
+    context_now = contextvars.copy_context().items() if _variables else ()
+    overrides = {_variables[variable]: value for variable, value in context_now if variable in _variables}
+    overrides |= {name: _entries[name].user_override for name in _attributes}
+    return {name: value for name, value in overrides.items() if _is_override(name, value)}
+
+
+def _is_override(name: str, value: Any) -> bool:
+    """Whether it counts: to read a list, a set or a dict makes an override that is a copy of the default."""
+    return value is not _UNSET and not is_same(value, _entries[name].default)
 
 
 def _learn(name: str, module: Any) -> None:
-    _settings.update({entry.user_override: f"{name}.{key}" for key, entry in module._config.items()})
     _learned.add(name)
+    for key, entry in module._config.items():
+        setting = f"{name}.{key}"
+        _entries[setting] = entry
+        if isinstance(entry.user_override, contextvars.ContextVar):
+            _variables[entry.user_override] = setting
+        else:
+            _attributes.append(setting)
     # The others say whether what is computed from the settings is up to date.
-    context.take({*_settings, *(v for v in vars(module).values() if isinstance(v, contextvars.ContextVar))})
+    context.take({*_variables, *(v for v in vars(module).values() if isinstance(v, contextvars.ContextVar))})
 
 
 def _restore(name: str, then: Any) -> bool:
-    module_name, _, setting = name.rpartition(".")
+    module_name = next(each for each in _learned if name.startswith(f"{each}."))
     module: Any = sys.modules[module_name]
-    setattr(
-        module, setting, getattr(module, setting) if then is MISSING else then
-    )  # the module notes a change
-    if then is MISSING:
-        module._config[setting].user_override.set(_UNSET)
+    setting = name.removeprefix(f"{module_name}.")
+    # Also where it is to be unset: so the module notes a change.
+    setattr(module, setting, getattr(module, setting) if then is MISSING else then)
+    if then is not MISSING:
+        return True
+    entry = _entries[name]
+    if isinstance(entry.user_override, contextvars.ContextVar):
+        entry.user_override.set(_UNSET)
+    else:
+        entry.user_override = _UNSET
     return True
 
 
