@@ -72,12 +72,6 @@ SUITE = """
         request.addfinalizer(lambda: pytest.skip("too late"))
 
     @two
-    def test_red_subtest_skipped_by_one(world, subtests):
-        with subtests.test("a"):
-            if world.rank == 1:
-                pytest.skip("not me")
-
-    @two
     @strict
     @pytest.mark.ranks_may_differ
     def test_red_strict_xpass_of_the_only_rank(world):
@@ -96,11 +90,6 @@ SUITE = """
         pass
 
     @two
-    def test_passed_without_a_subtest(world, subtests):
-        with subtests.test("a"):
-            pytest.skip("nobody")
-
-    @two
     @strict
     def test_xfailed_on_one(world):
         assert world.rank == 0
@@ -113,6 +102,21 @@ SUITE = """
     def test_uncalled_by_all_ordinary():
         pass
 """
+WITH_SUBTESTS = """
+    @two
+    def test_red_subtest_skipped_by_one(world, subtests):
+        with subtests.test("a"):
+            if world.rank == 1:
+                pytest.skip("not me")
+
+    @two
+    def test_passed_without_a_subtest(world, subtests):
+        with subtests.test("a"):
+            pytest.skip("nobody")
+"""
+"""Fixtures of pytest 9."""
+if int(pytest.__version__.partition(".")[0]) >= 9:
+    SUITE += WITH_SUBTESTS
 PLUGIN = """
     import os
 

@@ -62,7 +62,7 @@ SUITE = """
     @pytest.mark.world_size(2)
     def test_capfd_and_caplog(world, capfd, caplog):
         os.write(1, b"low\\n")
-        assert capfd.readouterr().out == "low\\n"
+        assert capfd.readouterr().out.splitlines()[-1] == "low"  # torch 2.9's gloo has written before
         logging.getLogger("apart").warning("on its own")
         logging.getLogger("usual").warning("to the root")
         assert caplog.messages == ["on its own", "to the root"]
@@ -234,7 +234,9 @@ def test_what_ranks_print_in_tests_that_pass_is_shown_on_request(lab):
     )
     shown = lab.run("test_prints.py", "--", "-rP").output
     for rank in (0, 1):
-        assert re.search(rf"-- Captured output of rank {rank} --+\nhello from {rank}\n", shown), shown
+        # With torch 2.9 gloo says first that it is connected.
+        told = rf"-- Captured output of rank {rank} --+\n(\[Gloo\] .*\n)?hello from {rank}\n"
+        assert re.search(told, shown), shown
     assert "test_silent[2xgloo] ____" not in shown
     assert "hello from" not in lab.run("test_prints.py").output
 

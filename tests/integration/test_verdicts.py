@@ -167,7 +167,7 @@ def test_a_flood_is_capped_with_head_and_tail(ended):
     text = log.read_bytes()
 
     assert len(text) < 1.1 * 1024 * 1024
-    assert text.startswith(b"x" * 100)
+    assert re.match(rb"(\[Gloo\] .*\n)?x{100}", text)  # torch 2.9's says that it is connected
     assert text.endswith(b"the end\n")
     assert b"bytes cut here, log limit reached" in text
 
