@@ -1,8 +1,8 @@
-"""Runs what depends on torch and pytest with other versions of them: ``make matrix``, and ``make matrix ROWS=oldest``.
+"""Runs what depends on Python, torch and pytest with other versions of them: ``make matrix``, ``make matrix ROWS=oldest``.
 
-Each row is a virtual environment of the user's cache with these versions from the package registry (2.5 to 5 GB, once),
-in which this checkout is installed as a user would, and a part of our tests runs. ``docs/versions.md`` has what came of
-it; ``--write`` puts it there.
+Each row is a virtual environment of the user's cache with these versions from the package registry (5 to 7 GB, once),
+in which this checkout is installed as a user would, and a part of our tests runs. Torch is the build that pip takes by
+default, which is CUDA's. ``docs/versions.md`` has what came of it; ``--write`` puts it there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,22 @@ class Row(NamedTuple):
     """Versions that go together."""
 
     name: str
+    python: str
     torch: str
     pytest: str
+    lowest: bool = False
+    """All else that the project asks for is as old as it may be, too."""
+
+    @property
+    def words(self) -> str:
+        """Its versions, for people."""
+        others = ", all else as old as it may be" if self.lowest else ""
+        return f"Python {self.python}, torch {self.torch}, pytest {self.pytest}{others}"
 
 
 ROWS = (
-    Row("oldest", "2.9.1", "8.3.5"),
-    Row("newest", "2.15.0", "9.2.0"),
+    Row("oldest", "3.11", "2.9.0", "8.4.0", lowest=True),
+    Row("newest", "3.13", "2.15.0", "9.2.0"),
 )
 
 
@@ -45,41 +54,54 @@ class Check(NamedTuple):
     tests: tuple[str, ...]
 
 
+def integration(*names: str) -> tuple[str, ...]:
+    """Modules of tests with real ranks."""
+    return tuple(f"tests/integration/test_{name}.py" for name in names)
+
+
 CHECKS = (
     Check("unit", "planning, results, reports", ("tests/unit",)),
     Check(
         "worlds",
         "fresh and warm worlds, marks, verdicts, what pytest's users do",
-        tuple(
-            f"tests/integration/test_{name}.py"
-            for name in ("warm_worlds", "marks", "verdicts", "mixed_outcomes", "pytest_habits", "retries")
-        ),
+        integration("warm_worlds", "marks", "verdicts", "mixed_outcomes", "pytest_habits", "retries"),
     ),
-    Check("state", "what is put back between tests", ("tests/integration/test_states.py",)),
+    Check("state", "what is put back between tests", integration("states", "reused_ranks")),
     Check(
-        "torch's classes", "MultiProcessTestCase and its kind", ("tests/integration/test_torch_classes.py",)
+        "classes",
+        "torch's own test classes and ours",
+        integration("torch_classes", "own_classes", "launching_classes", "started_processes"),
     ),
-    Check("observe", "every way to call a collective is seen", ("tests/integration/test_observe.py",)),
+    Check("observe", "every way to call a collective is seen", integration("observe")),
+    Check(
+        "tools",
+        "deadlocks, sanitizers, replay, chaos",
+        integration("deadlock", "sanitize_order", "replay", "chaos"),
+    ),
 )
 
 
 def environment(row: Row) -> Path:
     """The interpreter of a row; made when it is missing."""
-    folder = CACHE / f"torch{row.torch}-pytest{row.pytest}"
+    folder = CACHE / f"python{row.python}-torch{row.torch}-pytest{row.pytest}"
     python, whole = folder / "bin" / "python", folder / ".whole"
-    uv = [sys.executable, "-m", "uv"]
     if not whole.exists():
-        subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
-    wanted = [
-        f"torch=={row.torch}",
-        f"pytest=={row.pytest}",
-        "setuptools",
-        "--editable",
-        f"{ROOT}[torch,dev]",
-    ]
-    subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, *wanted], check=True)
+        _uv("venv", "--quiet", "--clear", "--seed", "--python", row.python, folder)
+    install = ("pip", "install", "--quiet", "--python", python)
+    wanted = (f"torch=={row.torch}", f"pytest=={row.pytest}", "--editable", f"{ROOT}[torch,native]")
+    _uv(*install, *(("--resolution", "lowest-direct") if row.lowest else ()), *wanted)
+    # What the tests themselves need must not renew the others.
+    frozen = folder / "frozen.txt"
+    frozen.write_text(_uv("pip", "freeze", "--quiet", "--exclude-editable", "--python", python))
+    _uv(*install, "--constraint", frozen, "setuptools", "--editable", f"{ROOT}[dev]")
     whole.touch()
     return python
+
+
+def _uv(*arguments: str | Path) -> str:
+    """What it says; its errors go to the terminal, and end this run."""
+    argv = [sys.executable, "-m", "uv", *arguments]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def run(python: Path, check: Check) -> tuple[bool, str]:
@@ -119,18 +141,18 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    lines = ["| torch | pytest | " + " | ".join(check.name for check in CHECKS) + " |"]
-    lines.append("|---" * (len(CHECKS) + 2) + "|")
+    lines = ["| versions | " + " | ".join(check.name for check in CHECKS) + " |"]
+    lines.append("|---" * (len(CHECKS) + 1) + "|")
     green = True
     for row in (row for row in ROWS if row.name in options.rows):
         python = environment(row)
         told = []
         for check in CHECKS:
-            print(f"== torch {row.torch}, pytest {row.pytest}: {check.name} ({check.shows})", flush=True)
+            print(f"== {row.words}: {check.name} ({check.shows})", flush=True)
             good, words = run(python, check)
             green = green and good
             told.append(words)
-        lines.append(f"| {row.torch} | {row.pytest} | {' | '.join(told)} |")
+        lines.append(f"| {row.words} | {' | '.join(told)} |")
     print("\n".join(lines), end="\n\n")
     if options.write:
         write_section(PAGE, BEGIN, END, lines)

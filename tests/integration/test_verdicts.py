@@ -1,5 +1,7 @@
 """What the product makes of ranks that fail, crash, leave, skip, hang: one run, many verdicts."""
 
+import re
+
 import pytest
 from lab import FAULTY_SUITES, Ended
 
