@@ -51,16 +51,27 @@ def environment_with(lock: Path, names: Sequence[str]) -> Path:
 
     In the project's own one a plugin would show in every other test.
     """
-    requirements = "".join(_entry(lock.read_text(), name) for name in names)
-    key = hashlib.sha256(f"{SITE_PACKAGES}\n{sys.version}\n{requirements}".encode()).hexdigest()[:16]
+    text = lock.read_text()
+    return kept_environment("".join(_entry(text, name) for name in names), "--no-deps", "--require-hashes")
+
+
+def kept_environment(requirements: str, *options: str) -> Path:
+    """The interpreter of an environment that has the project's packages, and in their place what is required here.
+
+    Args:
+        requirements: lines as pip reads them.
+        options: of the installation.
+    """
+    key = hashlib.sha256(f"{SITE_PACKAGES}\n{sys.version}\n{options}\n{requirements}".encode()).hexdigest()[
+        :16
+    ]
     folder = default_cache(os.environ) / f"environment-{key}"
     if not folder.exists():
         fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
         fresh.parent.mkdir(parents=True, exist_ok=True)
-        python = make_environment(fresh)
-        (fresh / "requirements.lock").write_text(requirements)
-        uv("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", python,
-           "--requirement", fresh / "requirements.lock")  # fmt: skip
+        python, listed = make_environment(fresh), fresh / "requirements.txt"
+        listed.write_text(requirements)
+        uv("pip", "install", "--quiet", *options, "--python", python, "--requirement", listed)
         fresh.rename(folder)
     return folder / "bin" / "python"
 
