@@ -17,6 +17,14 @@ from lab import Lab
 
 ROOT = Path(__file__).parents[2]
 ASKED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+RECORDED = """
+import pytest, torch
+from torch.nn.parallel import DistributedDataParallel
+
+@pytest.mark.world_size(2)
+def test_trains(world):
+    DistributedDataParallel(torch.nn.Linear(8, 16))(torch.ones(2, 8)).sum().backward()
+"""
 VERSIONS = """
 import importlib.metadata, json, sys
 print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
@@ -40,24 +48,33 @@ def test_they_are_the_oldest(python):
         assert found.split(".")[:2] == [*asked[name].split("."), "0"][:2], (name, found)
 
 
-def test_a_run_and_its_reports(python, tmp_path):
-    lab = Lab(
-        tmp_path, python=str(python), environ=Lab(tmp_path).environ | {"PYTHONPATH": str(ROOT / "entrypoint")}
-    )
+@pytest.fixture
+def lab(python, tmp_path) -> Lab:
+    environ = Lab(tmp_path).environ | {"PYTHONPATH": str(ROOT / "entrypoint")}
+    return Lab(tmp_path, python=str(python), environ=environ)
 
+
+def test_a_run_and_its_reports(lab):
     ended = lab.run("smoke")
 
     assert ended.exit_code == 0, ended.output
     assert {"junit.xml", "report.html", "summary.md"} <= {path.name for path in ended.results.iterdir()}
 
 
-def test_what_speaks_to_them(python, tmp_path):
+def test_a_recording_is_replayed(lab):
+    lab.write(test_recorded=RECORDED).run("record", "test_recorded.py")
+
+    replayed = lab.run("replay", "test_trains", "--rank", "1")
+
+    assert "as recorded: the rank passed" in replayed.output
+
+
+def test_what_speaks_to_them(lab, tmp_path):
     folders = [f"tests/unit/{name}" for name in SPEAK_TO_THEM]
-    environ = Lab(tmp_path).environ | {"PYTHONPATH": str(ROOT / "entrypoint")}
 
     ended = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--basetemp={tmp_path}/base", *folders],
-        cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
+        [lab.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--basetemp={tmp_path}/base", *folders],
+        cwd=ROOT, env=lab.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
     assert ended.returncode == 0, ended.stdout

@@ -1,7 +1,7 @@
 """torch.distributed in a process that has no peers: groups of any size and stores without a server.
 
-A group's backend is gloo's own, of one rank, so that all that the test can ask of it is as it was; calls never reach
-it. What calls it past its group would get the answers of one rank, and is refused.
+A group's backend is gloo's own, which connects to a peer when it first speaks to it, so that all that the test can ask
+of it is as it was; calls never reach it. What calls it past its group would wait for peers, and is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -35,7 +36,7 @@ class _Store(_dist.HashStore):  # type: ignore[misc]
 
 
 class _Gloo(type):
-    """The type of gloo's backend, whose instances have one rank."""
+    """The type of gloo's backend, whose instances connect to nobody until they are called."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _real)
@@ -43,8 +44,15 @@ class _Gloo(type):
     def __getattr__(cls, name: str) -> Any:
         return getattr(_real, name)
 
-    def __call__(cls, _store: Any, _rank: int, _size: int, **named: Any) -> Any:
-        return _real(_dist.HashStore(), 0, 1, **named)
+    def __call__(
+        cls, _store: Any, rank: int, size: int, timeout: timedelta | None = None, **_named: Any
+    ) -> Any:
+        # Rank and size are asked of the backend, from torch 2.15 on also by the group itself.
+        options = _real._Options()  # noqa: SLF001
+        options._devices = [_real.create_device(hostname="127.0.0.1", lazy_init=True)]  # noqa: SLF001
+        if timeout is not None:
+            options._timeout = timeout  # noqa: SLF001
+        return _real(_dist.HashStore(), rank, size, options)
 
 
 _real: Any = getattr(c10d, "ProcessGroupGloo", None)
