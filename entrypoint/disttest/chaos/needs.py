@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from disttest.model import Fault, UnharmedCall, UnharmedRank
 
 _FROM_ROOT = frozenset({"broadcast", "scatter"})
-_TO_ROOT = frozenset({"reduce", "gather"})
+_TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
 _Key = tuple[object, ...]
 
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
-_WITH_ROOT_ALONE = frozenset({"scatter", "gather"})
+_WITH_ROOT_ALONE = frozenset({"scatter", "gather", "gather_into_tensor"})
 """What ranks other than the root do with the root and nobody else."""
-_FROM_ROOT, _TO_ROOT = frozenset({"broadcast", "scatter"}), frozenset({"reduce", "gather"})
+_FROM_ROOT = frozenset({"broadcast", "scatter"})
+_TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
 """Whose senders a GPU lets go as soon as there is room for what they send."""
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks that have nothing for each other do without each other."""

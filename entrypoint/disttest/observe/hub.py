@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from disttest.observe.operations import NEWEST_READ
 from disttest.observe.records import Call, Site, Wait, WaitKind
 from disttest.observe.sites import call_site
 from disttest.observe.tool import CALLBACKS, Tool
@@ -96,6 +97,15 @@ def store_calls() -> int:
 def note_gap(what: str) -> None:
     """Something cannot be seen here."""
     _gaps.setdefault(what)
+
+
+def note_missing(name: str) -> None:
+    """Torch has no such name: one that came before it has nothing to be seen, a newer one may have another name for it."""
+    import torch
+
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release > NEWEST_READ:
+        note_gap(f"{name}: torch {torch.__version__} does not have it")
 
 
 def gaps() -> tuple[str, ...]:

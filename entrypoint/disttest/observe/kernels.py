@@ -6,6 +6,8 @@ tensors. ``redispatch`` lets go of the GIL while a backend blocks (``call_boxed`
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +19,16 @@ import torch.distributed as dist
 from disttest.observe import hub
 from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.groups import known
-from disttest.observe.operations import FUNCTIONAL, OPERATIONS, WAIT, Operation, argument, tensors
+from disttest.observe.operations import (
+    CALLING_NOBODY,
+    FUNCTIONAL,
+    OPERATIONS,
+    WAIT,
+    WAIT_FOR_ALL,
+    Operation,
+    argument,
+    tensors,
+)
 from disttest.observe.records import ANY_SOURCE, Call, Group, Wait, WaitKind
 from disttest.observe.sites import call_site
 
@@ -41,12 +52,15 @@ class Kernels:
         for name in FUNCTIONAL:
             self._add("_c10d_functional", name, _functional)
         self._add("_c10d_functional", WAIT, _wait_tensor)
+        self._add("_c10d_functional", WAIT_FOR_ALL, _wait_tensors)
+        for library, name in _unknown():
+            self._add(library, name, partial(_unseen, f"{library}::{name}"))
 
     def _add(self, library: str, name: str, make: Callable[[Kernel], Kernel]) -> None:
         try:
             operator = getattr(getattr(torch.ops, library), name).default
         except AttributeError:
-            hub.note_gap(f"{library}::{name}: torch {torch.__version__} does not have it")
+            hub.note_missing(f"{library}::{name}")
             return
         kernel = make(operator.redispatch)
         keep_from_dynamo(kernel)
@@ -55,6 +69,27 @@ class Kernels:
     def remove(self) -> None:
         """Take them out of the dispatcher."""
         self._libraries.clear()
+
+
+@functools.cache
+def _unknown() -> tuple[tuple[str, str], ...]:
+    """Library and name of each operation that this torch has, and none of these modules knows."""
+    known = {("c10d", row.op) for row in OPERATIONS} | {("c10d", name) for name in CALLING_NOBODY}
+    known |= {("_c10d_functional", name) for name in (*FUNCTIONAL, WAIT, WAIT_FOR_ALL)}
+    there = (name.split("::") for name in torch._C._dispatch_get_all_op_names())  # noqa: SLF001
+    found = {(library, name) for library, name in there if library in ("c10d", "_c10d_functional")}
+    return tuple(sorted(found - known))
+
+
+def _unseen(name: str, redispatch: Kernel) -> Kernel:
+    """The kernel of an operation that nobody here knows: whoever calls it does what is not seen."""
+
+    def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        hub.note_gap(f"{name} was called, which is newer than this disttest (torch {torch.__version__})")
+        return redispatch(keys & _BELOW, *args, **kwargs)
+
+    return kernel
 
 
 def _collective(operation: Operation, redispatch: Kernel) -> Kernel:
@@ -215,12 +250,30 @@ def _wait_tensor(redispatch: Kernel) -> Kernel:
     def kernel(keys: Any, tensor: torch.Tensor) -> Any:
         __tracebackhide__ = True
         below = keys & _BELOW
-        if hub.is_idle() or not hub.results or tensor.is_meta:
-            return redispatch(below, tensor)
-        call = hub.results.pop(tensor.untyped_storage()._cdata, None)  # noqa: SLF001
-        if call is None:
+        if hub.is_idle() or not hub.results or (call := _awaited(tensor)) is None:
             return redispatch(below, tensor)
         with hub.waiting(WaitKind.TENSOR, call, timeout_s=call.timeout_s):
             return redispatch(below, tensor)
 
     return kernel
+
+
+def _wait_tensors(redispatch: Kernel) -> Kernel:
+    """The kernel of the wait for several of them, one after the other as its backend waits."""
+
+    def kernel(keys: Any, given: Sequence[torch.Tensor]) -> Any:
+        __tracebackhide__ = True
+        below = keys & _BELOW
+        if hub.is_idle() or not hub.results:
+            return redispatch(below, given)
+        with contextlib.ExitStack() as waits:
+            for call in reversed([call for each in given if (call := _awaited(each)) is not None]):
+                waits.enter_context(hub.waiting(WaitKind.TENSOR, call, timeout_s=call.timeout_s))
+            return redispatch(below, given)
+
+    return kernel
+
+
+def _awaited(tensor: torch.Tensor) -> Call | None:
+    """The call that is to fill a tensor, which nobody has waited for yet."""
+    return None if tensor.is_meta else hub.results.pop(tensor.untyped_storage()._cdata, None)  # noqa: SLF001

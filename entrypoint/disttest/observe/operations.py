@@ -57,6 +57,7 @@ OPERATIONS = (
     Operation("reduce_scatter_tensor_coalesced_", 1, 0, 2, 4, 5),
     Operation("reduce_", 0, None, 1, 5, 6, root=3),
     Operation("gather_", 1, 0, 2, 4, 5, root=3),
+    Operation("gather_into_tensor_", 1, 0, 2, 4, 5, root=3),
     Operation("scatter_", 1, 0, 2, 4, 5, root=3),
     Operation("alltoall_", 1, 0, 2, 3, 4),
     Operation("alltoall_base_", 1, 0, 2, 5, 6),
@@ -106,8 +107,14 @@ FUNCTIONAL = (
 )
 """Those of ``_c10d_functional`` that issue calls; each reaches an operation of ``c10d`` through C++."""
 
-WAIT = "wait_tensor"
-"""The one of ``_c10d_functional`` that waits."""
+WAIT, WAIT_FOR_ALL = "wait_tensor", "wait_tensors"
+"""Those of ``_c10d_functional`` that wait."""
+
+CALLING_NOBODY = frozenset({"check_for_nan"})
+"""Those of ``c10d`` that are no calls."""
+
+NEWEST_READ = (2, 15)
+"""The release of torch whose names were read last, of those from 2.9 on: there some came, and none went."""
 
 _SEQUENCES = (list, tuple)  # a union of types would be made anew for each call
 

@@ -37,6 +37,8 @@ _ISSUING = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
     "monitored_barrier",
     "recv",
     "recv_anysource",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from disttest.observe import hub
 from disttest.observe.frames import keep_from_dynamo
 
@@ -24,7 +22,7 @@ class Replacements:
         """Put a function in the place of another one, which it is made from."""
         original = getattr(owner, name, None)
         if original is None:
-            hub.note_gap(f"{owner.__name__}.{name}: torch {torch.__version__} does not have it")
+            hub.note_missing(f"{owner.__name__}.{name}")
             return
         replacement = make(original)
         replacement.__name__, replacement.__doc__ = name, original.__doc__

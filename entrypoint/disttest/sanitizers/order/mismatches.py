@@ -44,7 +44,7 @@ _SAME_SHAPES = frozenset({"allreduce", "allreduce_coalesced", "broadcast", "redu
 _SAME_SIZES = frozenset(
     {
         *("allgather_base", "allgather_into_tensor_coalesced", "allgather_coalesced"),
-        *("reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+        *("reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather_into_tensor"),
     }
 )
 _BYTES = frozenset({"uint8", "int8"})

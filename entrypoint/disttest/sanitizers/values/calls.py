@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MOST_PENDING = 256
 """Calls that nobody has waited for; their tensors are kept for the wait."""
-_ONLY_ROOT = frozenset({"reduce", "gather"})
+_ONLY_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
 _SENDING = frozenset({"send", "barrier", "monitored_barrier"})
 
 
