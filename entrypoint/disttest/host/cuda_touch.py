@@ -159,7 +159,8 @@ def _wrap(torch: Any) -> None:
         if original is not None and name not in _originals:  # a torch for the CPU has none of them
             _originals[name] = original
             noting = _noting(original)
-            setattr(torch._C, name, _counting(noting) if name == _COUNT else noting)  # noqa: SLF001
+            of_nvidia = name == _COUNT and torch.version.cuda is not None  # AMD's GPUs have these names, too
+            setattr(torch._C, name, _counting(noting) if of_nvidia else noting)  # noqa: SLF001
 
 
 def _counting(original: Callable[[], int]) -> Callable[[], int]:

@@ -56,6 +56,36 @@ def test_a_numba_that_cannot_be_asked_stays_as_it_is():
     assert not hasattr(module, "is_available")
 
 
+def wrapped(monkeypatch, *, cuda, driver):
+    """A torch built for these GPUs, on a machine with or without NVIDIA's driver, as it is while ranks are forked."""
+    torch = types.SimpleNamespace(
+        __file__="torch/__init__.py",
+        version=types.SimpleNamespace(cuda=cuda),
+        _C=types.SimpleNamespace(_cuda_getDeviceCount=lambda: 4),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(cuda_touch, "_originals", {})
+    monkeypatch.setattr(cuda_touch, "_touched", "")
+    monkeypatch.setattr(cuda_touch, "_DRIVER", "libc.so.6" if driver else "libnobody.so.1")
+    cuda_touch._wrap(torch)
+    return torch
+
+
+def test_without_a_driver_there_are_no_gpus_and_nothing_is_asked(monkeypatch):
+    torch = wrapped(monkeypatch, cuda="13.0", driver=False)
+
+    assert torch._C._cuda_getDeviceCount() == 0
+    assert cuda_touch.cuda_touched() == ""
+
+
+@pytest.mark.parametrize(("cuda", "driver"), [("13.0", True), (None, False)], ids=["NVIDIA", "AMD"])
+def test_where_there_may_be_gpus_they_are_counted_and_that_is_noted(monkeypatch, cuda, driver):
+    torch = wrapped(monkeypatch, cuda=cuda, driver=driver)
+
+    assert torch._C._cuda_getDeviceCount() == 4
+    assert cuda_touch.cuda_touched() != ""
+
+
 def test_a_driver_that_nothing_has_loaded_is_not_initialised(monkeypatch):
     monkeypatch.setattr(cuda_touch, "_DRIVER", "libnobody.so.1")
 
