@@ -142,7 +142,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	# Never over one that is there: made by another Python it would become a mixture of the two.
+	test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
 	touch $@
 

@@ -173,7 +173,7 @@ def test_every_verdict_is_that_of_the_table(ended):
     wanted = said_by_name(ended)
 
     assert wanted == {test.test.name: test.final.outcome.value for test in ended.run.tests}
-    assert 22 == len(wanted)
+    assert SUITE.count("def test_") <= len(wanted)
 
 
 def test_a_disagreement_names_the_ranks_and_what_each_came_to(ended):

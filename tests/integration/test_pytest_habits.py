@@ -65,7 +65,9 @@ SUITE = """
         assert capfd.readouterr().out.splitlines()[-1] == "low"  # torch 2.9's gloo has written before
         logging.getLogger("apart").warning("on its own")
         logging.getLogger("usual").warning("to the root")
-        assert caplog.messages == ["on its own", "to the root"]
+        # From version 9 on pytest also captures records of loggers that do not propagate.
+        own = ["on its own"] if int(pytest.__version__.partition(".")[0]) >= 9 else []
+        assert caplog.messages == [*own, "to the root"]
 
     @pytest.mark.world_size(2)
     def test_capsys(world, capsys):
