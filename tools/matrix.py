@@ -128,7 +128,9 @@ def run(python: Path, check: Check) -> tuple[bool, str]:
         ),
         "",
     )
-    return ended.returncode == 0, re.sub(r" in .*|, \d+ warnings?", "", last).strip("= ") or f"exit code {ended.returncode}"
+    return ended.returncode == 0, re.sub(r" in .*|, \d+ warnings?", "", last).strip(
+        "= "
+    ) or f"exit code {ended.returncode}"
 
 
 def main() -> int:
