@@ -20,7 +20,6 @@ from disttest.observe import hub
 from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.groups import known
 from disttest.observe.operations import (
-    CALLING_NOBODY,
     FUNCTIONAL,
     OPERATIONS,
     WAIT,
@@ -73,12 +72,17 @@ class Kernels:
 
 @functools.cache
 def _unknown() -> tuple[tuple[str, str], ...]:
-    """Library and name of each operation that this torch has, and none of these modules knows."""
-    known = {("c10d", row.op) for row in OPERATIONS} | {("c10d", name) for name in CALLING_NOBODY}
-    known |= {("_c10d_functional", name) for name in (*FUNCTIONAL, WAIT, WAIT_FOR_ALL)}
+    """Library and name of each operation on a group that this torch has, and none of these modules knows."""
+    known = {("c10d", row.op) for row in OPERATIONS} | {("_c10d_functional", name) for name in FUNCTIONAL}
     there = (name.split("::") for name in torch._C._dispatch_get_all_op_names())  # noqa: SLF001
     found = {(library, name) for library, name in there if library in ("c10d", "_c10d_functional")}
-    return tuple(sorted(found - known))
+    return tuple(each for each in sorted(found - known) if _takes_a_group(*each))
+
+
+def _takes_a_group(library: str, name: str) -> bool:
+    """Whether it is a call: others look at tensors, wrap them, or wait for them."""
+    operator = getattr(getattr(getattr(torch.ops, library), name), "default", None)
+    return operator is not None and any("group" in each.name for each in operator._schema.arguments)  # noqa: SLF001
 
 
 def _unseen(name: str, redispatch: Kernel) -> Kernel:

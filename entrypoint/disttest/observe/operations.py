@@ -110,9 +110,6 @@ FUNCTIONAL = (
 WAIT, WAIT_FOR_ALL = "wait_tensor", "wait_tensors"
 """Those of ``_c10d_functional`` that wait."""
 
-CALLING_NOBODY = frozenset({"check_for_nan"})
-"""Those of ``c10d`` that are no calls."""
-
 NEWEST_READ = (2, 15)
 """The release of torch whose names were read last, of those from 2.9 on: there some came, and none went."""
 
