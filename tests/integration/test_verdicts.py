@@ -1,7 +1,5 @@
 """What the product makes of ranks that fail, crash, leave, skip, hang: one run, many verdicts."""
 
-import re
-
 import pytest
 from lab import FAULTY_SUITES, Ended
 
@@ -165,13 +163,12 @@ def test_unittest_subtests_fail_in_their_rank_only(ended):
 
 
 def test_a_flood_is_capped_with_head_and_tail(ended):
-    log = ended.results / ended.result("test_flood").ranks[0].log
-    text = log.read_bytes()
+    text = ended.log("test_flood", 0)
 
     assert len(text) < 1.1 * 1024 * 1024
-    assert re.match(rb"(\[Gloo\] .*\n)?x{100}", text)  # torch 2.9's says that it is connected
-    assert text.endswith(b"the end\n")
-    assert b"bytes cut here, log limit reached" in text
+    assert text.startswith("x" * 100)
+    assert text.endswith("the end\n")
+    assert "bytes cut here, log limit reached" in text
 
 
 def test_odd_output_reaches_valid_reports(ended):
