@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.model import Fault, UnharmedCall, UnharmedRank
+from disttest.model import FROM_ROOT, TO_ROOT, Fault, UnharmedCall, UnharmedRank
 
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
-_TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
 _Key = tuple[object, ...]
 
 
@@ -47,6 +45,6 @@ def _waits_for(call: UnharmedCall, rank: int, victim: int) -> bool:
         return call.op != "send" and call.peer == victim
     if victim not in call.members:
         return False
-    if call.op in _FROM_ROOT:
+    if call.op in FROM_ROOT:
         return call.root == victim
-    return call.op not in _TO_ROOT or call.root == rank
+    return call.op not in TO_ROOT or call.root == rank

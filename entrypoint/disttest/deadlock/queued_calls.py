@@ -11,12 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
+from disttest.model import FROM_ROOT, TO_ROOT
 
 _WITH_ROOT_ALONE = frozenset({"scatter", "gather", "gather_into_tensor"})
 """What ranks other than the root do with the root and nobody else."""
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
-_TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
-"""Whose senders a GPU lets go as soon as there is room for what they send."""
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks that have nothing for each other do without each other."""
 
@@ -97,8 +95,10 @@ def needs(op: str, root: int | None, rank: int, member: int, *, in_queue: bool) 
         member: the other one.
         in_queue: the part is one of a GPU.
     """
-    if in_queue and op in _FROM_ROOT | _TO_ROOT:
-        return (member if op in _FROM_ROOT else rank) == root
+    if (
+        in_queue and op in FROM_ROOT | TO_ROOT
+    ):  # a GPU lets senders go as soon as there is room for what they send
+        return (member if op in FROM_ROOT else rank) == root
     return op not in _WITH_ROOT_ALONE or root in (rank, member)
 
 

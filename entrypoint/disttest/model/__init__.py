@@ -33,14 +33,25 @@ from disttest.model.rank_record import (
 )
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
-from disttest.model.seen_calls import CHAOS, RankCalls, SanitizerFinding, SeenCall, WindowEdge, short_place
+from disttest.model.seen_calls import (
+    CHAOS,
+    FROM_ROOT,
+    TO_ROOT,
+    RankCalls,
+    SanitizerFinding,
+    SeenCall,
+    WindowEdge,
+    short_place,
+)
 
 __all__ = [
     "ALONE",
     "CHAOS",
+    "FROM_ROOT",
     "MAIN_RANK",
     "RANKS_DISAGREE",
     "SCHEMA_VERSION",
+    "TO_ROOT",
     "UNREADABLE",
     "Cause",
     "ChaosCase",

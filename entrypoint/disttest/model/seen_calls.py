@@ -9,6 +9,10 @@ import msgspec
 
 from disttest.model.frozen import Frozen
 
+FROM_ROOT = frozenset({"broadcast", "scatter"})
+TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
+"""Names of the collectives in which one rank sends to all others, and of those in which one takes from them."""
+
 
 class WindowEdge(StrEnum):
     """Where something stands in the time for which a call is pending."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from disttest.model import FROM_ROOT
 from disttest.observe import ANY_SOURCE
 from disttest.observe.operations import title_of
 from disttest.sanitizers.order.stream import CallSignature
-
-_FROM_ROOT = frozenset({"broadcast", "scatter"})
 
 
 def describe(call: CallSignature) -> str:
@@ -26,7 +25,7 @@ def _ends(call: CallSignature) -> list[str]:
         tag = [f"with tag {call.tag}"] if call.tag else []
         return [f"to {who}" if call.is_send else f"from {who}", *tag]
     if call.root is not None:
-        return [f"{'from' if call.op in _FROM_ROOT else 'to'} rank {call.root}"]
+        return [f"{'from' if call.op in FROM_ROOT else 'to'} rank {call.root}"]
     return []
 
 

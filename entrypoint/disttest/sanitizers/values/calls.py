@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from disttest.model import rank_names
+from disttest.model import TO_ROOT, rank_names
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
 from disttest.sanitizers.values.trace import Role, TensorPlace
 from disttest.sanitizers.values.trace_notes import Notes, site_fields
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _MOST_PENDING = 256
 """Calls that nobody has waited for; their tensors are kept for the wait."""
-_ONLY_ROOT = frozenset({"reduce", "gather", "gather_into_tensor"})
 _SENDING = frozenset({"send", "barrier", "monitored_barrier"})
 
 
@@ -38,7 +37,7 @@ class Calls:
     def issue(self, call: Call) -> None:
         """It is about to be handed to its backend."""
         self._note(Role.INPUT, call, call.inputs)
-        if call.op in _SENDING or (call.op in _ONLY_ROOT and call.root != self._rank):
+        if call.op in _SENDING or (call.op in TO_ROOT and call.root != self._rank):
             return
         self._pending[call.n] = call
         if len(self._pending) > _MOST_PENDING:
