@@ -19,6 +19,8 @@ EVIDENCE_POLL_S = 0.01
 """An answer is a file that grows."""
 SAVED_POLL_S = 0.05
 """Between two looks at the files of tests, and more where a look takes long."""
+SETTLED_SOURCE_S = 2.0
+"""After a source was saved; its kept byte code says when, in whole seconds."""
 KEEPER_POLL_S = 0.1
 """Whose process carries a mark is read from all of ``/proc``."""
 DEVICE_POLL_S = 0.1

@@ -560,6 +560,19 @@ def test_every_run_is_that_of_the_last_edit(resident_lab: ResidentLab, request: 
     assert resident_lab.parent.memory_info().rss < before + (16 << 20)
 
 
+def test_what_was_just_saved_leaves_no_byte_code_and_all_else_does(resident_lab: ResidentLab):
+    """An edit in the same second, of the same size, would be taken for it; without any, all is compiled in each run."""
+    resident_lab.write(
+        test_edited=EDITED, test_settled=EDITED, edited="from settled import VALUE", settled="VALUE = 0"
+    )
+    for name in ("test_settled", "settled"):
+        os.utime(resident_lab.folder / f"{name}.py", (time.time() - 60,) * 2)
+    ended = run(resident_lab, ".", PYTHONDONTWRITEBYTECODE="")
+    assert ended.exit_code == 0, ended.output
+    kept = {path.name.partition(".")[0] for path in resident_lab.folder.rglob("*.pyc")}
+    assert kept == {"test_settled", "settled"}
+
+
 def test_kills_at_any_moment_cost_no_verdict(resident_lab: ResidentLab, request: pytest.FixtureRequest):
     """``--trials 50``: whenever the parent dies, the run that goes on or begins has its verdict."""
     resident_lab.write(test_one=ONE)

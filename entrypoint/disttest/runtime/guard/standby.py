@@ -19,6 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE, is_open, memory_file, new_streams, take_descriptors
+from disttest.host.byte_code import keep_only_of_settled_sources
 from disttest.host.kept_imports import KeptImports
 from disttest.host.loaded import loaded
 from disttest.host.proc import first_environment
@@ -129,8 +130,7 @@ def _run_pytest(line: socket.socket, at_end: Callable[[], None]) -> NoReturn:
     if (numpy := loaded("numpy")) is not None:
         numpy.random.seed()  # a new process has drawn its own; Python's own generator sees to that by itself
     sys.argv = ["", *orders.arguments]
-    # Byte code is taken for a source of the same second and size: an edit can follow a run that soon.
-    sys.dont_write_bytecode = True
+    keep_only_of_settled_sources()
     kept = KeptImports()
     try:
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)
