@@ -8,7 +8,7 @@ import pytest
 from gpu_holder import HOLDS, held_by_a_stranger
 from lab import Ended
 
-from disttest.model import Cause, Outcome
+from disttest.model import Cause, Isolation, Outcome
 
 IMPORTS = """
 import os
@@ -445,3 +445,22 @@ def test_a_test_for_two_gpus_says_how_it_runs_without(one_gpu):
     assert elsewhere.exit_code == 0 and "no test ran in a world" not in elsewhere.output
     assert "passed: 1 passed, 1 skipped" in elsewhere.output
     assert on_cpu.exit_code == 0 and "passed: 2 passed" in on_cpu.output
+
+
+ONE = """
+import pytest, torch.distributed as dist
+
+@pytest.mark.world_size(1)
+@pytest.mark.parametrize("number", range(2))
+def test_one(world, number):
+    pass
+"""
+
+
+def test_what_cannot_be_recorded_costs_nothing_and_is_said(one_gpu):
+    ended = one_gpu.write(test_one=ONE).run("run", ".", "--record", "all")
+
+    assert ended.exit_code == 0, ended.output
+    told = "--record has no effect on 2 of 2 tests, with ranks on GPUs (--device cpu records them over gloo)"
+    assert f"disttest: {told}\n" in ended.output
+    assert {test.test.isolation for test in ended.run.tests} == {Isolation.WARM}

@@ -211,6 +211,47 @@ def test_with_record_failures_those_of_passed_tests_go(lab, nothing_left):
     assert "has no recording of rank 0 of test_all.py::test_exchanges[2xgloo]: record it with" in ended.output
 
 
+UNRECORDED = """
+    import torch.distributed as dist
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestTheirs(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_theirs(self):
+            pass
+"""
+ONE = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    def test_one(world):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "kept"),
+    [
+        ((), "1 of 2 tests, whose classes start their ranks", 2),
+        (("test_plain.py", "--spmd", "2"), "1 of 1 tests, whose ranks collect by themselves", 0),
+        (("--record", "off"), "", 0),
+    ],
+)
+def test_what_leaves_no_recording_is_said_when_the_run_begins(lab, arguments, told, kept):
+    lab.write(test_theirs=UNRECORDED, test_one=ONE, test_plain="def test_plain():\n    pass\n")
+    paths = [] if "test_plain.py" in arguments else ["test_theirs.py", "test_one.py"]
+    ended = lab.run("run", "--record", "all", *paths, *arguments)
+    assert ended.exit_code == 0, ended.output
+    assert ended.output.count("disttest: --record has no effect") == bool(told)
+    assert not told or f"disttest: --record has no effect on {told}\n" in ended.output
+    assert len(list(ended.results.rglob("*.recording"))) == kept
+
+
 def test_a_debugger_stops_where_the_rank_hung(recorded):
     terminal = Terminal(recorded, "test_hangs", "--rank", "1", "--pdb", command="replay")
     terminal.read_until(lambda screen: "(Pdb) " in screen)

@@ -21,6 +21,7 @@ from disttest.runtime.controller.harms import case_of
 from disttest.runtime.controller.other_plugins import limit_of
 from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.unrecorded import why_unrecorded
 from disttest.runtime.controller.wanted_worlds import marked_device
 from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
 
@@ -42,6 +43,11 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     by_host = hosted(item)
     kind = by_host.kind if by_host else _kind(item, options)
     why_new = _why_new_ranks(item, by_host, options, host)
+    world = (
+        _hosted_shape(item, by_host, options, host)
+        if by_host
+        else shape_of(item) or spmd_shape(options, host)
+    )
     return TestCase(
         nodeid=item.nodeid,
         collected_as=collected_as(item),
@@ -51,11 +57,9 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         file=PurePosixPath(path).as_posix(),
         line=(line or 0) + 1,
         suite=_suite(module),
-        world=_hosted_shape(item, by_host, options, host)
-        if by_host
-        else shape_of(item) or spmd_shape(options, host),
+        world=world,
         kind=kind,
-        isolation=_isolation(item, options, kind),
+        isolation=_isolation(item, options, kind, world),
         reuses_ranks=why_new == "",
         new_ranks_because=why_new or "",
         timeout_s=_timeout_s(item, options),
@@ -94,10 +98,12 @@ def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
     )
 
 
-def _isolation(item: pytest.Item, options: RunOptions, kind: WorldKind) -> Isolation:
+def _isolation(
+    item: pytest.Item, options: RunOptions, kind: WorldKind, world: WorldShape | None
+) -> Isolation:
     if closest_mark(item, "fresh_world") is not None or case_of(item) is not None:
         return Isolation.FRESH
-    if options.record is not RecordRule.OFF and kind is WorldKind.RANKS and not options.spmd:
+    if options.record is not RecordRule.OFF and not why_unrecorded(world, kind, options):
         return Isolation.FRESH  # a recording begins with the life of its rank
     if options.isolation is not None:
         return options.isolation

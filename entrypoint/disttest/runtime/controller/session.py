@@ -54,6 +54,7 @@ from disttest.runtime.controller.session_options import (
 )
 from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.time_limits import TimeLimits
+from disttest.runtime.controller.unrecorded import unrecorded
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
@@ -216,6 +217,8 @@ class RunSession:
         ):
             for finding in reads_at_import(self.config.rootpath):
                 self._say(finding)
+        for finding in unrecorded((test for _, test in self.pairs), self.options):
+            self._say(finding)
         if self.options.results or contained or any(test.world for _, test in self.pairs):
             self._open_journal()
 
