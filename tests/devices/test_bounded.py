@@ -9,23 +9,33 @@ import psutil
 import pytest
 
 from disttest.host.bounded import BoundedChild, ChildEnd, run_bounded, wait_children
+from disttest.host.process import INTERNAL_FAILURE
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
 
 
-@pytest.fixture(autouse=True)
-def _workers(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["a new interpreter", "a fork"])
+def fork(request, monkeypatch):
+    """Whether the child is a fork; either finds the module."""
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    monkeypatch.syspath_prepend(WORKERS)
+    return request.param
 
 
-def run(how, **bounds):
-    heard = []
-    bounds.setdefault("timeout_s", 20.0)
-    ended = run_bounded("disobedient_child", [how], on_line=heard.append, **bounds)
-    return ended, heard
+@pytest.fixture
+def run(fork):
+    """Run the child to its end."""
+
+    def to_its_end(how, **bounds):
+        heard = []
+        bounds.setdefault("timeout_s", 20.0)
+        ended = run_bounded("disobedient_child", [how], on_line=heard.append, fork=fork, **bounds)
+        return ended, heard
+
+    return to_its_end
 
 
-def test_messages_arrive_and_prints_do_not():
+def test_messages_arrive_and_prints_do_not(run):
     ended, heard = run("say_three")
 
     assert (ended.end, ended.code) == (ChildEnd.DONE, 0)
@@ -34,20 +44,21 @@ def test_messages_arrive_and_prints_do_not():
     assert "printed by C" in ended.errors
 
 
-def test_a_large_message_arrives_whole():
+def test_a_large_message_arrives_whole(run):
     _, heard = run("large")
 
     assert [len(line) for line in heard] == [3_000_002]
 
 
-def test_an_exception_is_told():
+def test_an_exception_is_told(run, fork):
     ended, _ = run("fail")
+    code = INTERNAL_FAILURE if fork else 1
 
-    assert (ended.end, ended.code) == (ChildEnd.FAILED, 1)
-    assert str(ended) == "exited with code 1: ValueError: planted"
+    assert (ended.end, ended.code) == (ChildEnd.FAILED, code)
+    assert str(ended) == f"exited with code {code}: ValueError: planted"
 
 
-def test_a_crash_is_told():
+def test_a_crash_is_told(run):
     ended, _ = run("crash")
 
     assert (ended.end, ended.signal) == (ChildEnd.SIGNALLED, 11)
@@ -55,14 +66,14 @@ def test_a_crash_is_told():
 
 
 @pytest.mark.parametrize("how", ["sleep", "ignore_term", "hold_the_gil"])
-def test_silence_is_ended(how):
+def test_silence_is_ended(run, how):
     ended, heard = run(how, stall_s=1.0)
 
     assert ended.end is ChildEnd.STALLED
     assert heard == [b'"ready"']
 
 
-def test_speaking_keeps_it_alive_but_not_forever():
+def test_speaking_keeps_it_alive_but_not_forever(run):
     ended, heard = run("chatter", stall_s=2.0, timeout_s=4.0)
 
     assert ended.end is ChildEnd.STALLED
@@ -70,7 +81,7 @@ def test_speaking_keeps_it_alive_but_not_forever():
     assert len(heard) > 5
 
 
-def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept():
+def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept(run):
     ended, _ = run("flood")
 
     assert ended.end is ChildEnd.DONE
@@ -78,7 +89,7 @@ def test_a_flood_on_stderr_blocks_nobody_and_its_end_is_kept():
     assert len(ended.errors) <= 8192
 
 
-def test_a_grandchild_does_not_outlive_it():
+def test_a_grandchild_does_not_outlive_it(run):
     ended, heard = run("grandchild")
 
     assert ended.end is ChildEnd.DONE
@@ -88,10 +99,9 @@ def test_a_grandchild_does_not_outlive_it():
         assert time.monotonic() < deadline_s
 
 
-def test_several_are_waited_for_together():
+def test_several_are_waited_for_together(fork):
     children = [
-        BoundedChild("disobedient_child", ["sleep"], timeout_s=20.0, stall_s=1.0, on_line=lambda _: None)
-        for _ in range(3)
+        BoundedChild("disobedient_child", ["sleep"], timeout_s=20.0, stall_s=1.0, fork=fork) for _ in range(3)
     ]
 
     wait_children(children)
@@ -99,9 +109,9 @@ def test_several_are_waited_for_together():
     assert [child.ended.end for child in children] == [ChildEnd.STALLED] * 3
 
 
-def test_work_is_sent_and_dismissal_ends_it():
+def test_work_is_sent_and_dismissal_ends_it(fork):
     heard = []
-    child = BoundedChild("disobedient_child", ["echo"], timeout_s=20.0, on_line=heard.append)
+    child = BoundedChild("disobedient_child", ["echo"], timeout_s=20.0, on_line=heard.append, fork=fork)
     child.send({"a": 1}, stall_s=10.0)
 
     wait_children([child], until=lambda: bool(heard))
@@ -112,7 +122,7 @@ def test_work_is_sent_and_dismissal_ends_it():
     assert child.ended.end is ChildEnd.DONE
 
 
-def test_a_file_in_the_current_directory_is_not_imported(tmp_path, monkeypatch):
+def test_a_file_in_the_current_directory_is_not_imported(run, tmp_path, monkeypatch):
     (tmp_path / "msgspec.py").write_text("raise SystemExit('imported the wrong one')")
     monkeypatch.chdir(tmp_path)
 

@@ -37,6 +37,13 @@ def cuda_hazard(*, on_gpus: bool) -> str:
     return "CUDA was initialised" + (f" by {by}" if by else "")
 
 
+def forks_are_like_new() -> bool:
+    """Whether a fork of this process may ask a driver anything, as a new process could: nothing of it has begun here."""
+    if fork_hazard(on_gpus=True):
+        return False
+    return not any(thread.is_of_driver for thread in threads())
+
+
 def unsafe_threads() -> tuple[OtherThread, ...]:
     """The threads beside which this process must not be forked, once those are ended that nobody needs."""
     end_helpers()

@@ -30,7 +30,8 @@ _WORD = 8
 _DEPTH = 64 * 1024
 """Bytes of a stack that are looked through."""
 
-_SAFE_LIBRARIES = re.compile(r"openblas|^libcuda\.so", re.IGNORECASE)
+_DRIVER = re.compile(r"^libcuda\.so")
+_SAFE_LIBRARIES = re.compile(rf"openblas|{_DRIVER.pattern}", re.IGNORECASE)
 """OpenBLAS ends its pool before every fork by itself (pthread_atfork) and starts it again when it is needed. The driver's
 threads wait for events; NVML starts one without initialising CUDA, which is asked separately (``fork_hazard``)."""
 _OF_GLOO = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
@@ -55,6 +56,11 @@ class OtherThread(Frozen):
         if self.is_python:
             return self.runs in _SAFE_FUNCTIONS
         return bool(_SAFE_LIBRARIES.search(self.runs)) or (self.is_of_gloo and not _has_groups())
+
+    @property
+    def is_of_driver(self) -> bool:
+        """Whether CUDA's driver has started it, or NVML through it."""
+        return not self.is_python and bool(_DRIVER.search(self.runs))
 
     @property
     def is_of_gloo(self) -> bool:

@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from disttest.host import fork_hazard
 from disttest.host.fork_hazard import name_threads
 from disttest.host.other_threads import OtherThread, end_helpers, thread_ids, threads
 from disttest.runtime.controller.hazards import Hazards
@@ -46,6 +47,21 @@ def test_a_thread_of_python_has_its_name_and_function(waiting):
 )
 def test_which_a_fork_can_do_without(runs, is_python, safe):
     assert safe is OtherThread(tid=1, name="python", runs=runs, is_python=is_python).safe_to_fork_beside
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_python", "like_new"),
+    [
+        ("libcuda.so.580.159.04", False, False),
+        ("libscipy_openblas64_-32a4b2a6.so", False, True),
+        ("wait", True, False),
+    ],
+)
+def test_where_the_driver_has_begun_no_fork_asks_it(monkeypatch, runs, is_python, like_new):
+    found = (OtherThread(tid=1, name="python", runs=runs, is_python=is_python),)
+    monkeypatch.setattr(fork_hazard, "threads", lambda: found)
+
+    assert like_new is fork_hazard.forks_are_like_new()
 
 
 def test_threads_of_gloo_count_while_this_process_is_in_a_group(monkeypatch):

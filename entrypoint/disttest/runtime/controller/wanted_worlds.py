@@ -124,7 +124,7 @@ def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple
         return None
     shapes = wanted_shapes(node, options, host)
     if not shapes:
-        return (WantedWorld(shape=None, refusal=_no_world_reason(node, options)),)
+        return (WantedWorld(shape=None, refusal=_no_world_reason(node, options, host)),)
     return tuple(WantedWorld(shape=shape, refusal=host.refusal(shape)) for shape in shapes)
 
 
@@ -135,13 +135,26 @@ def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:
     return any(node.path.is_relative_to(node.config.rootpath / folder) for folder in options.foreign_marks)
 
 
-def _no_world_reason(node: Any, options: RunOptions) -> str:
-    mark = closest_mark(node, "world_size")
-    assert mark is not None
-    limits = [*map(str, mark.args), *(f"{name}={value}" for name, value in mark.kwargs.items())]
-    run = ",".join(map(str, options.world_sizes)) or "those of this machine"
-    where = f" on device({marked_device(node)!r})" if marked_device(node) else ""
-    return f"none of the run's world sizes ({run}) and backends suits world_size({', '.join(limits)}){where}"
+def _no_world_reason(node: Any, options: RunOptions, host: TargetHost) -> str:
+    asked = marked_device(node)
+    where = f"device({asked!r})" if asked else ""
+    backends = _backends(node, options, host, asked)
+    if not backends:
+        wanted = [each for each in (_as_written(closest_mark(node, "backend")), where) if each]
+        return f"none of the run's backends ({', '.join(options.backend)}) suits {' on '.join(wanted)}"
+    devices = {asked or host.device_for(backend) for backend in backends}
+    there = dict.fromkeys(size for device in sorted(devices) for size in host.default_sizes(device))
+    sizes = options.world_sizes or tuple(there)
+    suits = " on ".join(each for each in (_as_written(closest_mark(node, "world_size")), where) if each)
+    return f"none of the run's world sizes ({', '.join(map(str, sizes)) or 'none'}) suits {suits}"
+
+
+def _as_written(mark: pytest.Mark | None) -> str:
+    """A mark as it stands in a test; empty for none."""
+    if mark is None:
+        return ""
+    words = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return f"{mark.name}({', '.join(words)})"
 
 
 def needed_gpus(item: pytest.Item) -> int:

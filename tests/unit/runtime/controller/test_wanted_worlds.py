@@ -9,7 +9,7 @@ from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.early_skips import skip_for_want_of_gpus
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.controller.wanted_worlds import needed_gpus, wanted_shapes
+from disttest.runtime.controller.wanted_worlds import needed_gpus, wanted_shapes, worlds_of
 
 GPUS = TargetHost(gpus=2, device="cuda")
 BOTH = TargetHost(gpus=2, device="cuda", gloo_on_cpu=True)
@@ -20,8 +20,8 @@ CPU = TargetHost(gpus=0, device="cpu")
 class Mark:
     """As much of a mark as is read; pytest's own must be registered."""
 
-    def __init__(self, name: str, *args: object) -> None:
-        self.name, self.args, self.kwargs = name, args, {}
+    def __init__(self, name: str, *args: object, **kwargs: object) -> None:
+        self.name, self.args, self.kwargs = name, args, kwargs
 
 
 class Node:
@@ -73,6 +73,28 @@ def test_a_test_for_the_cpu_computes_there_whatever_the_run_has(host: TargetHost
 
 def test_a_run_on_nccl_alone_has_no_world_for_it() -> None:
     assert [] == worlds(GPUS, TWO, Mark("device", "cpu"), backend=("nccl",))
+
+
+@pytest.mark.parametrize(
+    ("marks", "options", "reason"),
+    [
+        ((TWO,), {"world_sizes": (1,)}, "world sizes (1) suits world_size(2)"),
+        ((Mark("world_size", min=3),), {}, "world sizes (1, 2) suits world_size(min=3)"),
+        ((TWO, Mark("backend", "gloo")), {"backend": ("nccl",)}, "backends (nccl) suits backend('gloo')"),
+        ((TWO, Mark("device", "cpu")), {"backend": ("nccl",)}, "backends (nccl) suits device('cpu')"),
+        (
+            (Mark("world_size", min=5), Mark("device", "cpu")),
+            {},
+            "world sizes (1, 2, 4) suits world_size(min=5) on device('cpu')",
+        ),
+    ],
+)
+def test_a_test_without_a_world_says_which_mark_keeps_it_from_one(
+    marks: tuple[Mark, ...], options: dict[str, object], reason: str
+) -> None:
+    (wanted,) = worlds_of(Node(*marks), RunOptions(**options), GPUS) or ()
+
+    assert (None, f"none of the run's {reason}") == (wanted.shape, wanted.refusal)
 
 
 def test_a_test_for_gpus_keeps_them_on_gloo() -> None:
