@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -250,6 +251,91 @@ def test_what_a_run_made_torch_import_the_next_one_finds(resident_lab: ResidentL
 
 
 # --- never a trap
+
+
+LARGE = """
+    import os
+    IMPORTED_BY = os.getpid()
+"""
+USES_LARGE = """
+    import os, pathlib, large, near
+
+    def test_who_has_imported_it():
+        files = {"large": large, "near": near}
+        for name, module in files.items():
+            pathlib.Path(f"{name}.pid").write_text(str(module.IMPORTED_BY))
+"""
+
+
+@pytest.fixture
+def large_lab(resident_lab: ResidentLab, tmp_path_factory: pytest.TempPathFactory) -> ResidentLab:
+    """A lab with an installed module, one that lies beside the tests, and a test that uses both."""
+    resident_lab.installed = tmp_path_factory.mktemp("installed")
+    (resident_lab.installed / "large.py").write_text(textwrap.dedent(LARGE))
+    return resident_lab.write(test_large=USES_LARGE, near=LARGE)
+
+
+def run_large(lab: ResidentLab, *arguments: str) -> Ended:
+    ended = run(
+        lab, "test_large.py", *arguments, PYTHONPATH=f"{lab.installed}:{lab.environ.get('PYTHONPATH', '')}"
+    )
+    assert ended.exit_code == 0, ended.output
+    return ended
+
+
+def importer(lab: ResidentLab, name: str = "large") -> int:
+    return int((lab.folder / f"{name}.pid").read_text())
+
+
+def test_installed_modules_that_are_named_are_kept(large_lab: ResidentLab):
+    named = ("--resident-imports", "large,near,no_such")
+    run_large(large_lab, *named)
+    parent = large_lab.parent.pid
+    assert importer(large_lab) != parent
+
+    again = run_large(large_lab, *named)
+    assert importer(large_lab) == parent and importer(large_lab, "near") != parent
+    assert "resident" not in again.output
+    assert f"pid {parent} for {large_lab.folder}: 2 runs in " in (
+        told := large_lab.run("resident", "status").output
+    )
+    assert "MiB, with large, ends after" in told
+
+    without = run_large(large_lab)
+    assert f"{REPLACED}resident-imports does not name large any more\n" in without.output
+    assert importer(large_lab) not in (parent, large_lab.parent.pid)
+
+
+def test_a_plugin_whose_asserts_pytest_rewrites_is_imported_by_each_run(large_lab: ResidentLab):
+    run_large(large_lab, "--resident-imports", "large", "--", "-p", "large")
+    again = run_large(large_lab, "--resident-imports", "large", "--", "-p", "large")
+
+    assert "rewritten" not in again.output and importer(large_lab) != large_lab.parent.pid
+
+
+def test_a_project_names_them_and_a_change_of_one_means_a_new_parent(large_lab: ResidentLab):
+    (large_lab.folder / "pyproject.toml").write_text('[tool.disttest]\nresident-imports = ["large"]\n')
+    run_large(large_lab)
+    run_large(large_lab)
+    parent = large_lab.parent.pid
+    assert importer(large_lab) == parent
+
+    (large_lab.installed / "large.py").write_text("IMPORTED_BY = 1")
+    changed = run_large(large_lab)
+    assert (
+        f"{REPLACED}{large_lab.installed}/large.py changed\n" in changed.output and importer(large_lab) == 1
+    )
+
+
+def test_what_leaves_no_process_that_can_be_forked_is_not_kept(large_lab: ResidentLab):
+    waits = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (large_lab.installed / "large.py").write_text(f"{waits}IMPORTED_BY = 1\n")
+    run_large(large_lab, "--resident-imports", "large")
+    parent = large_lab.parents
+
+    again = run_large(large_lab, "--resident-imports", "large")
+    reason = "importing torch, pytest and large (resident-imports) leaves no process that can be forked: "
+    assert f"{REPLACED}{reason}1 thread" in again.output and large_lab.parents != parent
 
 
 def test_another_environment_means_a_new_parent(resident_lab: ResidentLab):

@@ -8,14 +8,15 @@ import click
 
 from disttest.cli.main import command, parted
 from disttest.cli.run import run_command
-from disttest.cli.run_tests import seed_if_resident
+from disttest.cli.run_tests import terms_if_resident
 from disttest.errors import DisttestError
+from disttest.resident.terms import ForkTerms
 
-_command = run_command(seed_if_resident)
+_command = run_command(terms_if_resident)
 
 
-def seed_of_fork(words: Sequence[str]) -> int | None:
-    """The seed of a run that is to be a fork; None for any other command, or where something is wrong with what was typed.
+def terms_of_fork(words: Sequence[str]) -> ForkTerms | None:
+    """What a run that is to be a fork asks; None for any other command, or where something is wrong with what was typed.
 
     Args:
         words: of the command line.
@@ -25,7 +26,9 @@ def seed_of_fork(words: Sequence[str]) -> int | None:
     if name != "run":
         return None
     try:
-        seed: int | None = _command.main(arguments, prog_name="disttest run", obj=rest, standalone_mode=False)
+        terms: ForkTerms | None = _command.main(
+            arguments, prog_name="disttest run", obj=rest, standalone_mode=False
+        )
     except (DisttestError, click.ClickException, click.Abort):
         return None
-    return seed
+    return terms

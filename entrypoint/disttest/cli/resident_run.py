@@ -10,9 +10,9 @@ from disttest.host.signals import NotedSignals
 from disttest.options.environment import environment
 from disttest.options.flags import was_given
 from disttest.options.project_file import ProjectSettings
-from disttest.options.registry import RESIDENT
-from disttest.options.run import RunOptions
+from disttest.options.registry import RESIDENT, RESIDENT_IMPORTS
 from disttest.reports.text import count, duration
+from disttest.resident.terms import ForkTerms
 from disttest.runtime.guard.standby import is_standing_by
 
 if TYPE_CHECKING:
@@ -33,13 +33,26 @@ def wants_resident(asked: bool, project: ProjectSettings, environ: Mapping[str, 
     return project.texts.get(RESIDENT.name) == "true" and not in_ci
 
 
+def kept_imports(asked: tuple[str, ...], project: ProjectSettings) -> tuple[str, ...]:
+    """The modules that the parent is to keep for the next run: those that were asked for, else those of the project.
+
+    Args:
+        asked: what a flag or a variable says, if there is one.
+        project: of the tests.
+    """
+    if was_given(RESIDENT_IMPORTS):
+        return asked
+    named: tuple[str, ...] = RESIDENT_IMPORTS.type.parse(project.texts.get(RESIDENT_IMPORTS.name, ""))
+    return named
+
+
 def run_by_fork(
-    options: RunOptions, needs_new: Mapping[str, Any], *, signals: NotedSignals, tell: Callable[[str], None]
+    terms: ForkTerms, needs_new: Mapping[str, Any], *, signals: NotedSignals, tell: Callable[[str], None]
 ) -> int | None:
     """Run this command in a fork of the resident parent; None where it has to run by itself.
 
     Args:
-        options: of the run.
+        terms: what its parent must be like.
         needs_new: what the run was asked for that only a new process can do, by its flag.
         signals: those that cancel it.
         tell: says a line to the user.
@@ -51,7 +64,7 @@ def run_by_fork(
         return None
     from disttest.resident.client import run_resident  # most runs want none
 
-    return run_resident(sys.argv[1:], environment(), seed=options.seed, signals=signals, tell=tell)
+    return run_resident(sys.argv[1:], environment(), terms, signals=signals, tell=tell)
 
 
 def describe_parents() -> list[str]:
@@ -83,7 +96,8 @@ def _describe(endpoint: ParentEndpoint) -> str:
     if told is None:
         return f"pid {process.pid}: does not answer"
     memory = psutil.Process(process.pid).memory_info().rss >> 20
+    kept = f"with {', '.join(told.imports)}, " if told.imports else ""
     return (
-        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {duration(told.age_s)}, {memory} MiB, "
+        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {duration(told.age_s)}, {memory} MiB, {kept}"
         f"ends after {duration(told.idle_s)} without a run"
     )

@@ -18,7 +18,7 @@ from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
-from disttest.cli.resident_run import run_by_fork, wants_resident
+from disttest.cli.resident_run import kept_imports, run_by_fork, wants_resident
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
@@ -29,11 +29,12 @@ from disttest.masking import SHORTEST, masker
 from disttest.model import Hardware, Invocation, RecordRule
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
-from disttest.options.registry import RESIDENT
+from disttest.options.registry import RESIDENT, RESIDENT_IMPORTS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
 from disttest.options.values import emulated_gpus
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
+from disttest.resident.terms import ForkTerms
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.fold import RunResult
@@ -61,6 +62,7 @@ class _Request:
     selection: RunSelection
     setup: Path | None
     resident: bool
+    resident_imports: tuple[str, ...]
 
 
 def run_tests(
@@ -97,16 +99,16 @@ def run_tests(
     return _run(request, signals)
 
 
-def seed_if_resident(
+def terms_if_resident(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
-) -> int | None:
-    """The seed of a run that is to be a fork of a resident parent; None for one that is not.
+) -> ForkTerms | None:
+    """What a run that is to be a fork asks of its resident parent; None for one that is not to be.
 
     Raises:
         DisttestError: it cannot be done as it was asked.
     """
     request = _read(targets, pytest_args, progress, given)
-    return request.options.seed if request.resident and not any(_needs_new(request).values()) else None
+    return _terms(request) if request.resident and not any(_needs_new(request).values()) else None
 
 
 def _read(
@@ -116,6 +118,7 @@ def _read(
     setup = rest.pop("setup")
     project = read_project_settings(targets)
     resident = wants_resident(rest.pop(RESIDENT.field), project, environment())
+    imports = kept_imports(rest.pop(RESIDENT_IMPORTS.field), project)
     selection = take_selection(rest)
     flags = selection.with_repeats(project.fill(rest))
     cluster = take_cluster(flags, selection.grant)
@@ -130,12 +133,17 @@ def _read(
         selection=selection,
         setup=setup,
         resident=resident,
+        resident_imports=imports,
     )
 
 
 def _run_by_fork(request: _Request, signals: NotedSignals) -> int | None:
     """Have a fork of the resident parent run this command; its exit code, or None where it has to run by itself."""
-    return run_by_fork(request.options, _needs_new(request), signals=signals, tell=warn)
+    return run_by_fork(_terms(request), _needs_new(request), signals=signals, tell=warn)
+
+
+def _terms(request: _Request) -> ForkTerms:
+    return ForkTerms(seed=request.options.seed, imports=request.resident_imports)
 
 
 def _needs_new(request: _Request) -> dict[str, Any]:

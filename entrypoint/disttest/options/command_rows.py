@@ -12,6 +12,7 @@ from disttest.options.values import (
     AUTO,
     BYTES,
     COUNT,
+    MODULES,
     RATIO,
     SECONDS,
     SWITCH,
@@ -256,8 +257,18 @@ RESIDENT = _run(
     inputs=(),
 )
 
+RESIDENT_IMPORTS = _run(
+    "resident-imports",
+    MODULES,
+    "Installed modules that the process for --resident imports, too, once a run has.",
+    default=(),
+    has_variable=True,
+    inputs=(),
+)
+
 OTHER_OPTIONS = (
     RESIDENT,
+    RESIDENT_IMPORTS,
     rows_of("run", "chaos")(
         "progress",
         one_of(AUTO, "live", "lines", "pytest"),

@@ -13,6 +13,7 @@ from disttest.options.command_rows import (
     OTHER_OPTIONS,
     PLAN_OPTIONS,
     RESIDENT,
+    RESIDENT_IMPORTS,
 )
 from disttest.options.option import Option
 from disttest.options.run_rows import (
@@ -34,6 +35,7 @@ __all__ = [
     "PLAN_OPTIONS",
     "PLUGIN_SWITCHES",
     "RESIDENT",
+    "RESIDENT_IMPORTS",
     "RUN_OPTIONS",
     "SELECTION_OPTIONS",
     "default_of",
@@ -78,7 +80,7 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     common = tuple(option for name in _COMMON for option in options if option.name == name)
     return (
         ("Common options", common),
-        ("Further options of a run", tuple(option for option in RUN_OPTIONS if option not in common)),
+        ("Further options of a run", (*(row for row in RUN_OPTIONS if row not in common), RESIDENT_IMPORTS)),
         ("Plans, timings and floors", SELECTION_OPTIONS),
         ("Clusters", CLUSTER_OPTIONS),
     )

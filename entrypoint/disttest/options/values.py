@@ -95,6 +95,14 @@ def _names(text: str) -> tuple[str, ...]:
     return () if names == (AUTO,) else names
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"{name!r} is no name of a module, such as transformers or scipy.stats")
+    return names
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -219,6 +227,7 @@ BYTES = Type(form="SIZE", parse=parse_bytes, show=_show_bytes)
 SWITCH = Type(form="true|false", parse=_switch, choices=("true", "false"))
 WORLD_SIZES = Type(form="N[,N…]", parse=_world_sizes)
 NAMES = Type(form="NAME[,NAME…]", parse=_names)
+MODULES = Type(form="NAME[,NAME…]", parse=_modules)
 ISOLATION = one_of(AUTO, *Isolation, make=_isolation)
 LINES = Type(form="VALUE", parse=_values)
 

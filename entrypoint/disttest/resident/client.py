@@ -33,6 +33,7 @@ from disttest.resident.messages import (
     send_request,
 )
 from disttest.resident.place import short
+from disttest.resident.terms import ForkTerms
 from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
 
 Tell = Callable[[str], None]
@@ -52,14 +53,14 @@ class _Connection(Frozen):
 
 
 def run_resident(
-    argv: Sequence[str], environ: Mapping[str, str], *, seed: int, signals: NotedSignals, tell: Tell
+    argv: Sequence[str], environ: Mapping[str, str], terms: ForkTerms, *, signals: NotedSignals, tell: Tell
 ) -> int | None:
     """Have a fork of the parent of this folder run the command.
 
     Args:
         argv: arguments of the command.
         environ: its environment.
-        seed: of the run; a parent has one ``PYTHONHASHSEED``.
+        terms: of the run.
         signals: those that cancel the run.
         tell: says a line to the user.
 
@@ -70,9 +71,9 @@ def run_resident(
         UsageError: the folder of the parents is not private.
     """
     endpoint = endpoint_of(Path.cwd(), environ)
-    variables = variables_that_matter(environ) | hash_seed(seed)
+    variables = variables_that_matter(environ) | hash_seed(terms.seed)
     descriptors = inheritable()
-    run = ForkRequest(**describe(argv, environ, descriptors), seed=seed)
+    run = ForkRequest(**describe(argv, environ, descriptors), terms=terms)
     if len(descriptors) >= MOST_AT_ONCE:
         tell("too many descriptors are open for a resident parent: this run goes without it")
         return None

@@ -19,6 +19,7 @@ import msgspec
 from disttest.descriptors import MOST_AT_ONCE
 from disttest.model import Frozen
 from disttest.resident.handover import send_with_file
+from disttest.resident.terms import ForkTerms
 
 _LARGEST = 4096
 """Bytes of a message; a request is a file, since an environment has no limit."""
@@ -33,7 +34,7 @@ class ForkRequest(Frozen, tag="run"):
     folder: str
     descriptors: tuple[int, ...]
     """The numbers that the passed descriptors have in the command."""
-    seed: int | None = None
+    terms: ForkTerms | None = None
     """Of the run, which is to be a fork; None where nobody has read the options yet."""
 
 
@@ -66,6 +67,8 @@ class Status(Frozen, tag="status"):
     age_s: float
     idle_s: float
     """How long it stays without a run."""
+    imports: tuple[str, ...] = ()
+    """What it has imported besides what each parent has."""
 
 
 Answer = Started | ForkRefused | ForkEnded | Status

@@ -46,6 +46,7 @@ from disttest.resident.messages import (
     send_answer,
 )
 from disttest.resident.parts_board import PartsBoard
+from disttest.resident.terms import ForkTerms
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.guard.standby import become, stand_by
 
@@ -73,7 +74,7 @@ class Parent:
         self._started_s = time.monotonic()
         self.folder = folder
         self.variables = variables_that_matter(environment())
-        self.parts = PartsBoard(LAZY_PARTS)
+        self.parts = PartsBoard()
         self._import(_import_all)
 
     def _import(self, do: Callable[[], None]) -> None:
@@ -86,7 +87,7 @@ class Parent:
         for each in undo:
             each()
         gc.freeze()
-        self.unfit = _unfit(hazard, self.folder)
+        self.unfit = _unfit(hazard, self.folder, self.kept())
         self.loaded = Loaded()
 
     def serve(self) -> socket.socket | None:
@@ -133,10 +134,15 @@ class Parent:
         """What a fork tells of it."""
         return Status(
             folder=str(self.folder),
+            imports=self.kept(),
             runs=self._runs,
             age_s=time.monotonic() - self._started_s,
             idle_s=self._idle_s,
         )
+
+    def kept(self) -> tuple[str, ...]:
+        """What it has imported because runs asked for it by name."""
+        return tuple(name for name in self.parts.noted() if name in sys.modules and name not in LAZY_PARTS)
 
     def unfit_for(self, run: ForkRequest) -> str:
         """Why this run needs a new parent; empty where it does not."""
@@ -145,16 +151,21 @@ class Parent:
         if run.executable != sys.executable:
             return f"the interpreter is another one: {run.executable}"
         known_later = (
-            {HASH_SEED: self.variables[HASH_SEED]} if run.seed is None else hash_seed(run.seed, run.environ)
+            {HASH_SEED: self.variables[HASH_SEED]}
+            if run.terms is None
+            else hash_seed(run.terms.seed, run.environ)
         )
         if names := differing(self.variables, variables_that_matter(run.environ) | known_later):
             return f"{', '.join(names)} in the environment changed"
         changed = self.loaded.changed()
         return f"{changed} changed" if changed else ""
 
-    def has_seed(self, seed: int, environ: Mapping[str, str]) -> bool:
-        """Whether sets have the order here that they have in new processes of a run with that seed."""
-        return hash_seed(seed, environ)[HASH_SEED] == self.variables[HASH_SEED]
+    def against(self, terms: ForkTerms, environ: Mapping[str, str]) -> str:
+        """What a run asks that this process is not; empty where it is all of it."""
+        if hash_seed(terms.seed, environ)[HASH_SEED] != self.variables[HASH_SEED]:  # sets have another order
+            return f"{HASH_SEED} in the environment changed"
+        gone = [name for name in self.kept() if name not in terms.imports]
+        return f"resident-imports does not name {', '.join(gone)} any more" if gone else ""
 
 
 def _import_all() -> None:
@@ -172,19 +183,25 @@ def _builtin_plugins() -> list[str]:
     return [f"_pytest.{name}" for name in getattr(sys.modules["_pytest.config"], "default_plugins", ())]
 
 
-def _unfit(hazard: str | None, folder: Path) -> str:
+def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
     """Why the process must not be forked, with what it has imported; empty where it may."""
     if hazard:
-        return f"importing torch and pytest leaves no process that can be forked: {hazard}"
-    package = Path(__file__).parents[1]
-    foreign = foreign_modules(folder, [package, *map(Path, {sys.prefix, sys.base_prefix})])
+        what = f"torch, pytest and {', '.join(kept)} (resident-imports)" if kept else "torch and pytest"
+        return f"importing {what} leaves no process that can be forked: {hazard}"
+    foreign = _of_the_tests(folder)
     return f"modules of {folder} would be kept in it: {', '.join(foreign)}" if foreign else ""
+
+
+def _of_the_tests(folder: Path) -> list[str]:
+    """Modules of the tests' folder that are loaded."""
+    package = Path(__file__).parents[1]
+    return foreign_modules(folder, [package, *map(Path, {sys.prefix, sys.base_prefix})])
 
 
 # --- in a fork
 
 
-def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, list[int]] | None:
+def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, ForkTerms, list[int]] | None:
     """Do what is asked; come back with a command that is to be run, if there is one."""
     connection.settimeout(RESIDENT_REQUEST_S)
     with contextlib.suppress(OSError):  # whoever it was is gone, or says nothing
@@ -195,24 +212,34 @@ def _listen(parent: Parent, connection: socket.socket) -> tuple[ForkRequest, lis
             return None
         match asked:
             case (ForkRequest() as run, descriptors):
-                if not (reason := parent.unfit_for(run) or _no_fork(parent, run)):
-                    return run, descriptors
-                send_answer(connection, ForkRefused(reason=reason))
+                terms = None if (reason := parent.unfit_for(run)) else _terms(run)
+                if terms and not (reason := parent.against(terms, run.environ)):
+                    return run, terms, descriptors
+                send_answer(connection, ForkRefused(reason=reason or "the options do not ask for a fork"))
             case (Ask(), _):
                 send_answer(connection, parent.status())
     return None
 
 
-def _no_fork(parent: Parent, run: ForkRequest) -> str:
-    """Why a run is to be none of ours, if nobody has read its options yet; empty where it is to be. The command tells it."""
-    if run.seed is not None:
-        return ""
+def _terms(run: ForkRequest) -> ForkTerms | None:
+    """What a run asks, read from its words if nobody has yet; None where it is to be none of ours. The command tells that."""
+    if run.terms is not None:
+        return run.terms
     become(run.environ, run.folder)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        seed = sys.modules["disttest.cli.fork"].seed_of_fork(run.argv)
-    if seed is None:
-        return "the options do not ask for a fork"
-    return "" if parent.has_seed(seed, run.environ) else f"{HASH_SEED} in the environment changed"
+        terms: ForkTerms | None = sys.modules["disttest.cli.fork"].terms_of_fork(run.argv)
+    return terms
+
+
+def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
+    """Those modules that another run would find the same: not of the tests, and not rewritten by this run's pytest."""
+    own = set(_of_the_tests(folder))
+    rewriting = sys.modules["_pytest.assertion.rewrite"].AssertionRewritingHook
+    return [
+        name
+        for name in names
+        if name not in own and not isinstance(getattr(sys.modules.get(name), "__loader__", None), rewriting)
+    ]
 
 
 def _peer(connection: socket.socket) -> int:
@@ -222,7 +249,7 @@ def _peer(connection: socket.socket) -> int:
 
 
 def _be_command(
-    connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], parts: PartsBoard
+    connection: socket.socket, run: ForkRequest, descriptors: Sequence[int], at_end: Callable[[], None]
 ) -> NoReturn:
     """Be the command: its descriptors, environment and arguments, and its end if it ends."""
     line = high_copy(connection.fileno())
@@ -233,7 +260,7 @@ def _be_command(
     connection.set_inheritable(False)
     new_streams()
     become(run.environ, run.folder)
-    stand_by(connection, parts.note)
+    stand_by(connection, at_end)
     _end_with(connection)
     send_answer(connection, Started(), [os.pidfd_open(os.getpid())])
     code = _run_command(run.argv)
@@ -274,7 +301,12 @@ def main(arguments: Sequence[str]) -> None:
     asked = _listen(parent, connection)
     if asked is None:
         leave(_NO_RUN)
-    _be_command(connection, *asked, parent.parts)
+    run, terms, descriptors = asked
+
+    def note_parts() -> None:
+        parent.parts.note([*LAZY_PARTS, *_worth_keeping(terms.imports, parent.folder)])
+
+    _be_command(connection, run, descriptors, note_parts)
 
 
 if __name__ == "__main__":

@@ -1,41 +1,51 @@
-"""Which large parts of torch runs have imported: their parent imports them too, so that the next run need not."""
+"""Which modules runs have imported that are worth keeping: their parent imports them too, so that the next run need not."""
 
 from __future__ import annotations
 
 import importlib
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+_SIZE = 1 << 16
+"""Bytes for names; what finds no room is not noted."""
 
 
 class PartsBoard:
-    """A byte for each part, in memory that a process shares with its forks, and they with theirs."""
+    """Names of modules, one a line, in memory that a process shares with its forks, and they with theirs.
 
-    def __init__(self, parts: Sequence[str]) -> None:
-        """Nothing is noted.
+    Two runs that end at once may write into each other's lines: what comes of it is no module, and later runs note theirs again.
+    """
 
-        Args:
-            parts: names of modules.
-        """
-        self._parts = tuple(parts)
-        self._noted = mmap.mmap(-1, max(1, len(self._parts)))
+    def __init__(self) -> None:
+        """Nothing is noted."""
+        self._noted = mmap.mmap(-1, _SIZE)
+        self._refused: set[str] = set()
 
-    def note(self) -> None:
-        """Note what this process has imported; the others see it at once."""
-        for number, part in enumerate(self._parts):
-            if part in sys.modules:
-                self._noted[number] = 1
+    def note(self, names: Iterable[str]) -> None:
+        """Note those of the modules that this process has imported; the others see it at once."""
+        known = self.noted()
+        new = (name for name in names if name in sys.modules and name not in known)
+        lines = "".join(f"{name}\n" for name in new).encode()
+        end = self._end()
+        if end + len(lines) < _SIZE:
+            self._noted[end : end + len(lines)] = lines
+
+    def noted(self) -> tuple[str, ...]:
+        """All names, in the order in which they were noted."""
+        return tuple(self._noted[: self._end()].decode(errors="replace").splitlines())
 
     def missing(self) -> tuple[str, ...]:
         """What is noted, and not imported here."""
-        return tuple(
-            part for number, part in enumerate(self._parts) if self._noted[number] and part not in sys.modules
-        )
+        return tuple(name for name in self.noted() if name not in sys.modules and name not in self._refused)
 
     def import_missing(self) -> None:
-        """Import it; what cannot be imported is not noted any more."""
-        for part in self.missing():
+        """Import it; what cannot be imported is not tried again."""
+        for name in self.missing():
             try:
-                importlib.import_module(part)
+                importlib.import_module(name)
             except Exception:  # noqa: BLE001 - a run that needs it says what is wrong with it
-                self._noted[self._parts.index(part)] = 0
+                self._refused.add(name)
+
+    def _end(self) -> int:
+        return self._noted.find(b"\0")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from disttest.cli.fork import seed_of_fork
+from disttest.cli.fork import terms_of_fork
+from disttest.resident.terms import ForkTerms
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_run_that_asks_for_it(words: tuple[str, ...]):
-    assert seed_of_fork(words) == 7
+    assert terms_of_fork(words) == ForkTerms(seed=7)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +41,4 @@ def test_a_run_that_asks_for_it(words: tuple[str, ...]):
     ],
 )
 def test_what_is_left_to_the_command(words: tuple[str, ...]):
-    assert seed_of_fork(words) is None
+    assert terms_of_fork(words) is None

@@ -16,7 +16,7 @@ def board(tmp_path, monkeypatch):
     (tmp_path / f"{THERE}.py").touch()
     (tmp_path / f"{BROKEN}.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    yield PartsBoard([THERE, "never_imported", BROKEN])
+    yield PartsBoard()
     sys.modules.pop(THERE, None)
 
 
@@ -25,7 +25,7 @@ def noted(board, monkeypatch, *names):
     with monkeypatch.context() as patched:
         for name in names:
             patched.setitem(sys.modules, name, object())
-        board.note()
+        board.note([THERE, "never_imported", BROKEN])
 
 
 def test_what_a_fork_has_imported_is_imported_once(board, monkeypatch):
