@@ -133,7 +133,7 @@ def pytest_load_initial_conftests(
         die_with_parent(known.disttest_guarded)
         inherit_results(early_config)
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
-        _once_all_is_imported.append(gc.enable)
+        _once_all_is_imported.append(_enable_gc)
     if has_asked(early_config):  # who has not sees what they would see without the plugin
         importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
@@ -254,6 +254,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.stash[_RUN].runs_tests:
         with _journal_is_written():
             config.stash[_RUN].take(session.items)
+
+
+def _enable_gc() -> None:
+    """Go on collecting. What was made meanwhile counts as old: else the next object would have all of it looked through."""
+    if not gc.get_freeze_count():  # a fork of a resident parent has torch frozen, and little else
+        gc.freeze()
+        gc.unfreeze()
+    gc.enable()
 
 
 # --- running

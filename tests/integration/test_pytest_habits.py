@@ -313,3 +313,24 @@ def test_warnings_that_are_errors_are_not_ours(lab, start):
     assert ended.exit_code == 0, ended.output
     assert "Traceback" not in ended.output
     assert [Outcome.PASSED] * 4 == [test.final.outcome for test in ended.run.tests]
+
+
+KEEPS = """
+    import gc
+    import torch
+
+    class Kept:
+        pass
+
+    KEPT = Kept()
+
+    def test_keeps():
+        assert gc.isenabled() and gc.get_freeze_count() == 0
+        assert any(each is KEPT for each in gc.get_objects(generation=2))
+"""
+
+
+def test_what_was_imported_is_not_looked_through_for_garbage(lab):
+    ended = lab.write(test_keeps=KEEPS).run("run", "test_keeps.py")
+
+    assert ended.exit_code == 0, ended.output
