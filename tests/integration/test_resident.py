@@ -288,7 +288,7 @@ def importer(lab: ResidentLab, name: str = "large") -> int:
 
 
 def test_installed_modules_that_are_named_are_kept(large_lab: ResidentLab):
-    named = ("--resident-imports", "large,near,no_such")
+    named = ("--resident-imports", "numpy,large,near,no_such")
     run_large(large_lab, *named)
     parent = large_lab.parent.pid
     assert importer(large_lab) != parent

@@ -142,7 +142,7 @@ class Parent:
 
     def kept(self) -> tuple[str, ...]:
         """What it has imported because runs asked for it by name."""
-        return tuple(name for name in self.parts.noted() if name in sys.modules and name not in LAZY_PARTS)
+        return tuple(name for name in self.parts.imported if name not in LAZY_PARTS)
 
     def unfit_for(self, run: ForkRequest) -> str:
         """Why this run needs a new parent; empty where it does not."""

@@ -20,6 +20,8 @@ class PartsBoard:
     def __init__(self) -> None:
         """Nothing is noted."""
         self._noted = mmap.mmap(-1, _SIZE)
+        self.imported: tuple[str, ...] = ()
+        """By :meth:`import_missing`, in this process."""
         self._refused: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
@@ -44,6 +46,7 @@ class PartsBoard:
         for name in self.missing():
             try:
                 importlib.import_module(name)
+                self.imported += (name,)
             except Exception:  # noqa: BLE001 - a run that needs it says what is wrong with it
                 self._refused.add(name)
 

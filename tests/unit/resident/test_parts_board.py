@@ -33,7 +33,7 @@ def test_what_a_fork_has_imported_is_imported_once(board, monkeypatch):
     noted(board, monkeypatch, THERE)
     assert board.missing() == (THERE,)
     board.import_missing()
-    assert THERE in sys.modules and board.missing() == ()
+    assert THERE in sys.modules and board.missing() == () and board.imported == (THERE,)
 
 
 def test_what_cannot_be_imported_is_not_tried_again(board, monkeypatch):
