@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +48,14 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_word_in_a_source_loads_the_part(load):
     assert ("lazy_part",) == load("optimizer.step()")
     assert "lazy_part" in sys.modules
+
+
+def test_what_a_part_says_of_itself_is_no_warning_of_the_tests(load, tmp_path, recwarn):
+    (tmp_path / "lib/lazy_part.py").write_text("import warnings\nwarnings.warn('old', DeprecationWarning)")
+    warnings.simplefilter("error")
+
+    assert ("lazy_part",) == load("optimizer.step()")
+    assert [] == list(recwarn)
 
 
 def test_a_part_that_is_there_is_not_loaded_again(load):
