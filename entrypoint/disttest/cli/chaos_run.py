@@ -24,7 +24,8 @@ from disttest.options.run import RunOptions, by_command, filled, given_options, 
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.reports import write_reports
 from disttest.reports.text import count
-from disttest.results.directory import BEFORE, ResultsDirectory, claim, claim_default
+from disttest.results.aside import BEFORE
+from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.runtime.controller.run_devices import Devices

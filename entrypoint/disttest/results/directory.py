@@ -8,9 +8,7 @@ renamed, and ends with the last process that keeps it: the command and its pytes
 from __future__ import annotations
 
 import contextlib
-import datetime
 import fcntl
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +19,10 @@ from disttest.errors import UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KILL_S
 from disttest.model import Frozen
+from disttest.results.aside import keep_aside, left_in
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
-BEFORE = "unharmed"
-"""The folder of a run that comes before the one of the directory, which begins only if that passes: ``disttest chaos``."""
-_EARLIER = "earlier"
-"""The folder of what is kept aside where the directory itself cannot be renamed."""
 _MOST = 1000
 """Directories of one name, ``results-2`` and so on."""
 
@@ -232,56 +227,12 @@ def short_path(path: Path) -> str:
 
 def _is_made_empty(path: Path) -> bool:
     """Keep aside what an earlier run has left; False where that took the directory itself along."""
-    if _left_in(path):
-        return _keep_aside(path)
+    if left_in(path):
+        return keep_aside(path)
     probe = path / ".writable"
     probe.write_bytes(b"x" * 4096)
     probe.unlink()
     return True
-
-
-def _keep_aside(path: Path) -> bool:
-    journal = _journal_of(path)
-    if journal is None:
-        raise UsageError(
-            f"results directory {path} holds files that no run of disttest has left: "
-            "empty it, or choose another with --results"
-        )
-    written = datetime.datetime.fromtimestamp(journal.stat().st_mtime, tz=datetime.UTC)
-    stamp = written.strftime("%Y%m%d-%H%M%S")
-    target = _unused(path.with_name(f"{path.name}-{stamp}"))
-    try:
-        path.rename(target)
-    except OSError:
-        _move_inside(path, stamp)
-        return True
-    return False
-
-
-def _journal_of(path: Path) -> Path | None:
-    """What says that a directory is of a run of ours: its journal, or that of the run before it if there is nothing else."""
-    own, before = path / FILE_NAME, path / BEFORE / FILE_NAME
-    if own.exists():
-        return own
-    return before if _left_in(path) == [before.parent] and before.is_file() else None
-
-
-def _left_in(path: Path) -> list[Path]:
-    """What is there, apart from what was kept aside."""
-    return [child for child in path.iterdir() if child.name != _EARLIER]
-
-
-def _move_inside(path: Path, stamp: str) -> None:
-    children = _left_in(path)
-    target = _unused(path / _EARLIER / stamp)
-    target.mkdir(parents=True)
-    for child in children:
-        child.rename(target / child.name)
-
-
-def _unused(path: Path) -> Path:
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain((path,), numbered) if not candidate.exists())
 
 
 def _is_at(fd: int, path: Path) -> bool:
