@@ -147,6 +147,19 @@ def test_an_earlier_run_is_kept(lab):
     assert first != second.run.run_id
 
 
+def test_as_many_earlier_runs_are_kept_as_were_asked_for(lab):
+    (lab.folder / "pyproject.toml").write_text("[tool.disttest]\nkeep-results = 1\n")
+    lab.write(test_good=GOOD)
+    before = [lab.run("test_good.py").run.run_id for _ in range(3)]
+    last = lab.run("test_good.py").run.run_id
+
+    kept = [path for path in lab.folder.iterdir() if path.name.startswith("results-")]
+    assert [before[-1] in (path / "events.jsonl").read_text() for path in kept] == [True]
+    lab.run("test_good.py", "--keep-results", "0")
+    assert last not in "".join(path.name for path in lab.folder.glob("results-*"))
+    assert not [*lab.folder.glob("results-*")]
+
+
 def test_a_full_disk_is_said_before_anything_runs(lab):
     disk = lab.folder / "disk"
     disk.mkdir()

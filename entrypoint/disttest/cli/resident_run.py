@@ -10,7 +10,7 @@ from disttest.host.signals import NotedSignals
 from disttest.options.environment import environment
 from disttest.options.flags import was_given
 from disttest.options.project_file import ProjectSettings
-from disttest.options.registry import RESIDENT, RESIDENT_IMPORTS
+from disttest.options.registry import RESIDENT
 from disttest.reports.text import count, duration
 from disttest.resident.terms import ForkTerms
 from disttest.runtime.guard.standby import is_standing_by
@@ -31,19 +31,6 @@ def wants_resident(asked: bool, project: ProjectSettings, environ: Mapping[str, 
         return asked
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
     return project.texts.get(RESIDENT.name) == "true" and not in_ci
-
-
-def kept_imports(asked: tuple[str, ...], project: ProjectSettings) -> tuple[str, ...]:
-    """The modules that the parent is to keep for the next run: those that were asked for, else those of the project.
-
-    Args:
-        asked: what a flag or a variable says, if there is one.
-        project: of the tests.
-    """
-    if was_given(RESIDENT_IMPORTS):
-        return asked
-    named: tuple[str, ...] = RESIDENT_IMPORTS.type.parse(project.texts.get(RESIDENT_IMPORTS.name, ""))
-    return named
 
 
 def run_by_fork(

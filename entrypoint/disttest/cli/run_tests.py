@@ -18,7 +18,7 @@ from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
-from disttest.cli.resident_run import kept_imports, run_by_fork, wants_resident
+from disttest.cli.resident_run import run_by_fork, wants_resident
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
@@ -28,8 +28,10 @@ from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
 from disttest.model import Hardware, Invocation, RecordRule
 from disttest.options.environment import environment
-from disttest.options.project_file import read_project_settings
-from disttest.options.registry import RESIDENT, RESIDENT_IMPORTS
+from disttest.options.flags import was_given
+from disttest.options.option import Option
+from disttest.options.project_file import ProjectSettings, read_project_settings
+from disttest.options.registry import KEEP_RESULTS, RESIDENT, RESIDENT_IMPORTS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
 from disttest.options.values import emulated_gpus
 from disttest.output import drain_streams
@@ -39,6 +41,7 @@ from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.fold import RunResult
 from disttest.results.repeat import variables_of_classes
+from disttest.results.retention import remove_old
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.guard.guard import cancelled_late, hold_signals, pytest_command, run_guarded
 from disttest.runtime.guard.listing import ask_pytest
@@ -63,6 +66,8 @@ class _Request:
     setup: Path | None
     resident: bool
     resident_imports: tuple[str, ...]
+    keep_results: int | None
+    """None: all."""
 
 
 def run_tests(
@@ -118,7 +123,7 @@ def _read(
     setup = rest.pop("setup")
     project = read_project_settings(targets)
     resident = wants_resident(rest.pop(RESIDENT.field), project, environment())
-    imports = kept_imports(rest.pop(RESIDENT_IMPORTS.field), project)
+    imports, keep_results = (_setting(each, rest, project) for each in (RESIDENT_IMPORTS, KEEP_RESULTS))
     selection = take_selection(rest)
     flags = selection.with_repeats(project.fill(rest))
     cluster = take_cluster(flags, selection.grant)
@@ -134,7 +139,15 @@ def _read(
         setup=setup,
         resident=resident,
         resident_imports=imports,
+        keep_results=keep_results,
     )
+
+
+def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
+    """What only the command reads: the value of a flag or variable, which is taken out, else the project's, else the default."""
+    asked = given.pop(option.field)
+    text = "" if was_given(option) else project.texts.get(option.name, "")
+    return option.type.parse(text) if text else asked
 
 
 def _run_by_fork(request: _Request, signals: NotedSignals) -> int | None:
@@ -211,6 +224,8 @@ def _run(request: _Request, signals: NotedSignals) -> int:
         return _ask_pytest(request, resolved, flags)
     hardware = None if request.cluster.launcher else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
+    if request.keep_results is not None:
+        remove_old(directory.path, request.keep_results, warn)
     request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, directory.path / "plan.json")

@@ -266,9 +266,20 @@ RESIDENT_IMPORTS = _run(
     inputs=(),
 )
 
+KEEP_RESULTS = _run(
+    "keep-results",
+    WHOLE,
+    "How many earlier runs, which are kept aside beside --results, stay; older ones are deleted.",
+    otherwise="all",
+    has_variable=True,
+    inputs=(),
+)
+
+COMMAND_SETTINGS = (RESIDENT, RESIDENT_IMPORTS, KEEP_RESULTS)
+"""What only the command reads, and not the plugin; a project's file may have it, too."""
+
 OTHER_OPTIONS = (
-    RESIDENT,
-    RESIDENT_IMPORTS,
+    *COMMAND_SETTINGS,
     rows_of("run", "chaos")(
         "progress",
         one_of(AUTO, "live", "lines", "pytest"),

@@ -13,11 +13,9 @@ from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.option import Option
-from disttest.options.registry import RESIDENT, RESIDENT_IMPORTS, RUN_OPTIONS
+from disttest.options.registry import PROJECT_OPTIONS, RUN_OPTIONS
 
-FILE_OPTIONS = {
-    option.name: option for option in (*RUN_OPTIONS, RESIDENT, RESIDENT_IMPORTS) if not option.secret
-}
+FILE_OPTIONS = {option.name: option for option in PROJECT_OPTIONS if not option.secret}
 """Key -> option. Secrets do not belong into a file that is committed."""
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from disttest.options.command_rows import (
     CHAOS_OPTIONS,
+    COMMAND_SETTINGS,
     DOCTOR_OPTIONS,
     IN_CONTAINER,
+    KEEP_RESULTS,
     LAUNCH_OPTIONS,
     MERGE_OPTIONS,
     OTHER_OPTIONS,
@@ -26,14 +28,17 @@ from disttest.options.run_rows import (
 
 __all__ = [
     "CLUSTER_OPTIONS",
+    "COMMAND_SETTINGS",
     "FLOOR_OPTIONS",
     "IN_CONTAINER",
+    "KEEP_RESULTS",
     "LAUNCHERS",
     "LAUNCH_OPTIONS",
     "MERGE_OPTIONS",
     "OPTIONS",
     "PLAN_OPTIONS",
     "PLUGIN_SWITCHES",
+    "PROJECT_OPTIONS",
     "RESIDENT",
     "RESIDENT_IMPORTS",
     "RUN_OPTIONS",
@@ -42,6 +47,9 @@ __all__ = [
     "groups_of",
     "options_of",
 ]
+
+PROJECT_OPTIONS = (*RUN_OPTIONS, *COMMAND_SETTINGS)
+"""What a project's file may say of a run."""
 
 OPTIONS = (
     *OTHER_OPTIONS,
@@ -80,7 +88,7 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     common = tuple(option for name in _COMMON for option in options if option.name == name)
     return (
         ("Common options", common),
-        ("Further options of a run", (*(row for row in RUN_OPTIONS if row not in common), RESIDENT_IMPORTS)),
+        ("Further options of a run", tuple(row for row in PROJECT_OPTIONS if row not in common)),
         ("Plans, timings and floors", SELECTION_OPTIONS),
         ("Clusters", CLUSTER_OPTIONS),
     )

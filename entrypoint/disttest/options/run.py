@@ -5,7 +5,7 @@ A flag wins over the variable, the variable over the default; an empty string me
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +127,20 @@ def resolve_options(
     """
     values = {}
     for option, text, source in find_given(flags, environ):
-        try:
-            values[option.field] = option.type.parse(text)
-        except UsageError as error:
-            raise UsageError(f"{source}: {error}") from None
+        values[option.field] = parse_given(option, text, source)
     return RunOptions(**values, given=tuple(values))
+
+
+def parse_given(option: Option, text: str, source: str) -> Any:
+    """The value of an option that was given.
+
+    Raises:
+        UsageError: it makes no sense; the message names where it stood.
+    """
+    try:
+        return option.type.parse(text)
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
 
 
 def by_command(flags: Mapping[str, Any], *, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -155,11 +164,13 @@ def given_options(
 
 
 def find_given(
-    flags: Mapping[str, str | None], environ: Mapping[str, str] | None = None
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str] | None = None,
+    rows: Sequence[Option] = RUN_OPTIONS,
 ) -> Iterator[tuple[Option, str, str]]:
-    """Each given option with its text and where that stood: its flag, or its variable; arguments as above."""
+    """Each given option of these with its text and where that stood: its flag, or its variable; arguments as above."""
     variables = environment() if environ is None else environ
-    for option in RUN_OPTIONS:
+    for option in rows:
         flag, variable = flags.get(option.field) or "", variables.get(option.variable) or ""
         if option.secret and flag:  # what one place says takes nothing away from the other
             yield option, "\n".join(filter(None, (flag, variable))), option.flag

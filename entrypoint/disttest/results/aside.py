@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import glob
 import itertools
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from disttest.errors import UsageError
@@ -13,6 +16,9 @@ BEFORE = "unharmed"
 """The folder of a run that comes before the one of the directory, which begins only if that passes: ``disttest chaos``."""
 _EARLIER = "earlier"
 """The folder of what is kept aside where the directory itself cannot be renamed."""
+_STAMP = "%Y%m%d-%H%M%S"
+_STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
+"""The name of what is kept aside, without that of the directory."""
 
 
 def keep_aside(path: Path) -> bool:
@@ -27,8 +33,7 @@ def keep_aside(path: Path) -> bool:
             f"results directory {path} holds files that no run of disttest has left: "
             "empty it, or choose another with --results"
         )
-    written = datetime.datetime.fromtimestamp(journal.stat().st_mtime, tz=datetime.UTC)
-    stamp = written.strftime("%Y%m%d-%H%M%S")
+    stamp = _stamp(journal)
     target = _unused(path.with_name(f"{path.name}-{stamp}"))
     try:
         path.rename(target)
@@ -36,6 +41,34 @@ def keep_aside(path: Path) -> bool:
         _move_inside(path, stamp)
         return True
     return False
+
+
+def kept_aside(path: Path) -> list[Path]:
+    """What :func:`keep_aside` has made of earlier runs in a results directory, newest first.
+
+    Each has to be named for the time of its own journal: a folder with another name is what somebody has chosen to keep.
+    """
+    found = [(journal.stat().st_mtime_ns, folder) for folder, journal in _aside(path)]
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _aside(path: Path) -> Iterator[tuple[Path, Path]]:
+    prefix, inside = f"{path.name}-", path / _EARLIER
+    beside = (
+        (folder, folder.name.removeprefix(prefix)) for folder in path.parent.glob(f"{glob.escape(prefix)}*")
+    )
+    within = ((folder, folder.name) for folder in inside.iterdir()) if inside.is_dir() else ()
+    for folder, name in (*beside, *within):
+        stamped = _STAMPED.fullmatch(name)
+        if stamped is None or folder.is_symlink() or not folder.is_dir():
+            continue
+        journal = _journal_of(folder)
+        if journal is not None and _stamp(journal) == stamped[1]:
+            yield folder, journal
+
+
+def _stamp(journal: Path) -> str:
+    return datetime.datetime.fromtimestamp(journal.stat().st_mtime, tz=datetime.UTC).strftime(_STAMP)
 
 
 def _journal_of(path: Path) -> Path | None:

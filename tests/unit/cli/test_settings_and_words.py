@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from disttest.cli.main import command
 from disttest.errors import ExitCode
-from disttest.options.registry import OPTIONS, RUN_OPTIONS
+from disttest.options.registry import OPTIONS, PROJECT_OPTIONS
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_every_setting_is_shown_with_its_source(disttest, tmp_path):
     rows = {line.split()[0]: line.split()[1:] for line in shown.partition("\n\n")[0].splitlines()}
 
     assert 0 == code, shown
-    assert [*rows] == [option.name for option in RUN_OPTIONS]
+    assert [*rows] == [option.name for option in PROJECT_OPTIONS]
     assert ["60", str(tmp_path / "pyproject.toml")] == rows["timeout"]
     assert ["gloo", "DISTTEST_BACKEND"] == rows["backend"]
     assert ["8", "DISTTEST_SEED"] == rows["seed"]
