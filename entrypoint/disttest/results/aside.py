@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import glob
 import itertools
@@ -48,23 +49,30 @@ def kept_aside(path: Path) -> list[Path]:
 
     Each has to be named for the time of its own journal: a folder with another name is what somebody has chosen to keep.
     """
-    found = [(journal.stat().st_mtime_ns, folder) for folder, journal in _aside(path)]
+    found = [(ended_ns, folder) for folder, name in _beside(path) if (ended_ns := _ended_ns(folder, name))]
     return [folder for _, folder in sorted(found, reverse=True)]
 
 
-def _aside(path: Path) -> Iterator[tuple[Path, Path]]:
+def _beside(path: Path) -> Iterator[tuple[Path, str]]:
+    """What may have been kept aside, with the part of its name that says when its run was."""
     prefix, inside = f"{path.name}-", path / _EARLIER
     beside = (
         (folder, folder.name.removeprefix(prefix)) for folder in path.parent.glob(f"{glob.escape(prefix)}*")
     )
     within = ((folder, folder.name) for folder in inside.iterdir()) if inside.is_dir() else ()
-    for folder, name in (*beside, *within):
-        stamped = _STAMPED.fullmatch(name)
-        if stamped is None or folder.is_symlink() or not folder.is_dir():
-            continue
+    yield from (*beside, *within)
+
+
+def _ended_ns(folder: Path, name: str) -> int:
+    """When the run ended that has left a folder, in nanoseconds; 0 for what is none of ours, or gone meanwhile."""
+    stamped = _STAMPED.fullmatch(name)
+    if stamped is None or folder.is_symlink():
+        return 0
+    with contextlib.suppress(OSError):  # others may see to the same, or keep us out
         journal = _journal_of(folder)
         if journal is not None and _stamp(journal) == stamped[1]:
-            yield folder, journal
+            return journal.stat().st_mtime_ns
+    return 0
 
 
 def _stamp(journal: Path) -> str:

@@ -22,7 +22,7 @@ def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:
         try:
             with no_run_writes(folder):
                 shutil.rmtree(folder)
-        except DirectoryInUse:
-            continue  # reports are written into it
+        except (DirectoryInUse, FileNotFoundError):
+            continue  # reports are written into it; or another run deletes it
         except OSError as error:
             say(f"{short_path(folder)} cannot be deleted (--keep-results {keep}): {error.strerror}")

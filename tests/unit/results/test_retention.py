@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.results import retention
+from disttest.results import aside, retention
 from disttest.results.directory import claim, no_run_writes
 from disttest.results.journal import FILE_NAME
 from disttest.results.retention import remove_old
@@ -93,6 +93,28 @@ def test_what_is_written_into_stays_for_now(results: Path, tmp_path: Path):
     remove_old(results, 0, no_word)
     assert asides(results) == ["results-19700102-000000"]
     os.close(held)
+    remove_old(results, 0, no_word)
+    assert asides(results) == []
+
+
+def test_what_another_run_deletes_meanwhile_is_no_error(results: Path, monkeypatch: pytest.MonkeyPatch):
+    for day in (1, 2, 3):
+        ran(results, day)
+    gone = "results-19700102-000000"
+    journal_of, rmtree = aside._journal_of, shutil.rmtree
+
+    def deleted_before(path: Path) -> Path | None:
+        if path.name == gone:
+            rmtree(path)
+            raise FileNotFoundError(2, "No such file or directory")
+        return journal_of(path)
+
+    def deleted_during(path: Path) -> None:
+        rmtree(path)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(aside, "_journal_of", deleted_before)
+    monkeypatch.setattr(retention.shutil, "rmtree", deleted_during)
     remove_old(results, 0, no_word)
     assert asides(results) == []
 
