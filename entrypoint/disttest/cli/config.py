@@ -9,8 +9,8 @@ import click
 
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
-from disttest.options.registry import COMMAND_SETTINGS, PROJECT_OPTIONS
-from disttest.options.run import find_given, parse_given, resolve_options
+from disttest.options.registry import PROJECT_OPTIONS
+from disttest.options.run import find_given, parse_given
 
 
 class EffectiveOption(NamedTuple):
@@ -40,12 +40,10 @@ def read_settings(project: ProjectSettings) -> Iterator[EffectiveOption]:
     Raises:
         UsageError: a variable has a value that makes no sense.
     """
-    flags = project.fill({})
-    resolve_options(flags)
-    given = {option: (text, source) for option, text, source in find_given(flags, rows=PROJECT_OPTIONS)}
-    for option in COMMAND_SETTINGS:
-        if option in given:
-            parse_given(option, *given[option])
+    found = [*find_given(project.fill({}), rows=PROJECT_OPTIONS)]
+    for each in found:
+        parse_given(*each)
+    given = {option: (text, source) for option, text, source in found}
     for option in PROJECT_OPTIONS:
         text, source = given.get(option, (_unless_given(option), ""))
         if source == option.flag:  # no flag but those that the file stands for

@@ -95,9 +95,8 @@ def needs(op: str, root: int | None, rank: int, member: int, *, in_queue: bool) 
         member: the other one.
         in_queue: the part is one of a GPU.
     """
-    if (
-        in_queue and op in FROM_ROOT | TO_ROOT
-    ):  # a GPU lets senders go as soon as there is room for what they send
+    # A GPU lets senders go as soon as there is room for what they send.
+    if in_queue and op in FROM_ROOT | TO_ROOT:
         return (member if op in FROM_ROOT else rank) == root
     return op not in _WITH_ROOT_ALONE or root in (rank, member)
 

@@ -39,9 +39,10 @@ def cuda_hazard(*, on_gpus: bool) -> str:
 
 def forks_are_like_new() -> bool:
     """Whether a fork of this process may ask a driver anything, as a new process could: nothing of it has begun here."""
-    if fork_hazard(on_gpus=True):
+    if cuda_hazard(on_gpus=True):
         return False
-    return not any(thread.is_of_driver for thread in threads())
+    end_helpers()
+    return all(thread.safe_to_fork_beside and not thread.is_of_driver for thread in threads())
 
 
 def unsafe_threads() -> tuple[OtherThread, ...]:

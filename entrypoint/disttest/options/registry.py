@@ -28,7 +28,6 @@ from disttest.options.run_rows import (
 
 __all__ = [
     "CLUSTER_OPTIONS",
-    "COMMAND_SETTINGS",
     "FLOOR_OPTIONS",
     "IN_CONTAINER",
     "KEEP_RESULTS",

@@ -100,12 +100,12 @@ class Loaded:
 
 def foreign_modules(folder: Path, own: Sequence[Path]) -> list[str]:
     """Loaded modules that lie below a folder, but below none of our own: they would be the user's."""
-    files = [(name, Path(file)) for name, file in _module_files()]
-    return [
-        name
-        for name, file in files
-        if file.is_relative_to(folder) and not any(file.is_relative_to(ours) for ours in own)
-    ]
+    return [name for name, file in _module_files() if is_foreign(Path(file), folder, own)]
+
+
+def is_foreign(file: Path, folder: Path, own: Sequence[Path]) -> bool:
+    """Whether a file lies below a folder, but below none of our own."""
+    return file.is_relative_to(folder) and not any(file.is_relative_to(ours) for ours in own)
 
 
 def _module_files() -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import msgspec
@@ -34,7 +35,7 @@ from disttest.limits import RESIDENT_REQUEST_S
 from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.reports.write import load_reporters
 from disttest.resident.endpoint import ParentEndpoint
-from disttest.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
+from disttest.resident.fitness import Loaded, differing, foreign_modules, is_foreign, variables_that_matter
 from disttest.resident.messages import (
     Ask,
     ForkEnded,
@@ -188,14 +189,13 @@ def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
     if hazard:
         what = f"torch, pytest and {', '.join(kept)} (resident-imports)" if kept else "torch and pytest"
         return f"importing {what} leaves no process that can be forked: {hazard}"
-    foreign = _of_the_tests(folder)
+    foreign = foreign_modules(folder, _own())
     return f"modules of {folder} would be kept in it: {', '.join(foreign)}" if foreign else ""
 
 
-def _of_the_tests(folder: Path) -> list[str]:
-    """Modules of the tests' folder that are loaded."""
-    package = Path(__file__).parents[1]
-    return foreign_modules(folder, [package, *map(Path, {sys.prefix, sys.base_prefix})])
+def _own() -> list[Path]:
+    """Where modules lie that are none of the tests, even below their folder."""
+    return [Path(__file__).parents[1], *map(Path, {sys.prefix, sys.base_prefix})]
 
 
 # --- in a fork
@@ -233,13 +233,15 @@ def _terms(run: ForkRequest) -> ForkTerms | None:
 
 def _worth_keeping(names: Sequence[str], folder: Path) -> list[str]:
     """Those modules that another run would find the same: not of the tests, and not rewritten by this run's pytest."""
-    own = set(_of_the_tests(folder))
+    own = _own()
     rewriting = sys.modules["_pytest.assertion.rewrite"].AssertionRewritingHook
-    return [
-        name
-        for name in names
-        if name not in own and not isinstance(getattr(sys.modules.get(name), "__loader__", None), rewriting)
-    ]
+
+    def is_same(module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        is_of_tests = isinstance(file, str) and is_foreign(Path(file), folder, own)
+        return not is_of_tests and not isinstance(getattr(module, "__loader__", None), rewriting)
+
+    return [name for name in names if name in sys.modules and is_same(sys.modules[name])]
 
 
 def _peer(connection: socket.socket) -> int:

@@ -56,11 +56,11 @@ def kept_aside(path: Path) -> list[Path]:
 def _beside(path: Path) -> Iterator[tuple[Path, str]]:
     """What may have been kept aside, with the part of its name that says when its run was."""
     prefix, inside = f"{path.name}-", path / _EARLIER
-    beside = (
-        (folder, folder.name.removeprefix(prefix)) for folder in path.parent.glob(f"{glob.escape(prefix)}*")
-    )
-    within = ((folder, folder.name) for folder in inside.iterdir()) if inside.is_dir() else ()
-    yield from (*beside, *within)
+    for folder in path.parent.glob(f"{glob.escape(prefix)}*"):
+        yield folder, folder.name.removeprefix(prefix)
+    if inside.is_dir():
+        for folder in inside.iterdir():
+            yield folder, folder.name
 
 
 def _ended_ns(folder: Path, name: str) -> int:
