@@ -13,8 +13,7 @@ from fake_driver import FakeDriver
 from lab import start_program
 from results_files import check_results_below
 
-from disttest.host.devices import detect as detecting
-from disttest.host.devices import detect_machine
+from disttest.host.devices import detect_machine, probe
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
 
@@ -34,7 +33,7 @@ def fake(tmp_path):
 @pytest.fixture(params=["a fork asks", "a new interpreter asks"])
 def detect(request, tmp_path, monkeypatch):
     """Detect the machine that a fake driver shows, with an otherwise empty file system."""
-    monkeypatch.setattr(detecting, "forks_are_like_new", lambda: request.param == "a fork asks")
+    monkeypatch.setattr(probe, "forks_are_like_new", lambda: request.param == "a fork asks")
 
     def run(driver, *, root=None, stall_s=5.0):
         return detect_machine(library=str(driver.library), root=root or tmp_path / "empty", stall_s=stall_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from disttest.host.bounded import BoundedChild, ChildEnd, run_bounded, wait_children
+from disttest.host.bounded import BoundedChild, ChildEnd, wait_children
 from disttest.host.process import INTERNAL_FAILURE
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
@@ -29,8 +29,9 @@ def run(fork):
     def to_its_end(how, **bounds):
         heard = []
         bounds.setdefault("timeout_s", 20.0)
-        ended = run_bounded("disobedient_child", [how], on_line=heard.append, fork=fork, **bounds)
-        return ended, heard
+        child = BoundedChild("disobedient_child", [how], on_line=heard.append, fork=fork, **bounds)
+        wait_children([child])
+        return child.ended, heard
 
     return to_its_end
 

@@ -296,7 +296,7 @@ def test_the_environment_variable_of_the_container_is_not_believed(fake, detect,
 def test_nothing_is_started_where_nothing_hints_at_a_gpu(tmp_path, monkeypatch):
     import disttest.host.devices.detect as module
 
-    monkeypatch.setattr(module, "run_bounded", lambda *a, **k: pytest.fail("a child was started"))
+    monkeypatch.setattr(module, "start_probe", lambda *a, **k: pytest.fail("a child was started"))
 
     assert detect_machine(root=tmp_path).gpus == ()
 

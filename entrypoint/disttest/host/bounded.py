@@ -261,10 +261,9 @@ def run_bounded(
     timeout_s: float,
     stall_s: float | None = None,
     on_line: Callable[[bytes], None] = lambda _: None,
-    fork: bool = False,
 ) -> Ended:
-    """Run a module of ours in a bounded child, to its end; arguments are those of :class:`BoundedChild`."""
-    child = BoundedChild(module, arguments, timeout_s=timeout_s, stall_s=stall_s, on_line=on_line, fork=fork)
+    """Run a module of ours in a bounded child, to its end."""
+    child = BoundedChild(module, arguments, timeout_s=timeout_s, stall_s=stall_s, on_line=on_line)
     wait_children([child])
     assert child.ended is not None
     return child.ended

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 
 import msgspec
 
-from disttest.host.bounded import Ended, run_bounded
+from disttest.host.bounded import Ended, wait_children
 from disttest.host.devices.cpu import (
     cgroup_version,
     detect_cgroups,
@@ -18,12 +17,11 @@ from disttest.host.devices.cpu import (
     read_text,
 )
 from disttest.host.devices.machine import Gpu, Machine, Peer, used_by_others
+from disttest.host.devices.probe import start_probe
 from disttest.host.devices.probe_messages import AnyMessage, Asking, Done, Driver, Found, Link, ProbeRefused
 from disttest.host.devices.torch_facts import TorchFacts, ask_torch
-from disttest.host.fork_hazard import forks_are_like_new
 from disttest.limits import DRIVER_STALL_S, DRIVER_TOTAL_S
 
-PROBE = "disttest.host.devices.nvml"
 LIBRARY = "libnvidia-ml.so.1"
 
 _NOT_THERE = {9, 12}
@@ -188,16 +186,13 @@ def _named(gpu: Gpu, name: dict[str, str]) -> Gpu:
 def _probe(library: str, *, timeout_s: float, stall_s: float) -> _Probed:
     probed = _Probed()
     left_s = timeout_s
-    fork = forks_are_like_new()
-    if fork:
-        importlib.import_module(PROBE)  # once, and not in each fork
     while left_s > 0:
-        arguments = ["--library", library] if library else []
-        for index in probed.skip:
-            arguments += ["--skip", str(index)]
-        ended = run_bounded(
-            PROBE, arguments, timeout_s=left_s, stall_s=stall_s, on_line=probed.hear, fork=fork
+        child = start_probe(
+            library=library, skip=probed.skip, timeout_s=left_s, stall_s=stall_s, on_line=probed.hear
         )
+        wait_children([child])
+        ended = child.ended
+        assert ended is not None
         left_s -= ended.elapsed_s
         if probed.done or probed.refused or not probed.blame(ended):
             break

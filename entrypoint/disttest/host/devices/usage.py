@@ -13,10 +13,9 @@ from collections.abc import Iterable
 import msgspec
 
 from disttest.host.bounded import BoundedChild, Ended
-from disttest.host.devices.detect import PROBE
 from disttest.host.devices.machine import Gpu, used_by_others
+from disttest.host.devices.probe import start_probe
 from disttest.host.devices.probe_messages import AnyMessage, Asking, Found, ProbeRefused, QuestionAnswered
-from disttest.host.fork_hazard import forks_are_like_new
 from disttest.limits import DRIVER_STALL_S
 
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
@@ -87,16 +86,13 @@ class GpuWatch:
             self._child.kill()
 
     def _start(self) -> BoundedChild:
-        arguments = ["--watch", *(["--library", self._library] if self._library else [])]
-        for index in self._faults:
-            arguments += ["--skip", str(index)]
-        return BoundedChild(
-            PROBE,
-            arguments,
+        return start_probe(
+            "--watch",
+            library=self._library,
+            skip=self._faults,
             timeout_s=math.inf,
             stall_s=self._stall_s,
             on_line=self._hear,
-            fork=forks_are_like_new(),
         )
 
     def _hear(self, line: bytes) -> None:
