@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,16 @@ def current_account() -> Account | None:
     return _account
 
 
-def settle_in(config: pytest.Config, log: Path, stacks: Path, threads: int) -> None:
-    """What a freshly forked rank does first."""
+def settle_in(
+    config: pytest.Config, log: Path, stacks: Path, threads: int, captured: Iterable[logging.Logger]
+) -> None:
+    """What a freshly forked rank does first; ``captured`` are the loggers that pytest listened to when it was forked."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     provide_host(None)
     use_cuda_freely()
     redirect_output(config, log)
     register_stacks(stacks)
-    forget_log_capture()
+    forget_log_capture(captured)
     renew_libraries(threads)
     hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
 

@@ -9,6 +9,7 @@ appended to as they are.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from _pytest.logging import catching_logs
@@ -24,11 +25,21 @@ def hasten_log_capture() -> None:
     patched.__enter__, patched.__exit__ = _enter, _exit
 
 
-def forget_log_capture() -> None:
-    """Take pytest's handlers off every logger: in a rank of a hosted test no pytest will, and its records go to its own log."""
+def captured_loggers() -> tuple[logging.Logger, ...]:
+    """Those that pytest listens to now, for a fork: to look at a thousand loggers there is to copy the page of each."""
     known = logging.root.manager.loggerDict.values()
-    for logger in (logging.root, *(each for each in known if isinstance(each, logging.Logger))):
-        logger.handlers[:] = [each for each in logger.handlers if type(each).__module__ != _PLUGIN]
+    loggers = (logging.root, *(each for each in known if isinstance(each, logging.Logger)))
+    return tuple(logger for logger in loggers if any(map(_is_pytests, logger.handlers)))
+
+
+def forget_log_capture(loggers: Iterable[logging.Logger]) -> None:
+    """Take pytest's handlers off these: in a rank of a hosted test no pytest will, and its records go to its own log."""
+    for logger in loggers:
+        logger.handlers[:] = [each for each in logger.handlers if not _is_pytests(each)]
+
+
+def _is_pytests(handler: logging.Handler) -> bool:
+    return type(handler).__module__ == _PLUGIN
 
 
 def _enter(self: Any) -> logging.Handler:

@@ -7,7 +7,7 @@ import logging
 import pytest
 from _pytest.logging import LogCaptureHandler, catching_logs
 
-from disttest.runtime.rank.log_capture import hasten_log_capture
+from disttest.runtime.rank.log_capture import captured_loggers, forget_log_capture, hasten_log_capture
 
 pytestmark = pytest.mark.skipif(
     pytest.version_tuple < (9, 2), reason="which loggers do not propagate is no business of this pytest"
@@ -56,3 +56,21 @@ def test_a_test_that_takes_handlers_off_does_no_harm(capture, apart):
     with capture(LogCaptureHandler()):
         apart.handlers.clear()
     assert [] == apart.handlers
+
+
+def test_a_rank_of_a_hosted_test_forgets_what_its_main_process_has_attached_and_nothing_else(
+    capture, apart, monkeypatch
+):
+    for logger in captured_loggers():  # this test's own are put back
+        monkeypatch.setattr(logger, "handlers", list(logger.handlers))
+    own = logging.NullHandler()
+    apart.addHandler(own)
+    with capture(LogCaptureHandler()) as handler:
+        captured = captured_loggers()
+        forget_log_capture(captured)
+
+        assert {logging.root, apart} <= set(captured)
+        assert [own] == apart.handlers
+        assert handler not in logging.root.handlers
+        assert not captured_loggers()
+    apart.removeHandler(own)
