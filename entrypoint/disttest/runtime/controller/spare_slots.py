@@ -19,10 +19,14 @@ from disttest.model import Slot
 from disttest.planning.schedule import Scheduler
 from disttest.runtime.controller.crew import LiveWorld
 
-MOST = 5
+MOST = 8
 """Slots that are lent for each processor, at most: a world also costs memory and processes."""
 IDLE = 0.5
 """Processors that have to be idle before a slot is lent."""
+LEFT = 0.25
+"""Processors that are to be idle still when worlds like those that run are on the slots that are lent."""
+LEAST_USE = 0.05
+"""Processors that a slot is taken to use at least, whatever those use that run now."""
 STALLED = 0.5
 """No slot is lent where more of the time somebody had to wait for a processor."""
 WANTED = Idleness(idle=0.25, stalled=0.6)
@@ -50,6 +54,7 @@ class SpareSlots:
         self._scheduler = scheduler
         self._spare = machine.slots("cpu", own + MOST * machine.cpus)[own:]
         self._lent = 0
+        self._processors = machine.cpus
         self._look = look
         self._next_s = time.monotonic() + SPARE_LOOK_S
 
@@ -69,13 +74,14 @@ class SpareSlots:
         if now_s < self._next_s:
             return
         self._next_s = now_s + SPARE_LOOK_S
-        seen = self._look()
+        running, seen = tuple(running), self._look()
         if has_used_its_time(running, now_s):
             self._keep(0)
         elif is_wanted(seen):
             self._keep(self._lent // 2)
         elif (narrowest := self._scheduler.narrowest) and is_room(seen) and has_memory():
-            count = max(narrowest, math.floor(seen.idle + 1 - IDLE))
+            used = sum(len(world.slots) for world in running)
+            count = max(narrowest, room_for(seen, used, self._processors))
             more = self._spare[self._lent : self._lent + count]
             self._scheduler.lend(more)
             self._lent += len(more)
@@ -89,6 +95,20 @@ class SpareSlots:
 def is_room(seen: Idleness) -> bool:
     """Whether the processors would not notice another world."""
     return seen.idle >= IDLE and seen.stalled < STALLED
+
+
+def room_for(seen: Idleness, used: int, processors: int) -> int:
+    """How many more slots the processors have room for, if they use as much as the others do; no more than these at once.
+
+    Args:
+        seen: how idle the processors are.
+        used: slots of worlds that run.
+        processors: of the machine.
+    """
+    if not used:
+        return math.floor(seen.idle + 1 - IDLE)
+    of_each = max(LEAST_USE, (processors - seen.idle) / used)
+    return min(used, math.floor((seen.idle - LEFT) / of_each))
 
 
 def is_wanted(seen: Idleness) -> bool:

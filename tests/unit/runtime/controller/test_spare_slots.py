@@ -75,12 +75,24 @@ def test_as_many_as_the_narrowest_world_takes(bench: _Bench) -> None:
     assert ["cpu:2", "cpu:3", "cpu:4", "cpu:5"] == bench.look()
 
 
-def test_five_for_each_processor_at_most(bench: _Bench) -> None:
-    for _ in range(7):
+def test_as_many_as_there_is_room_for_if_they_use_what_the_others_do(bench: _Bench) -> None:
+    world = SimpleNamespace(begun=None, began_s=0.0, slots=("cpu:0", "cpu:1"))
+    bench.seen = Idleness(idle=1.5, stalled=0.1)  # a quarter of a processor each
+
+    assert ["cpu:2", "cpu:3"] == bench.look(world)  # no more at once than are in use
+    assert 4 + 2 == len(bench.look(world, world))
+    bench.seen = Idleness(idle=1, stalled=0.1)
+    assert 6 + 4 == len(bench.look(*[world] * 3))  # there are 6, with a sixth of a processor each
+    bench.seen = Idleness(idle=0.5, stalled=0.1)
+    assert 10 + 1 == len(bench.look(*[world] * 4))  # the narrowest world's
+
+
+def test_eight_for_each_processor_at_most(bench: _Bench) -> None:
+    for _ in range(10):
         bench.look()
 
-    assert [f"cpu:{number}" for number in range(2, 12)] == bench.scheduler.lent
-    assert 10 == bench.spare.count
+    assert [f"cpu:{number}" for number in range(2, 18)] == bench.scheduler.lent
+    assert 16 == bench.spare.count
 
 
 def test_none_before_it_is_time_to_look(bench: _Bench) -> None:
@@ -126,8 +138,8 @@ def test_none_is_taken_back_where_somebody_waits_but_not_for_long(bench: _Bench)
 
 
 def test_taken_back_beside_a_test_that_may_need_the_rest_of_its_time(bench: _Bench) -> None:
-    at_rest = SimpleNamespace(begun=None, began_s=0.0)
-    in_time = SimpleNamespace(begun=SimpleNamespace(timeout_s=300), began_s=100.0)
+    at_rest = SimpleNamespace(begun=None, began_s=0.0, slots=())
+    in_time = SimpleNamespace(begun=SimpleNamespace(timeout_s=300), began_s=100.0, slots=())
     late = SimpleNamespace(begun=SimpleNamespace(timeout_s=1.9), began_s=100.0)
 
     assert ["cpu:2", "cpu:3"] == bench.look(at_rest, in_time)
