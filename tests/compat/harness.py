@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,9 +103,10 @@ def run_ours(
     select: str = "",
     limit_s: float = 3600,
     interpreter: Interpreter | None = None,
+    options: Sequence[str] = (),
 ) -> Verdicts:
-    """Run under the plugin; nothing else differs."""
-    arguments = [*plugin_arguments(), "--disttest-host", f"--disttest-results={folder / 'results'}"]
+    """Run under the plugin; nothing else differs, unless ``options`` say so."""
+    arguments = [*options, *plugin_arguments(), "--disttest-host", f"--disttest-results={folder / 'results'}"]
     arguments += [f"--disttest-slots={SLOTS}"] if SLOTS else []
     verdicts = _run(suite, folder, arguments, select, limit_s, interpreter or this_interpreter())
     check_results_below(folder)

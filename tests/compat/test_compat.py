@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from disttest.results.fold import fold
+from disttest.results.journal import FILE_NAME, read_events
 from tests.compat import harness
 from tests.compat.harness import OVER_NCCL, SUITES, Suite
 
@@ -48,6 +50,21 @@ def test_our_verdicts_are_torchs(suite, full, spawn, tmp_path) -> None:
 
 def _end_of_output(folder: Path) -> str:
     return (folder / "ours" / "output.txt").read_text()[-4000:]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_they_are_in_reused_ranks_and_another_order_too(seed, tmp_path) -> None:
+    suite, python = Suite("distributed", 2), harness.this_interpreter()
+    ours = harness.run_ours(
+        suite,
+        tmp_path / "ours",
+        interpreter=python._replace(environ={**python.environ, "ORDER": str(seed)}),
+        options=("-p", "shuffled", "--disttest-isolation=warm"),
+    )
+    assert harness.unexplained(suite, harness.load_recorded(suite), ours) == [], _end_of_output(tmp_path)
+    tests = fold(read_events(tmp_path / "ours" / "results" / FILE_NAME)).tests
+    pids = {record.pid for test in tests for record in test.final.ranks if record.rank >= 0}
+    assert len(pids) < len(tests)  # of two for each
 
 
 @pytest.mark.parametrize("suite", [Suite("distributed", 2), Suite("rpc", 4)], ids=_ids)

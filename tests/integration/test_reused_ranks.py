@@ -87,6 +87,18 @@ CLASSES = """
             self.sum_up()
 
 
+    class SkipsInAGroup(Base):
+        def test_1(self):
+            self.sum_up()
+
+        def test_2(self):
+            self.sum_up()
+            raise unittest.SkipTest("no more than that")
+
+        def test_3(self):
+            self.sum_up()
+
+
     class PutBack(Base):
         def test_1(self):
             os.environ["LEFT"] = "1"
@@ -218,6 +230,21 @@ MAIN = """
 
         def test_2(self):
             assert os.environ["TORN_DOWN"] == "1"
+
+
+    class Moves(Base):
+        def test_1(self):
+            assert os.getcwd() != "/"
+
+        def test_2(self):
+            assert os.getcwd() == "/"
+"""
+MOVING = """
+    import os
+
+    def pytest_runtest_setup(item):
+        if item.nodeid.endswith("Moves::test_2"):
+            os.chdir("/")
 """
 NEW = "had new ranks, as the main process had changed since the last ones began"
 NOTE = "failed in reused ranks, and was run again in new ones"
@@ -236,8 +263,8 @@ def outcomes(run):
 
 @pytest.fixture(scope="module")
 def run(module_lab):
-    source = HEAD + CLASSES + MAIN
-    return module_lab.write(test_ranks=source).run("test_ranks.py", "--timeout", "60", *WARM, *ONE_WORLD)
+    module_lab.write(test_ranks=HEAD + CLASSES + MAIN, conftest=MOVING)
+    return module_lab.run("test_ranks.py", "--timeout", "60", *WARM, *ONE_WORLD)
 
 
 def test_ranks_are_the_same_processes_with_a_group_of_each_test(run):
@@ -259,6 +286,17 @@ def test_a_skip_ends_no_rank(run):
     skips = [run.result(name) for name in names[1:3]]
     assert [Outcome.SKIPPED] * 2 == [skip.outcome for skip in skips]
     assert "not today" == skips[1].message
+    assert 1 == len({*pids(run, *names)})
+
+
+def test_a_skip_ends_no_rank_though_it_leaves_its_group(run):
+    names = ("SkipsInAGroup::test_1", "SkipsInAGroup::test_2", "SkipsInAGroup::test_3")
+
+    results = [run.result(name) for name in names]
+    assert [Outcome.PASSED, Outcome.SKIPPED, Outcome.PASSED] == [result.outcome for result in results], (
+        run.output
+    )
+    assert ("no more than that", ()) == (results[1].message, results[1].notes)
     assert 1 == len({*pids(run, *names)})
 
 
@@ -334,12 +372,13 @@ def test_a_time_limit_that_used_ranks_have_spent_begins_anew(run):
 
 def test_what_the_main_process_has_changed_reaches_the_ranks(run):
     names = ("Inherits::test_1", "Inherits::test_2", "Inherits::test_3")
-    by_itself = ("Switches::test_1", "Switches::test_2")
+    told = ("Switches::test_1", "Switches::test_2")
+    forked = ("Moves::test_1", "Moves::test_2")
 
-    assert [Outcome.PASSED] * 3 == [run.result(name).outcome for name in names], run.output
-    assert 3 == len({*pids(run, *names)})
-    assert [Outcome.PASSED] * 2 == [run.result(name).outcome for name in by_itself], run.output
-    assert (f"{NEW}: environment",) == run.result(by_itself[1]).notes
+    assert [Outcome.PASSED] * 7 == [run.result(name).outcome for name in names + told + forked], run.output
+    assert [3, 1, 2] == [len({*pids(run, *each)}) for each in (names, told, forked)]
+    assert () == run.result(told[1]).notes
+    assert (f"{NEW}: directory",) == run.result(forked[1]).notes
 
 
 def test_who_does_more_gets_new_ranks_and_is_told_why(run, module_lab):
@@ -364,11 +403,11 @@ def test_who_does_not_ask_for_it_and_repetitions_have_new_ranks(lab):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_order_changes_a_verdict(run, lab, seed):
-    lab.write(test_ranks=HEAD + CLASSES + MAIN)
+    lab.write(test_ranks=HEAD + CLASSES + MAIN, conftest=MOVING)
     expected = {
         name: outcome
         for name, outcome in outcomes(run).items()
-        if not name.startswith(("HangsWhereUsed", "Switches"))
+        if not name.startswith(("HangsWhereUsed", "Switches", "Moves"))
     }
     shuffled = [f"test_ranks.py::{name}" for name in expected]
     random.Random(seed).shuffle(shuffled)

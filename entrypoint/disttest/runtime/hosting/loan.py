@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from disttest.runtime.hosting.inheritance import Inheritance
+from disttest.runtime.hosting.inheritance import Inheritance, Variables
 from disttest.runtime.hosting.team import HostedAttempt, Team
 
 
@@ -53,16 +53,18 @@ class LentTeam:
         self.outdated = inheritance.changed()
         return not self.outdated
 
-    def replace(self, loan: Loan, team: Team) -> None:
-        """A new team, whose ranks are about to be forked."""
+    def replace(self, loan: Loan, team: Team) -> Inheritance:
+        """A new team, whose ranks are about to be forked; what they inherit."""
         self.team, self._tests = team, 0
         team.owner = loan.borrower
         self._inheritance = Inheritance(loan.own_classes)
+        return self._inheritance
 
-    def lend(self, team: Team) -> None:
-        """One more test begins in it."""
+    def lend(self, team: Team) -> Variables:
+        """One more test begins in it; what its ranks have to be told of the environment."""
         self._tests += 1
         team.show_anew()
+        return self._inheritance.take_variables() if self._inheritance else ()
 
     def must_be_run_again(self, attempt: HostedAttempt, *, is_good: bool) -> bool:
         """Whether what the ranks came to says nothing of the test, as it may have to do with their being lent.

@@ -18,6 +18,7 @@ from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
 from disttest.results.rulings import disagreement
 from disttest.runtime.hosting.account import Account, ChannelPipe
+from disttest.runtime.hosting.inheritance import Inheritance, Variables
 from disttest.runtime.hosting.loan import LentTeam, Loan, RanksWereUsed
 from disttest.runtime.hosting.raised import thread_records
 from disttest.runtime.hosting.rank_starter import RankMain, RankStarter
@@ -124,24 +125,26 @@ class ForkHost:
         if not self._lent.may_run(loan):
             self._end_lent()
             team = Team(self._spec, loan.size)
-            self._lent.replace(loan, team)
+            inheritance = self._lent.replace(loan, team)
             for rank in range(loan.size):
-                self._fork(team, rank, partial(self._serve_loans, loan))
+                self._fork(team, rank, partial(self._serve_loans, loan, inheritance))
         assert self._lent.team is not None
         team = self._team = self._lent.team
         self._note_launch(team, loan.size)
-        self._lent.lend(team)
-        self._give_out(team, method=loan.method, file_name=loan.file_name)
+        variables = self._lent.lend(team)
+        self._give_out(team, method=loan.method, file_name=loan.file_name, variables=variables)
         return team.ranks
 
-    def _serve_loans(self, loan: Loan, rank: int, channel: Channel, _mine: Account, stacks: Path) -> TestDone:
+    def _serve_loans(
+        self, loan: Loan, inheritance: Inheritance, rank: int, channel: Channel, _mine: Account, stacks: Path
+    ) -> TestDone:
         """In a rank."""
 
         def run(order: RunTest, pipe: ChannelPipe) -> None:
             loan.run(rank, order.method, order.file_name, pipe)
 
         settle = partial(settle_for_test, self._config, stacks)
-        return serve_loans(channel, run, loan.own_classes, self._skips, settle)
+        return serve_loans(channel, run, inheritance, self._skips, settle)
 
     def _end_lent(self) -> None:
         team, self._lent.team = self._lent.team, None
@@ -170,6 +173,7 @@ class ForkHost:
             over.dismiss(limit_s=0.0)
         if again:
             self._began_s = time.monotonic()
+            self._order = msgspec.structs.replace(self._running(), reuse=False)
             raise RanksWereUsed
         self._raise_outcome(records, rule)
 
@@ -283,7 +287,7 @@ class ForkHost:
         """Where a rank's log of the running test comes to lie, relative to the results directory."""
         return f"{self._running().folder}/rank{rank}.log"
 
-    def _give_out(self, team: Team, **told: str) -> None:
+    def _give_out(self, team: Team, **told: str | Variables) -> None:
         """Have ranks that stay run the test."""
         for handle in team.supervisor.handles:
             log = str(team.supervisor.logs.open(self._log(handle.rank)))

@@ -6,19 +6,19 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from disttest.host.process import flush_output
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
+from disttest.runtime.hosting.inheritance import Inheritance, Variables
 from disttest.runtime.hosting.ranks import account_for
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
 from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.module_watch import ModuleWatch
 from disttest.runtime.rank.rank import next_order
 from disttest.runtime.rank.waits import begin_waits
 
@@ -26,7 +26,7 @@ from disttest.runtime.rank.waits import begin_waits
 def serve_loans(
     channel: Channel,
     run: Callable[[RunTest, ChannelPipe], None],
-    classes: Sequence[type],
+    inheritance: Inheritance,
     skips: Mapping[int, str],
     settle_for: Callable[[RunTest], None],
 ) -> TestDone:
@@ -35,13 +35,14 @@ def serve_loans(
     Args:
         channel: to the main process.
         run: the body of a test.
-        classes: of the tests, which they might change.
+        inheritance: what this process has from that one, the modules of the tests among it.
         skips: exit codes that mean a skip.
         settle_for: what a rank does first for a test.
     """
-    state = _State(classes)
+    state = _State(inheritance)
     while (order := next_order(channel)) is not None:
         settle_for(order)
+        state.hear(order.variables)
         mine = account_for(channel, None)
         pipe = ChannelPipe(mine)
         code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
@@ -49,7 +50,7 @@ def serve_loans(
         pipe.close()
         if code not in (0, *skips):
             return TestDone(exit_code=code)
-        if left := state.left():
+        if left := state.left(skipped=code in skips):
             return TestDone(exit_code=code, leaks=tuple(map(clean_text, left)))
         channel.send(TestDone(exit_code=code, stays=True))
     return TestDone(exit_code=0)
@@ -68,15 +69,27 @@ def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None
 class _State:
     """What this process looked like before its first test."""
 
-    def __init__(self, classes: Sequence[type]) -> None:
+    def __init__(self, inheritance: Inheritance) -> None:
         gc.freeze()
         self._facts = hygiene.read_facts()
-        self._modules = ModuleWatch(classes)
+        self._inheritance = inheritance
         self.threads: tuple[str, ...] = ()
         """Those that Python has ended, as it does when a process leaves: it starts some kinds of them no more."""
 
-    def left(self) -> tuple[str, ...]:
+    def hear(self, variables: Variables) -> None:
+        """The environment of the main process has changed, as a new rank would find it."""
+        for name, value in variables:
+            if value is None:
+                os.environb.pop(name, None)
+            else:
+                os.environb[name] = value
+        if variables:
+            self._facts |= hygiene.read_facts(hygiene.facets_of_environment)
+
+    def left(self, *, skipped: bool) -> tuple[str, ...]:
         """What a test has left, in words, once what can be put back was put back."""
+        if skipped:
+            _destroy_groups()
         if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
             return left
         cleanup = hygiene.clean_up(self._facts, self._facts, pristine=self._facts, shared_fixtures=False)
@@ -88,7 +101,7 @@ class _State:
         return ()
 
     def _modules_changed(self) -> tuple[str, ...]:
-        name = self._modules.changed()
+        name = self._inheritance.put_back()
         return (f"another value of {name}",) if name else ()
 
 
@@ -105,6 +118,18 @@ def _run(body: Callable[[], object], account: Account, state: _State) -> int:
 
 def _group() -> tuple[str, ...]:
     """The process group that the test has left: to destroy it may take its peers."""
+    return ("process group (not destroyed)",) if _groups() else ()
+
+
+def _destroy_groups() -> None:
+    """Destroy those of a test that was skipped, as the end of a new rank does; gloo's need no peer for that."""
+    if (backends := _groups()) and all(backend == "gloo" for backend in backends):
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _groups() -> list[str]:
+    """The backends of all groups."""
     dist = sys.modules.get("torch.distributed")
-    is_there = dist is not None and dist.is_available() and dist.is_initialized()
-    return ("process group (not destroyed)",) if is_there else ()
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001  # no public list

@@ -11,7 +11,6 @@ import sys
 import types
 import unittest
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from disttest.errors import UsageError
@@ -47,7 +46,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
     start_by_spawn = base._start_processes
     join_foreign = base._join_processes
 
-    def start(self: Any, proc: object = None, *, reuse: bool = True) -> None:
+    def start(self: Any, proc: object = None) -> None:
         if hazard := fork_hazard(on_gpus=host.on_gpus):
             _announce(hazard)
             start_by_spawn(self, proc or _spawn_context())
@@ -60,7 +59,7 @@ def _host_processes(base: Any, host: ForkHost) -> None:
             cls._run(rank, name, file_name, pipe, **keywords)
 
         size = _checked_count(self, host)
-        if reuse and host.may_reuse:
+        if host.may_reuse and _rule_of(self, _method_of(self)) == ExitRule():
             told = tuple(sorted(keywords.items()))
             ranks = host.lend(Loan(cls, tuple(own_classes(cls, base)), size, told, name, file_name, run))
         else:
@@ -82,8 +81,8 @@ def _host_processes(base: Any, host: ForkHost) -> None:
         try:
             host.join(rule)
         except RanksWereUsed:
-            Path(self.file_name).write_bytes(b"")  # where the ranks meet
-            start(self, reuse=False)
+            self.tearDown()
+            self.setUp()  # which starts new ones
             host.join(rule)
 
     def join_or_run(self: Any, method: Callable[..., Any]) -> Any:
@@ -110,6 +109,11 @@ def _checked_count(case: Any, host: ForkHost) -> int:
         return rank_count(case.world_size)
     except UsageError as error:
         raise RanksFailed(f"{type(case).__name__}.world_size: {error}") from None
+
+
+def _method_of(case: Any) -> Any:
+    """What a rank runs, as torch has put it aside."""
+    return getattr(getattr(case, case._testMethodName), "__wrapped__", None)
 
 
 def _rule_of(case: Any, method: Callable[..., Any]) -> ExitRule:

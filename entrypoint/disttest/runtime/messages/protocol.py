@@ -134,6 +134,8 @@ class RunTest(Message):
     """Of the class whose ranks these are; for ranks that a main process has started."""
     file_name: str = ""
     """Where those find each other."""
+    variables: tuple[tuple[bytes, bytes | None], ...] = ()
+    """What has changed in the environment of the main process since they were told last; None for what is gone."""
 
 
 class Leave(Message):

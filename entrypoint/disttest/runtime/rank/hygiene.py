@@ -21,6 +21,8 @@ from disttest.runtime.rank.facets.facet_table import loaded_facets
 
 Facts = dict[str, Values]
 """Facet -> its values; a facet of a library that is not loaded is not there."""
+ENVIRONMENT = "environment"
+"""The facet whose values are the variables of the environment."""
 _MOST_NAMED = 50
 
 
@@ -71,6 +73,11 @@ def facets_between_tests() -> tuple[Facet, ...]:
 def facets_of_one_test() -> tuple[Facet, ...]:
     """Those in a process that runs one test: what that replaces goes with it, and to look would copy pages."""
     return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
+
+
+def facets_of_environment() -> tuple[Facet, ...]:
+    """The one that its variables are."""
+    return tuple(facet for facet in loaded_facets() if facet.kind == ENVIRONMENT)
 
 
 def read_facts(facets: FacetsThere = facets_between_tests) -> Facts:

@@ -36,6 +36,34 @@ class ModuleWatch:
         return next((name for name, value, then in self._contents if not _same(value, then)), "")
 
 
+class Numbers:
+    """What classes beside those of the tests count with, in torch's modules: a new rank begins with other numbers."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        """As they are now.
+
+        Args:
+            classes: of a test and its bases; those of torch's say which modules are looked at.
+        """
+        modules = {each.__module__ for each in classes if each.__module__.startswith("torch.")}
+        owners = [
+            each for name in modules for each in vars(sys.modules[name]).values() if isinstance(each, type)
+        ]
+        self._then = [
+            (owner, name, value)
+            for owner in owners
+            if owner.__module__ in modules
+            for name, value in vars(owner).items()
+            if type(value) is int
+        ]
+
+    def put_back(self) -> None:
+        """Set those to their old values that are others now."""
+        for owner, name, value in self._then:
+            if vars(owner).get(name) != value:
+                setattr(owner, name, value)
+
+
 def _names(owner: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(owner).items() if name not in _BY_PYTHON}
 

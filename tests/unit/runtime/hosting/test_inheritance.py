@@ -24,10 +24,20 @@ def test_nothing_has_changed(inheritance):
     assert "" == inheritance.changed()
 
 
-def test_a_variable_of_the_environment(inheritance, monkeypatch):
-    monkeypatch.setenv("ONE_MORE", "1")
+def test_variables_of_the_environment_are_told_once(inheritance, monkeypatch):
+    assert ("", ()) == (inheritance.changed(), inheritance.take_variables())
 
-    assert "environment" == inheritance.changed()
+    monkeypatch.setenv("ONE_MORE", "1")
+    assert ("", ((b"ONE_MORE", b"1"),)) == (inheritance.changed(), inheritance.take_variables())
+    assert ("", ()) == (inheritance.changed(), inheritance.take_variables())
+
+    monkeypatch.setenv("ONE_MORE", "\udcff")  # no text
+    inheritance.changed()
+    assert ((b"ONE_MORE", b"\xff"),) == inheritance.take_variables()
+
+    monkeypatch.delenv("ONE_MORE")
+    inheritance.changed()
+    assert ((b"ONE_MORE", None),) == inheritance.take_variables()
 
 
 def test_the_folder(inheritance, monkeypatch, tmp_path):

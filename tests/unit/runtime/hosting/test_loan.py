@@ -92,10 +92,18 @@ def test_a_dead_rank_is_lent_to_nobody(lent, team):
     assert not lent.may_run(loan())
 
 
-def test_ranks_that_have_not_inherited_what_new_ones_would_are_not_lent(lent, monkeypatch):
-    monkeypatch.setenv("ONE_MORE", "1")
+def test_ranks_that_have_not_inherited_what_new_ones_would_are_not_lent(lent, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
 
     assert not lent.may_run(loan())
+    assert "directory" == lent.outdated
+
+
+def test_variables_of_the_environment_are_told_to_them(lent, team, monkeypatch):
+    monkeypatch.setenv("ONE_MORE", "1")
+
+    assert lent.may_run(loan())
+    assert ((b"ONE_MORE", b"1"),) == lent.lend(team)
 
 
 def test_ranks_that_all_stay_are_kept_and_seem_to_have_ended(lent, team):

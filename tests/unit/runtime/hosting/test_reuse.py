@@ -99,6 +99,50 @@ def test_any_other_class_is_refused_with_the_reason(cls, why):
     assert why == why_new_ranks(cls, Base)
 
 
+def of_torchs_suite(**names):
+    methods = {"setUp": makes_folders, "tearDown": Base.tearDown, "_run": classmethod(makes_a_group), **names}
+    cls = type("TestDistBackend", (Base,), methods)
+    cls.__module__ = "torch.testing._internal.distributed.distributed_test"
+    return cls
+
+
+def makes_folders(self):
+    Base.setUp(self)
+    initialize_temp_directories()  # noqa: F821  # torch's
+    self.skip_return_code_checks = [self.test_ddp_has_finalized.__wrapped__]
+
+
+def makes_a_group(cls, rank, test_name, file_name, pipe):
+    self = cls(test_name)
+    dist.init_process_group(init_method=self.init_method, rank=rank)  # noqa: F821
+    self.run_test(test_name, pipe)
+    dist.destroy_process_group()  # noqa: F821
+
+
+def remembers(cls, rank, test_name, file_name, pipe):
+    cls.ranks[rank] = cls(test_name)
+    cls.ranks[rank].run_test(test_name, pipe)
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (of_torchs_suite(), ""),
+        (types.new_class("Heir", (of_torchs_suite(),)), ""),
+        (of_torchs_suite(_run=classmethod(remembers)), "TestDistBackend._run does more (ranks)"),
+        (of_torchs_suite(setUp=does_more), "TestDistBackend.setUp does more (Path, Starts, answer)"),
+        (of_torchs_suite(test_codes=looks), "TestDistBackend.test_codes looks at processes"),
+        (of_torchs_suite(join_or_run=looks), "TestDistBackend has its own join_or_run"),
+        (
+            types.new_class("Heir", (of_torchs_suite(), Base), {}, lambda ns: ns.update(_run=makes_a_group)),
+            "Heir has its own _run",
+        ),
+    ],
+)
+def test_the_classes_of_torchs_own_suite_are_known_while_they_do_what_is_known(cls, why):
+    assert why == why_new_ranks(cls, Base)
+
+
 def test_a_mixin_counts_and_what_stands_behind_torchs_base_does_not():
     class Behind:
         def _run(self):
