@@ -401,6 +401,54 @@ def test_who_does_not_ask_for_it_and_repetitions_have_new_ranks(lab):
     assert 3 == len({*pids(ended, "Groups::test_1", "Groups::test_2", "test_3_makes_the_same_groups_again")})
 
 
+OF_TORCHS_SUITE = """
+    import os
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "2"}
+
+    import unittest
+    import torch
+    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+
+
+    class Own(TestDistBackend, DistributedTest._DistTestBase):
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_own_1_meets_once_more_on_one_rank(self):
+            if self.rank == 0:
+                self._barrier(wait_for=1)
+            raise unittest.SkipTest("as most of them are")
+
+        def test_own_2(self):
+            self._barrier()
+            torch._left_by_a_test = True
+
+        def test_own_3(self):
+            self._barrier()
+            assert not hasattr(torch, "_left_by_a_test"), "somebody was here"
+
+        def test_own_4(self):
+            self._barrier()
+"""
+
+
+def test_the_base_of_torchs_own_suite_meets_anew_in_each_test(lab):
+    ended = lab.write(test_own=OF_TORCHS_SUITE).run(
+        "test_own.py", "-k", "test_own_", "--timeout", "60", *WARM, *ONE_WORLD
+    )
+    one, two, three, four = (
+        f"Own::test_own_{name}" for name in ("1_meets_once_more_on_one_rank", "2", "3", "4")
+    )
+
+    assert Outcome.SKIPPED is ended.result(one).outcome, ended.output
+    assert [Outcome.PASSED] * 3 == [ended.result(name).outcome for name in (two, three, four)], ended.output
+    assert 1 == len({*pids(ended, one, two)})
+    (note,) = ended.result(three).notes
+    assert re.fullmatch(rf"{NOTE} \(rank [01]: AssertionError: somebody was here\)", note)
+    assert 3 == len({*pids(ended, two, three, four)})
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_order_changes_a_verdict(run, lab, seed):
     lab.write(test_ranks=HEAD + CLASSES + MAIN, conftest=MOVING)

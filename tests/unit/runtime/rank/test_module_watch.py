@@ -2,11 +2,12 @@
 
 import json
 import sys
+import types
 import warnings
 
 import pytest
 
-from disttest.runtime.rank.module_watch import ModuleWatch
+from disttest.runtime.rank.module_watch import ModuleWatch, Numbers
 
 STATE = 1
 MEMBERS = {"a": 1}
@@ -74,3 +75,23 @@ def test_libraries_are_not_watched(watch, monkeypatch):
     monkeypatch.setattr(json, "one_more", 1, raising=False)
 
     assert "" == watch.changed()
+
+
+def test_numbers_of_classes_in_torchs_modules_are_put_back(monkeypatch):
+    module = types.ModuleType("torch.testing.of_a_suite")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.Barrier = type("Barrier", (), {"__module__": module.__name__, "number": 0, "name": "a", "gone": 1})
+    module.Suite = type("Suite", (), {"__module__": module.__name__})
+    module.Foreign = type("Foreign", (), {"__module__": "elsewhere", "number": 0})
+    numbers = Numbers([module.Suite, Unequal])
+    module.Barrier.number, module.Barrier.name, module.Foreign.number = 3, "b", 4
+    del module.Barrier.gone
+
+    numbers.put_back()
+
+    assert (0, "b", 1, 4) == (
+        module.Barrier.number,
+        module.Barrier.name,
+        module.Barrier.gone,
+        module.Foreign.number,
+    )
