@@ -5,16 +5,17 @@
     python bench/torch_suite.py --builds [--select EXPRESSION]     # ours only: torch's CPU build, its CUDA build
 
 Both run in one go on the same machine, one after the other, from the same file; the verdicts are compared test by
-test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness.
+test. The quotient of the two times is what counts: seconds say as much about the machine as about the harness. Ours takes turns
+with new ranks for each test and with reused ones (``--isolation warm``), three of each; the medians count.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,28 +30,35 @@ from disttest.results.journal import FILE_NAME, read_events
 from tests.compat import harness
 from tests.compat.harness import Interpreter, Suite
 
+ISOLATION = {"new": (), "reused": ("--disttest-isolation=warm",)}
+"""Ranks of ours -> the options for them."""
+TURNS = 3
 RPC_SUBSET = "TensorPipeDistAutogradTest and (graph or context or backward_simple or nested)"
 
 
 def measure(suite: Suite, select: str, folder: Path, *, record: bool) -> None:
-    """Run one suite under both and print one line for each, then the quotient."""
-    began_s = time.monotonic()
+    """Run one suite under both and print one line for each, then the quotients."""
+    watch = Stopwatch()
     theirs = harness.run_torchs(suite, folder / "torchs", select=select)
-    between_s = time.monotonic()
-    ours = harness.run_ours(suite, folder / "ours", select=select)
-    ended_s = time.monotonic()
+    their_s = watch.took().wall_s
     if record:
         harness.record(suite, theirs, spawn=True)
-    their_s, our_s = between_s - began_s, ended_s - between_s
-    differing = harness.unexplained(suite, theirs, ours)
     print(f"{suite.name}: {len(theirs)} tests, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"  torch's harness {their_s:8.1f} s  {count(theirs)}")
-    print(f"  disttest        {our_s:8.1f} s  {count(ours)}")
-    for name, fact in cost_lines(fold(read_events(folder / "ours" / "results" / FILE_NAME))):
-        print(f"    {name}: {fact}")
-    print(f"  {their_s / our_s:.1f} times faster; verdicts differ on {len(differing)} tests")
-    for line in differing:
-        print(f"    {line}")
+    took: dict[str, list[float]] = {name: [] for name in ISOLATION}
+    for turn in range(TURNS):
+        for name, options in ISOLATION.items():
+            place = folder / f"{name}, {turn}"
+            watch = Stopwatch()
+            ours = harness.run_ours(suite, place, select=select, options=options)
+            took[name].append(watch.took().wall_s)
+            print(f"  ours, {name:9} {took[name][-1]:8.1f} s  {count(ours)}")
+            for line in harness.unexplained(suite, theirs, ours):
+                print(f"    {line}")
+    for name in ISOLATION:
+        print(f"  {their_s / statistics.median(took[name]):.1f} times faster with {name} ranks")
+        for fact in cost_lines(fold(read_events(folder / f"{name}, 0" / "results" / FILE_NAME))):
+            print(f"    {': '.join(fact)}")
 
 
 def measure_builds(select: str, folder: Path) -> None:
