@@ -21,6 +21,7 @@ from _pytest.terminal import TerminalReporter
 from disttest import __version__
 from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
+from disttest.host.garbage import is_frozen
 from disttest.host.kept_imports import leave_before_older_destructors
 from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
@@ -258,7 +259,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _enable_gc() -> None:
     """Go on collecting. What was made meanwhile counts as old: else the next object would have all of it looked through."""
-    if not gc.get_freeze_count():  # a fork of a resident parent has torch frozen, and little else
+    if not is_frozen():  # a fork of a resident parent has torch frozen, and little else
         gc.freeze()
         gc.unfreeze()
     gc.enable()
@@ -326,7 +327,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
     from disttest.runtime.controller.apart import DeadlinePassed, run_apart
 
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = is_frozen()
     try:
         run_apart(session, run, functools.partial(_note, session.config))
     except DeadlinePassed:

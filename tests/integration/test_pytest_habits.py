@@ -334,3 +334,26 @@ def test_what_was_imported_is_not_looked_through_for_garbage(lab):
     ended = lab.write(test_keeps=KEEPS).run("run", "test_keeps.py")
 
     assert ended.exit_code == 0, ended.output
+
+
+# As Python 3.12 does, of its own strings.
+FREEZES_A_LITTLE = """
+    import gc
+    gc.freeze()
+"""
+SHARES = """
+    import gc
+    import pytest
+
+    @pytest.mark.world_size(1)
+    def test_rank(world):
+        assert gc.get_freeze_count() > 50_000  # else each rank copies it all, when it looks for garbage first
+"""
+
+
+def test_what_ranks_share_is_not_looked_through_for_garbage_by_any_of_them(lab):
+    lab.write(test_shares=SHARES, sitecustomize=FREEZES_A_LITTLE)
+
+    for start in (lab.run, lab.pytest):
+        ended = start("test_shares.py", PYTHONPATH=f"{lab.folder}:{lab.environ.get('PYTHONPATH', '')}")
+        assert ended.exit_code == 0, ended.output

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
+from disttest.host.garbage import is_frozen
 from disttest.host.huge_pages import before_forks
 from disttest.host.oom import own_cgroups
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
@@ -148,7 +149,7 @@ class Crew:
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
         hygiene.look_before_forks()
-        if not gc.get_freeze_count():  # a fork of a resident parent has torch frozen from the beginning
+        if not is_frozen():  # a fork of a resident parent has torch frozen from the beginning
             gc.freeze()
         try:
             yield
