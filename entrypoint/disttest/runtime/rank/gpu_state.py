@@ -56,8 +56,10 @@ class GpuCare:
         if self._failed or not _cuda.is_initialized():
             return ()
         before = max(self._before, self._at_call) if shared_fixtures else self._before
-        if _in_use() > before + _WORTH_NAMING:
-            _release_caches()
+        for release in (_clear_workspaces, gc.collect):  # the cheaper one first
+            if _in_use() <= before + _WORTH_NAMING:
+                return ()
+            release()
         more = _in_use() - before
         if more <= _WORTH_NAMING:
             return ()
@@ -71,9 +73,8 @@ def _in_use() -> int:
     return _cuda.memory_allocated() if _cuda.is_initialized() else 0
 
 
-def _release_caches() -> None:
-    """Let go of what nobody uses: cyclic garbage, and workspaces that libraries keep for each stream."""
-    gc.collect()
+def _clear_workspaces() -> None:
+    """Let go of what libraries keep for each stream."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
     if clear is not None:
         clear()
