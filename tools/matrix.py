@@ -42,6 +42,7 @@ class Row(NamedTuple):
 
 ROWS = (
     Row("oldest", "3.11", "2.9.0", "8.4.0", lowest=True),
+    Row("middle", "3.12", "2.11.0", "9.0.0"),
     Row("newest", "3.13", "2.15.0", "9.2.0"),
 )
 

@@ -36,20 +36,10 @@ _OF_TORCH = {
         "tearDown": _HARMLESS["tearDown"] | {"cleanup_temp_dir"},
         "_run": frozenset(
             {
-                *(
-                    "rank",
-                    "file_name",
-                    "world_size",
-                    "run_test",
-                    "_barrier",
-                    "sys",
-                    "exit",
-                    "exit_code",
-                    "TEST_SKIPS",
-                ),
-                *("torch", "dist", "init_process_group", "init_method", "BACKEND", "destroy_process_group"),
-                *("timedelta", "CUSTOM_PG_TIMEOUT", "default_pg_timeout", "args"),
-                *("cuda", "is_available", "device_count"),
+                *("rank", "file_name", "world_size", "init_method", "run_test", "_barrier"),
+                *("torch", "dist", "init_process_group", "destroy_process_group", "BACKEND"),
+                *("sys", "exit", "exit_code", "TEST_SKIPS", "args", "cuda", "is_available", "device_count"),
+                *("timedelta", "CUSTOM_PG_TIMEOUT", "default_pg_timeout"),
             }
         ),
     },
@@ -62,7 +52,7 @@ _SHARED = frozenset({"os", "environ", "getenv", "get", "pop", "int", "str", "wor
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 }
-"""Those that any of them may use: variables of the environment are compared before ranks are lent."""
+"""Those that any of them may use: variables of the environment are told to living ranks."""
 _OF_PROCESSES = frozenset(
     {"processes", "pid_to_pipe", "exitcode", "special_return_code_checks", "skip_return_code_checks"}
 )
