@@ -95,7 +95,7 @@ gpu: $(READY)
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.run
 
-# A part of the tests with other versions of Python, torch and pytest (12 GB of wheels, once): make matrix ROWS="oldest newest".
+# A part of the tests with other versions of Python, torch and pytest (17 GB of wheels, once): make matrix ROWS="oldest middle newest".
 matrix: $(READY)
 	$(BIN)/python tools/matrix.py $(ROWS)
 

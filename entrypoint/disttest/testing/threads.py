@@ -38,6 +38,7 @@ class ThreadedWorld:
 
     def __init__(self, body: Callable[[int, Any], None], size: int) -> None:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
+        _complete_threaded_world()
         threaded._install_threaded_pg()
         store = dist.HashStore()  # type: ignore[attr-defined]
         self.failures: queue.Queue[Failure] = queue.Queue()
@@ -119,6 +120,13 @@ def evaluate(failures: Sequence[Failure]) -> None:
 def _is_bad_exit(request: SystemExit) -> bool:
     """A code that is no skip; torch's own text is of a thread that was woken since another had failed."""
     return isinstance(request.code, int) and request.code != 0 and request.code not in SKIP_MESSAGES
+
+
+def _complete_threaded_world() -> None:
+    """torch 2.11's ``destroy_process_group`` goes through ``comms``, which its own threaded world lacks."""
+    world: Any = threaded.ThreadLocalWorld
+    if not hasattr(world, "comms"):
+        world.comms = property(lambda self: vars(self._get_world()).setdefault("comms", []))
 
 
 def spawn_threads_and_init_comms(
