@@ -94,11 +94,11 @@ CASES = {
     ),
     "test_aborts": (Outcome.ERROR, 1, "rank 1 of 2 was killed by SIGABRT in call, before it reported"),
     "test_is_killed": (Outcome.ERROR, 1, "rank 1 of 2 was killed by SIGKILL in call, before it reported"),
+    # By the wait at the end of the test, or by NCCL's watchdog, which ends the process: whoever looks first.
     "test_leaves_a_broken_context": (
         Outcome.ERROR,
         0,
-        "rank 0 of 2 failed in teardown: Failed: the GPU reported an error after the test: CUDA error: an illegal memory "
-        "access was encountered",
+        "CUDA error: an illegal memory access was encountered",
     ),
     "test_runs_out_of_memory": (
         Outcome.FAILED,
