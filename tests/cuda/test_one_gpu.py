@@ -292,8 +292,11 @@ def test_healthy_7(ones): pass
 CASES = {
     "test_aborts": (Outcome.ERROR, "rank 0 of 1 was killed by SIGABRT in call, before it reported"),
     "test_is_killed": (Outcome.ERROR, "rank 0 of 1 was killed by SIGKILL in call, before it reported"),
-    # By the wait at the end of the test, or by NCCL's watchdog, which ends the process: whoever looks first.
-    "test_leaves_a_broken_context": (Outcome.ERROR, "CUDA error: an illegal memory access was encountered"),
+    "test_leaves_a_broken_context": (
+        Outcome.ERROR,
+        "failed in teardown: Failed: the GPU reported an error after the test: CUDA error: an illegal memory "
+        "access was encountered",
+    ),
     "test_fails_in_a_broken_context": (
         Outcome.FAILED,
         "CUDA error: an illegal memory access was encountered",
