@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from disttest.runtime.messages.protocol import Variables
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.facets.facet import is_same
 from disttest.runtime.rank.module_watch import ModuleWatch, Numbers
 
 _NOT_INHERITED = frozenset({"child process", "thread", "timer"})
-
-Variables = tuple[tuple[bytes, bytes | None], ...]
-"""Of the environment, with the values that they have now; None for one that is gone."""
 
 
 class Inheritance:

@@ -55,10 +55,10 @@ def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[.
         run = _run_in_kept if getattr(self, "reuse_dist_env", False) else _run_in_new
         try:
             run(self, arguments, host)
-        except (
-            unittest.SkipTest
-        ) as skip:  # which pytest 9.0.0 takes for a failure, outside of unittest's classes
-            pytest.skip(str(skip))
+        except unittest.SkipTest as skip:
+            pytest.skip(
+                str(skip)
+            )  # pytest 9.0.0 takes the other kind for a failure, outside of unittest's classes
 
     return launch
 

@@ -18,7 +18,7 @@ from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
 from disttest.results.rulings import disagreement
 from disttest.runtime.hosting.account import Account, ChannelPipe
-from disttest.runtime.hosting.inheritance import Inheritance, Variables
+from disttest.runtime.hosting.inheritance import Inheritance
 from disttest.runtime.hosting.loan import LentTeam, Loan, RanksWereUsed
 from disttest.runtime.hosting.raised import thread_records
 from disttest.runtime.hosting.rank_starter import RankMain, RankStarter
@@ -32,7 +32,7 @@ from disttest.runtime.hosting.team import (
     foreign_record,
 )
 from disttest.runtime.messages.phases import PhaseCell
-from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest, TestDone
+from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest, TestDone, Variables
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import RankProgress
 from disttest.runtime.world.rank_handles import Supervisor

@@ -16,7 +16,6 @@ from disttest.runtime.hosting.team import Rank, Team
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
-from disttest.runtime.rank.log_capture import captured_loggers
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
@@ -53,7 +52,6 @@ class RankStarter:
         board = team.board.path if team.board else None
         held = team.held
         held_at = held.path if held else None
-        captured = captured_loggers()
 
         def be_rank() -> None:
             die_with_parent(parent)
@@ -61,7 +59,7 @@ class RankStarter:
                 channel.close()
             mine = out_of_the_way(theirs)
             belong_to_this_process(mine)
-            settle_in(config, log, stacks, spec.threads, captured)
+            settle_in(config, log, stacks, spec.threads, team.captured)
             flight.answer_questions(questions, rank)
             post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
             watch_waits(board, rank)

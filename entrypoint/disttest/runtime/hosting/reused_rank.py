@@ -13,9 +13,9 @@ import pytest
 
 from disttest.host.process import flush_output
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
-from disttest.runtime.hosting.inheritance import Inheritance, Variables
+from disttest.runtime.hosting.inheritance import Inheritance
 from disttest.runtime.hosting.ranks import account_for
-from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
 from disttest.runtime.rank.measured import save_coverage
@@ -78,13 +78,8 @@ class _State:
 
     def hear(self, variables: Variables) -> None:
         """The environment of the main process has changed, as a new rank would find it."""
-        for name, value in variables:
-            if value is None:
-                os.environb.pop(name, None)
-            else:
-                os.environb[name] = value
         if variables:
-            self._facts |= hygiene.read_facts(hygiene.facets_of_environment)
+            self._facts |= hygiene.set_variables(variables)
 
     def left(self, *, skipped: bool) -> tuple[str, ...]:
         """What a test has left, in words, once what can be put back was put back."""

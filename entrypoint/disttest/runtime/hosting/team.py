@@ -20,6 +20,7 @@ from disttest.results.headline import raised_line
 from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
 from disttest.runtime.messages.protocol import Leave, clean_text
 from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.log_capture import captured_loggers
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress
@@ -109,6 +110,8 @@ class Team:
         self.owner: object = None
         self.broken = False
         self.before = forked_children()
+        self.captured = captured_loggers()
+        """Those that pytest listens to here, which its ranks are to forget."""
 
     def _make_board(self, rule: DeadlockRule, size: int) -> WaitBoard | None:
         """Where its ranks say what they wait in."""

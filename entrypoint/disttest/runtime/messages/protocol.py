@@ -110,6 +110,10 @@ class RanksJoined(Message):
     """They are new because living ones had not inherited this, which the main process has changed since."""
 
 
+Variables = tuple[tuple[bytes, bytes | None], ...]
+"""Of the environment, with their values; None for one that is gone."""
+
+
 class RunTest(Message):
     """World to rank: run this test now."""
 
@@ -134,8 +138,8 @@ class RunTest(Message):
     """Of the class whose ranks these are; for ranks that a main process has started."""
     file_name: str = ""
     """Where those find each other."""
-    variables: tuple[tuple[bytes, bytes | None], ...] = ()
-    """What has changed in the environment of the main process since they were told last; None for what is gone."""
+    variables: Variables = ()
+    """What has changed in the environment of the main process since they were told last."""
 
 
 class Leave(Message):

@@ -56,11 +56,11 @@ class GpuCare:
         if self._failed or not _cuda.is_initialized():
             return ()
         before = max(self._before, self._at_call) if shared_fixtures else self._before
-        for release in (_clear_workspaces, gc.collect):  # the cheaper one first
-            if _in_use() <= before + _WORTH_NAMING:
-                return ()
-            release()
         more = _in_use() - before
+        for release in (_clear_workspaces, gc.collect):  # the cheaper one first
+            if more > _WORTH_NAMING:
+                release()
+                more = _in_use() - before
         if more <= _WORTH_NAMING:
             return ()
         return (

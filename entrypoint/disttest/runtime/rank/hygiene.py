@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from disttest.host.loaded import loaded, reset_compiler
+from disttest.runtime.messages.protocol import Variables
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, describe_change, is_same
 from disttest.runtime.rank.facets.facet_table import loaded_facets
 
@@ -75,11 +76,6 @@ def facets_of_one_test() -> tuple[Facet, ...]:
     return tuple(facet for facet in loaded_facets() if not facet.kept_since_first)
 
 
-def facets_of_environment() -> tuple[Facet, ...]:
-    """The one that its variables are."""
-    return tuple(facet for facet in loaded_facets() if facet.kind == ENVIRONMENT)
-
-
 def read_facts(facets: FacetsThere = facets_between_tests) -> Facts:
     """All facts of this process."""
     return {facet.kind: _read_anew(facet) for facet in facets()}
@@ -103,6 +99,14 @@ def facts_before(
 def with_own_groups(before: Facts) -> Facts:
     """The facts with the process groups as they are now: the default group has just been made for the test."""
     return {**before, **{facet.kind: _read_anew(facet) for facet in loaded_facets() if facet.made_for_tests}}
+
+
+def set_variables(variables: Variables) -> Facts:
+    """Set these in the environment of this process; what it holds then."""
+    facet = next(facet for facet in loaded_facets() if facet.kind == ENVIRONMENT)
+    for name, value in variables:
+        facet.restore(name, MISSING if value is None else value)
+    return {facet.kind: facet.read()}
 
 
 def clean_up(
