@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 from collections import Counter
 from pathlib import Path
+from select import select
 
 import pytest
 
@@ -18,6 +21,8 @@ good:
 \t@echo fine; ls /dev/shm; touch /dev/shm/$@
 waits:
 \t@echo waited
+stays stays-too stays-later:
+\t@echo begun > $@.pipe; exec sleep infinity
 bad:
 \t@echo 'FAILED tests/test_x.py::test_y'; ls /dev/shm; touch /dev/shm/$@; false
 """
@@ -85,3 +90,27 @@ def test_none_sees_shared_memory_of_another(ended: subprocess.CompletedProcess[s
 
     assert "[good] bad" not in ended.stdout
     assert not {"good", "bad"} & here
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts of its own take root")
+def test_ctrl_c_ends_all_of_them_and_begins_no_other(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    pipes = [tmp_path / f"{name}.pipe" for name in ("stays", "stays-too")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    argv = [ROOT / "tools" / "lanes", "1", "stays", "stays-later", "--", "stays-too", "stays-later"]
+    ours, of_all = os.pipe()  # whoever lives holds the other end
+
+    with subprocess.Popen(
+        argv, cwd=tmp_path, env=ENVIRON, stdout=subprocess.DEVNULL, pass_fds=[of_all], start_new_session=True
+    ) as lanes:
+        os.close(of_all)
+        assert [pipe.read_text() for pipe in pipes] == ["begun\n"] * 2
+        os.killpg(lanes.pid, signal.SIGINT)
+        all_ended, _, _ = select([ours], [], [], 30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(lanes.pid, signal.SIGKILL)
+    os.close(ours)
+
+    assert all_ended
+    assert lanes.returncode != 0
