@@ -12,7 +12,9 @@ with ratios, the machine's load, and the private memory of ranks; each command a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -148,18 +150,27 @@ class Clock:
     def run(self, argv: Sequence[str], folder: Path, name: str = "") -> tuple[float, str]:
         """Wall seconds and output of a command that must succeed."""
         began_s = time.monotonic()
-        # It ends the ranks of others, too, which would go on and want the processors of what is measured next.
-        limited = ["timeout", "--signal=KILL", f"{max(0.1, self._until_s - began_s):.3f}", *argv]
-        done = subprocess.run(
-            limited, cwd=folder, env=environment(), capture_output=True, text=True, check=False
-        )
-        if time.monotonic() >= self._until_s:
-            raise OutOfTimeError
-        if done.returncode:
-            sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
+        with subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        ) as running:
+            try:
+                output, errors = running.communicate(timeout=max(0.1, self._until_s - began_s))
+            except subprocess.TimeoutExpired:
+                raise OutOfTimeError from None
+            finally:  # the ranks of others go on, and want the processors of what is measured next
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+        if running.returncode:
+            sys.exit(f"{' '.join(argv)} failed:\n{output}{errors}")
         took_s = time.monotonic() - began_s
         print(f"{took_s:8.1f} s  {name or ' '.join(argv[:4])}", file=sys.stderr, flush=True)
-        return took_s, done.stdout
+        return took_s, output
 
 
 def environment() -> dict[str, str]:
