@@ -22,7 +22,7 @@ good:
 waits:
 \t@echo waited
 stays stays-too stays-later:
-\t@echo begun > $@.pipe; exec sleep infinity
+\t@echo begun; exec sleep infinity
 bad:
 \t@echo 'FAILED tests/test_x.py::test_y'; ls /dev/shm; touch /dev/shm/$@; false
 """
@@ -95,21 +95,27 @@ def test_none_sees_shared_memory_of_another(ended: subprocess.CompletedProcess[s
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts of its own take root")
 def test_ctrl_c_ends_all_of_them_and_begins_no_other(tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    pipes = [tmp_path / f"{name}.pipe" for name in ("stays", "stays-too")]
-    for pipe in pipes:
-        os.mkfifo(pipe)
     argv = [ROOT / "tools" / "lanes", "1", "stays", "stays-later", "--", "stays-too", "stays-later"]
     ours, of_all = os.pipe()  # whoever lives holds the other end
 
     with subprocess.Popen(
-        argv, cwd=tmp_path, env=ENVIRON, stdout=subprocess.DEVNULL, pass_fds=[of_all], start_new_session=True
+        argv,
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[of_all],
+        start_new_session=True,
     ) as lanes:
         os.close(of_all)
-        assert [pipe.read_text() for pipe in pipes] == ["begun\n"] * 2
-        os.killpg(lanes.pid, signal.SIGINT)
-        all_ended, _, _ = select([ours], [], [], 30)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(lanes.pid, signal.SIGKILL)
+        try:
+            assert lanes.stdout is not None
+            assert {lanes.stdout.readline() for _ in range(2)} == {"[stays] begun\n", "[stays-too] begun\n"}
+            os.killpg(lanes.pid, signal.SIGINT)
+            all_ended, _, _ = select([ours], [], [], 30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(lanes.pid, signal.SIGKILL)
     os.close(ours)
 
     assert all_ended
