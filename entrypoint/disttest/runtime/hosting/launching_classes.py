@@ -56,9 +56,8 @@ def _hosted(launch_by_itself: Callable[..., None], host: ForkHost) -> Callable[.
         try:
             run(self, arguments, host)
         except unittest.SkipTest as skip:
-            pytest.skip(
-                str(skip)
-            )  # pytest 9.0.0 takes the other kind for a failure, outside of unittest's classes
+            # Outside of unittest's classes pytest 9.0.0 takes the other kind for a failure.
+            pytest.skip(str(skip))
 
     return launch
 
