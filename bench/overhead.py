@@ -12,9 +12,7 @@ with ratios, the machine's load, and the private memory of ranks; each command a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from disttest.host.descendants import kill_descendants
+from disttest.host.process import adopt_orphans
 
 PLUGIN = ["-p", "no:cacheprovider", "-q"]
 
@@ -150,27 +151,25 @@ class Clock:
     def run(self, argv: Sequence[str], folder: Path, name: str = "") -> tuple[float, str]:
         """Wall seconds and output of a command that must succeed."""
         began_s = time.monotonic()
-        with subprocess.Popen(
-            argv,
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        ) as running:
-            try:
-                output, errors = running.communicate(timeout=max(0.1, self._until_s - began_s))
-            except subprocess.TimeoutExpired:
-                raise OutOfTimeError from None
-            finally:  # the ranks of others go on, and want the processors of what is measured next
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)
-        if running.returncode:
-            sys.exit(f"{' '.join(argv)} failed:\n{output}{errors}")
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=folder,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=max(0.1, self._until_s - began_s),
+            )
+        except subprocess.TimeoutExpired:
+            raise OutOfTimeError from None
+        finally:
+            kill_descendants()  # the ranks of others go on, and want the processors of what is measured next
+        if done.returncode:
+            sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
         took_s = time.monotonic() - began_s
         print(f"{took_s:8.1f} s  {name or ' '.join(argv[:4])}", file=sys.stderr, flush=True)
-        return took_s, output
+        return took_s, done.stdout
 
 
 def environment() -> dict[str, str]:
@@ -299,6 +298,7 @@ def main() -> None:
         "--only", default="", help="harnesses with this in their names; no memory, no start-up"
     )
     arguments = parser.parse_args()
+    adopt_orphans()  # what is left of a harness is ended with it
     clock = Clock(arguments.within)
     parts = arguments.only.split(",")
     chosen = [harness for harness in harnesses() if any(part in harness.name for part in parts)]
