@@ -137,6 +137,12 @@ GPU_SLOW_RELEASE_S = 1.0
 """One that takes longer than this is worth a note."""
 GPU_PROOF_WAIT_S = 5.0
 """How long a proof waits for the worlds on its GPUs; after that it goes without those that are busy."""
+MPS_START_S = 10.0
+"""Time for the MPS daemon of a run to answer after it was started. A healthy one answers within 0.1 s."""
+MPS_POLL_S = 0.02
+"""How often an MPS daemon that starts or ends is looked at. A real one answered after 0.035 s on an H200."""
+MPS_ANSWER_S = 5.0
+"""Bound on one command to an MPS daemon, whose server may be wedged."""
 DRIVER_STALL_S = 15.0
 """The first question loads the driver, which takes some seconds for each GPU without persistence mode."""
 DRIVER_TOTAL_S = 60.0

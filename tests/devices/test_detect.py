@@ -208,6 +208,19 @@ def test_processes(fake, detect):
     ]
 
 
+def test_clients_of_mps_compute_and_its_server_does_not(fake, detect):
+    facts = {
+        "gpu.0.processes": f"10:{GIB}",
+        "gpu.0.mps_clients": "30:7",
+        "process.10": "/usr/bin/nvidia-cuda-mps-server",
+        "process.30": "/usr/bin/python",
+    }
+
+    gpu = detect(fake(fakes.plain(1) | facts)).gpus[0]
+
+    assert [(p.pid, p.memory, p.computes) for p in gpu.processes] == [(10, GIB, False), (30, 7, True)]
+
+
 def test_an_old_driver_that_lacks_functions(fake, detect):
     missing = [
         "nvmlDeviceGetMemoryInfo_v2",

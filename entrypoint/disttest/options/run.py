@@ -82,6 +82,8 @@ class RunOptions(WorldSettings):
     slots: int = default_of("slots")
     """0: as many as the machine has."""
     gpus: GpuShare = default_of("gpus")
+    ranks_per_gpu: int = default_of("ranks-per-gpu")
+    """How many ranks of a world may share a GPU. Only worlds with more ranks than the run has GPUs share any."""
     allow_busy_gpus: bool = default_of("allow-busy-gpus")
     """Take GPUs that processes of others use, too."""
     lease_dir: Path | None = None

@@ -85,6 +85,14 @@ RUN_OPTIONS = (
         default=GpuShare(),
         otherwise=AUTO,
     ),
+    _of_each_run(
+        "ranks-per-gpu",
+        COUNT,
+        "How many ranks of a world may share a GPU, if the world needs more ranks than there are GPUs (needs NCCL 2.30).",
+        default=1,
+        plan=True,
+        repeated=True,
+    ),
     _of_each_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
     _of_each_run("lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True),
     _of_each_run(

@@ -21,6 +21,12 @@ class Backend(Frozen):
     """Device types that its ranks may compute on; empty: any, or what it was registered with."""
     shares_devices: bool = True
     """Whether two ranks may use one GPU. Where not, a rank tells its group which one is its own."""
+    shares_from: tuple[int, ...] = ()
+    """First version whose ranks may share a GPU if ``sharing_variables`` are set; empty: no version does."""
+    sharing_variables: tuple[tuple[str, str], ...] = ()
+    """Environment of ranks that share a GPU. What the user has set is left alone."""
+    blocks_variable: str = ""
+    """Variable that limits the thread blocks of a collective's kernel."""
     takes_slices: bool = True
     """Whether a rank may compute on a MIG slice."""
     queues: bool = False
@@ -55,7 +61,16 @@ class Accelerator(Frozen):
 BACKENDS = (
     Backend(name="gloo"),
     Backend(
-        name="nccl", devices=("cuda",), shares_devices=False, takes_slices=False, queues=True, label="NCCL"
+        name="nccl",
+        devices=("cuda",),
+        shares_devices=False,
+        shares_from=(2, 30),
+        # NVLS maps multicast memory once per device. Users report failures with several ranks on one; an H200 had none.
+        sharing_variables=(("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_NVLS_ENABLE", "0")),
+        blocks_variable="NCCL_MAX_CTAS",
+        takes_slices=False,
+        queues=True,
+        label="NCCL",
     ),
     Backend(name="xccl", devices=("xpu",), shares_devices=False, queues=True, label="XCCL"),
     Backend(name="hccl", devices=("hpu",), shares_devices=False, queues=True, label="HCCL"),

@@ -102,8 +102,9 @@ class _Running(NamedTuple):
 class _Lane:
     """The slots of one device type, and the gangs that wait for and run on them."""
 
-    def __init__(self, device: str, slots: Iterable[Slot]) -> None:
+    def __init__(self, device: str, slots: Iterable[Slot], *, ranks_per_slot: int = 1) -> None:
         self.device = device
+        self._ranks_per_slot = ranks_per_slot
         self.pool = SlotPool(slots)
         self.waiting = PendingGangs()
         self.running: list[_Running] = []
@@ -116,13 +117,14 @@ class _Lane:
     def width(self, gang: Gang) -> int | None:
         """Slots that a gang takes; None when it can never start.
 
-        A world that is larger than the machine shares the CPU: it takes all of it. GPUs are not shared, but by
-        tests that start their ranks by themselves.
+        A world that is larger than the machine shares the CPU: it takes all of it. The ranks of a world share
+        GPUs only if the run allows several ranks on each; tests that start their ranks by themselves always may.
         """
         size, total = gang.shape.size, self.pool.total
         if size <= total:
             return size
-        return total if (self.device == "cpu" or gang.shares) and total else None
+        may_share = self.device == "cpu" or gang.shares or size <= total * self._ranks_per_slot
+        return total if may_share and total else None
 
     def pick(self, now_s: float) -> _Running | None:
         """Choose the gang that starts now, and count it as running."""
@@ -207,12 +209,15 @@ class GangScheduler:
     A decision costs a look at the first gang of each width and at what runs, never at all that waits.
     """
 
-    def __init__(self, slots: Iterable[Slot], *, clock: Callable[[], float]) -> None:
+    def __init__(self, slots: Iterable[Slot], *, clock: Callable[[], float], ranks_per_gpu: int = 1) -> None:
         by_device: dict[str, list[Slot]] = {}
         for slot in slots:
             by_device.setdefault(slot.device, []).append(slot)
         self._clock = clock
-        self._lanes = {device: _Lane(device, of_device) for device, of_device in by_device.items()}
+        self._lanes = {
+            device: _Lane(device, of_device, ranks_per_slot=ranks_per_gpu)
+            for device, of_device in by_device.items()
+        }
         self._exclusive: deque[Gang] = deque()
         self._stranded: list[Gang] = []
         self._running: dict[str, _Running] = {}

@@ -286,6 +286,11 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned *count, pr
     return list_processes(fact(device, "processes"), count, out);
 }
 
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(device_t device, unsigned *count, process_t *out) {
+    DEVICE();
+    return list_processes(fact(device, "mps_clients"), count, out);
+}
+
 int nvmlDeviceGetGraphicsRunningProcesses_v3(device_t device, unsigned *count, process_t *out) {
     DEVICE();
     return list_processes(fact(device, "graphics"), count, out);

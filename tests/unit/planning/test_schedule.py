@@ -40,6 +40,22 @@ def test_gangs_share_the_machine() -> None:
     assert ["c"] == names(list(scheduler.due()))
 
 
+def test_a_world_with_more_ranks_than_gpus_takes_all_of_them_if_they_may_be_shared() -> None:
+    gpus = slots(2, "cuda")
+    gangs = [gang("wide", 4, device="cuda"), gang("wider", 5, device="cuda"), gang("fits", 2, device="cuda")]
+    alone, shared = (
+        GangScheduler(gpus, clock=VirtualClock(), ranks_per_gpu=ranks_per_gpu) for ranks_per_gpu in (1, 2)
+    )
+    for each in gangs:
+        alone.submit(each)
+        shared.submit(each)
+
+    assert [("fits", gpus)] == [(start.gang.gang_id, start.slots) for start in alone.due()]
+    assert ["wide", "wider"] == [each.gang_id for each in alone.stranded()]
+    assert [("wide", gpus)] == [(start.gang.gang_id, start.slots) for start in shared.due()]
+    assert ["wider"] == [each.gang_id for each in shared.stranded()]
+
+
 def test_wide_gangs_go_first_and_of_one_width_the_longest() -> None:
     machine = slots(2)
     short, long, wide = gang("short", 1, 1), gang("long", 1, 2), gang("wide", 2, 3)

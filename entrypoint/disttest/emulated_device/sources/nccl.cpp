@@ -565,13 +565,28 @@ Segment* open_segment(const ncclUniqueId& id, int ranks) {
   return at == MAP_FAILED ? nullptr : static_cast<Segment*>(at);
 }
 
+// The emulated library accepts several ranks on a device as NCCL does from 2.30 on: only if the user asks for it.
+// EMULATED_NCCL_VERSION names an older release to emulate, which always refuses.
+constexpr int FIRST_SHARED_VERSION = 23000;
+constexpr int EMULATED_VERSION = NCCL_VERSION_CODE < 23007 ? 23007 : NCCL_VERSION_CODE;
+
+int emulated_version() { return int(number_from("EMULATED_NCCL_VERSION", EMULATED_VERSION)); }
+
+bool may_share_devices() {
+  return emulated_version() >= FIRST_SHARED_VERSION && number_from("NCCL_MULTI_RANK_GPU_ENABLE", 0) == 1;
+}
+
 ncclResult_t check_devices(Comm& comm) {
+  if (may_share_devices()) return ncclSuccess;
   Member* members = comm.segment->members;
   for (int rank = 0; rank < comm.ranks; rank++)
     for (int other = 0; other < rank; other++)
       if (members[rank].device == members[other].device) {
-        std::string text = "Duplicate GPU detected : rank " + std::to_string(other) + " and rank " +
-                           std::to_string(rank) + " both on " + uuid_text(members[rank].device - 1);
+        std::string ranks = "rank " + std::to_string(other) + " and rank " + std::to_string(rank);
+        std::string text =
+            emulated_version() >= FIRST_SHARED_VERSION
+                ? "Multiple Ranks are using the same GPU/Partition (" + ranks + "). Set NCCL_MULTI_RANK_GPU_ENABLE=1"
+                : "Duplicate GPU detected : " + ranks + " both on " + uuid_text(members[rank].device - 1);
         note(comm, text);
         fprintf(stderr, "emulated NCCL: %s\n", text.c_str());
         return ncclInvalidUsage;
@@ -623,7 +638,7 @@ std::vector<int> ranks_of_color(Comm& comm, int color) {
 }  // namespace
 
 NCCL_FUNCTION ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = emulated_version();
   return ncclSuccess;
 }
 NCCL_FUNCTION ncclGetUniqueId(ncclUniqueId* id) { return make_id(id); }

@@ -24,7 +24,7 @@ class GpuProcess(Frozen):
     memory: int = 0
     name: str = ""
     computes: bool = True
-    """False for one that only draws: a desktop's processes do not make a GPU busy."""
+    """False for a desktop's process that only draws, and for an MPS server: neither makes a GPU busy by itself."""
 
 
 class MigSlice(Frozen):

@@ -242,17 +242,31 @@ def _nvlinks(handle: Any) -> dict[str, Any]:
     return {"nvlinks_active": states.count(1), "nvlinks_down": states.count(0)}
 
 
+_MPS_SERVER = "nvidia-cuda-mps-server"
+"""It holds a context on each GPU as long as its daemon runs, and computes nothing for itself."""
+
+
 def _processes(handle: Any) -> dict[str, Any]:
     # Without the decorated names, which raise something else when a driver lacks a function.
     compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if compute is None:  # a driver older than R510
         compute = _ask(nvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+    # Clients of an MPS server are in a list of their own.
+    clients = _ask(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or []
     drawing = {entry.pid for entry in _ask(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle) or []}
-    held = dict.fromkeys(drawing, 0) | {entry.pid: entry.usedGpuMemory or 0 for entry in compute or []}
+    held = dict.fromkeys(drawing, 0) | {
+        entry.pid: entry.usedGpuMemory or 0 for entry in [*(compute or []), *clients]
+    }
+    named = [(pid, memory, _process_name(pid)) for pid, memory in sorted(held.items())]
     return {
         "processes": tuple(
-            GpuProcess(pid=pid, memory=memory, name=_process_name(pid), computes=pid not in drawing)
-            for pid, memory in sorted(held.items())
+            GpuProcess(
+                pid=pid,
+                memory=memory,
+                name=name,
+                computes=pid not in drawing and not name.endswith(_MPS_SERVER),
+            )
+            for pid, memory, name in named
         )
     }
 

@@ -6,6 +6,7 @@ It lives in the pytest process, touches no GPU and starts no thread, so that wor
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from disttest.runtime.controller.parents import Parents
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
 from disttest.runtime.controller.run_recorder import RunRecorder
+from disttest.runtime.controller.shared_gpus import SharedGpus
 from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
@@ -85,7 +87,9 @@ class Controller(Listener):
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
         self._enough = ""
         """Why the user wants no further test (``-x``), once it is so."""
-        self._scheduler: Scheduler = GangScheduler(self._slots, clock=recorder.now)
+        self._scheduler: Scheduler = GangScheduler(
+            self._slots, clock=recorder.now, ranks_per_gpu=options.ranks_per_gpu
+        )
         counted = bool(options.slots)
         self._spare = (
             SpareSlots(self._scheduler, devices.machine, len(devices.slots), IdleProcessors().read)
@@ -94,6 +98,7 @@ class Controller(Listener):
         )
         self._crew = Crew(self, helpers=lambda: self._device_health.pids)
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
+        self._shared_gpus = SharedGpus(workplace.scratch, recorder.noted)
         self._retries = Retries(options, time.monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
         self._parents = parents
@@ -114,7 +119,7 @@ class Controller(Listener):
             return
         failed = self._timings.failed_among(runnable) if self._failed_first else ()
         sizes = [test.world.size for test in runnable if test.world and test.world.device != "cpu"]
-        self._device_health.narrowest = min(sizes, default=1)
+        self._device_health.narrowest = math.ceil(min(sizes, default=1) / self._options.ranks_per_gpu)
         own = len(self._devices.slots)
         offered = {
             "slots": own,
@@ -130,6 +135,7 @@ class Controller(Listener):
                 ending.enter_context(ready_to_watch())
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
+            ending.callback(self._shared_gpus.finish)
             ending.enter_context(self._crew.on_duty())
             ending.callback(self._retries.stop)
             self._device_health.begin()
@@ -199,6 +205,7 @@ class Controller(Listener):
             tests=tuple(self._tests[nodeid] for nodeid in gang.nodeids),
             attempts=tuple(map(self._retries.attempt_of, gang.nodeids)),
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
+            defaults=self._shared_gpus.variables(gang, slots),
             home=self._workplace.home,
             scratch_dir=str(scratch),
             settings=self._options.for_worlds(),
@@ -221,6 +228,8 @@ class Controller(Listener):
         if self._enough and judged.result.cause is Cause.INFRASTRUCTURE:
             self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
             return
+        good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
+        self._shared_gpus.judged(world.gang, world.slots, good=good)
         judged = self._retries.settle(judged)
         world.pids = tuple(rank.pid for rank in judged.result.ranks) or world.pids
         suspect = self._device_health.suspects(judged.result, world.slots)
@@ -249,6 +258,8 @@ class Controller(Listener):
             self._recorder.noted(
                 f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
             )
+        well = closed is not None and not closed.reason
+        self._shared_gpus.world_ended(world.gang, world.slots, well=well)
         self._device_health.vacate(
             Vacated(
                 gang_id=world.gang.gang_id,

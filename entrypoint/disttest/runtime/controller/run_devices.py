@@ -114,7 +114,13 @@ class Devices:
     def target_host(self) -> TargetHost:
         """What collection needs to know of them."""
         gpus = self.size if is_accelerator(self.device) else 0
-        return TargetHost(gpus=gpus, device=self.device, slices=self.on_slices, gloo_on_cpu=self.gloo_on_cpu)
+        return TargetHost(
+            gpus=gpus,
+            device=self.device,
+            ranks_per_gpu=self.options.ranks_per_gpu,
+            slices=self.on_slices,
+            gloo_on_cpu=self.gloo_on_cpu,
+        )
 
     def reserve_cpu_slots(self, *, beside_gpus: bool) -> None:
         """Offer slots of the CPU, too, since some worlds of this run compute there.

@@ -156,7 +156,11 @@ def host_in_order(options: RunOptions) -> TargetHost:
     """This machine, were its GPUs in order; how many it would have is not known unless somebody has said it."""
     share = options.gpus
     gpus = share.count or len(share.names) or options.slots or MOST_GPUS
-    return TargetHost(gpus=gpus, device=options.device if is_accelerator(options.device) else GPU)
+    return TargetHost(
+        gpus=gpus,
+        device=options.device if is_accelerator(options.device) else GPU,
+        ranks_per_gpu=options.ranks_per_gpu,
+    )
 
 
 def only_of(config: pytest.Config) -> frozenset[str] | None:

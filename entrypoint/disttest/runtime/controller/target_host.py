@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from disttest.host.devices.nccl import loaded_nccl
 from disttest.model import Frozen, WorldShape
 from disttest.planning.backends import (
     ANY_CPU_BACKEND,
     CPU,
+    Backend,
     backend_named,
     default_backend,
     is_accelerator,
@@ -26,6 +28,8 @@ class TargetHost(Frozen):
     """GPUs (or MIG slices) of this run."""
     device: str
     """``cpu`` or ``cuda``: where ranks compute in this run."""
+    ranks_per_gpu: int = 1
+    """Ranks of one world that may share a GPU."""
     pool: int = 1
     """Machines like this one that a world may span."""
     nodes: int = 1
@@ -43,7 +47,7 @@ class TargetHost(Frozen):
         """World sizes of a run that names none: those that fit, times the machines that a world is spread over."""
         sizes: tuple[int, ...] = _CPU_SIZES
         if is_accelerator(device or self.device) and self.gpus:
-            sizes = tuple(size for size in _GPU_SIZES if size <= self.gpus)
+            sizes = tuple(size for size in _GPU_SIZES if size <= self.gpus * self.ranks_per_gpu)
         return tuple(size * self.nodes for size in sizes)
 
     def device_for(self, backend: str) -> str:
@@ -62,9 +66,27 @@ class TargetHost(Frozen):
         if self.slices and not backend.takes_slices:
             return f"{backend.title} refuses MIG slices: --backend {ANY_CPU_BACKEND} runs there"
         if shape.ranks_per_node > self.gpus and (backend.needs_accelerator or shape.device != CPU):
-            if shape.nodes > 1:
-                return f"needs {shape.ranks_per_node} GPUs on each node for {shape}, they have {self.gpus}"
-            return f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
+            return self._sharing_refusal(shape, backend)
+        return ""
+
+    def _sharing_refusal(self, shape: WorldShape, backend: Backend) -> str:
+        """Why a world with more ranks than GPUs cannot run here; empty if its ranks may share them."""
+        if shape.nodes > 1:
+            return f"needs {shape.ranks_per_node} GPUs on each node for {shape}, they have {self.gpus}"
+        needed = f"needs {shape.size} GPUs for {shape}, this machine has {self.gpus}"
+        if shape.size > self.gpus * self.ranks_per_gpu or self.slices:
+            return needed
+        if backend.shares_devices:
+            return ""
+        if not backend.shares_from:
+            return f"{needed}, and {backend.title} refuses several ranks on a GPU"
+        loaded = loaded_nccl()
+        if loaded and loaded < backend.shares_from:
+            first, found = (".".join(map(str, version)) for version in (backend.shares_from, loaded))
+            return (
+                f"{needed}; --ranks-per-gpu needs {backend.title} {first}, and {found} is loaded: "
+                "install torch 2.14.1 or newer"
+            )
         return ""
 
 

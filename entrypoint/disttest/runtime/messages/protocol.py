@@ -267,6 +267,8 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt number of each test."""
     devices: tuple[str, ...]
     """UUIDs or indices of the GPUs it may see; empty on the CPU."""
+    defaults: dict[str, str] = {}
+    """Variables of its ranks' environment, unless the user has set them."""
     home: Home
     """The results directory."""
     scratch_dir: str

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 _cuda: Any = torch.cuda  # has no annotations
+_CONTEXT_BYTES = 1 << 29
+"""A rank's CUDA context and NCCL's buffers, which torch's limit does not cover."""
 _WORTH_NAMING = 1 << 20
 """Bytes: less than what torch rounds large blocks to is kept by caches of all kinds."""
 
@@ -25,6 +27,16 @@ class GpuCare:
     def __init__(self) -> None:
         self._failed = False
         self._before = self._at_call = 0
+
+    def share_memory(self, ranks: int) -> None:
+        """Limit this rank to its share of the memory of a GPU on which several ranks compute.
+
+        The first rank to need more than its share then fails by itself. Without the limit, whichever rank asks last
+        fails, which need not be the one that takes too much.
+        """
+        if ranks > 1:
+            total = _cuda.get_device_properties(_cuda.current_device()).total_memory
+            _cuda.set_per_process_memory_fraction(max(0.0, 1 / ranks - _CONTEXT_BYTES / total))
 
     def begin(self) -> None:
         """A test starts."""

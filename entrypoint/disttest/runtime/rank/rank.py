@@ -138,6 +138,8 @@ class _Session:
         if shape.device != "cpu":
             device_id = torch.device(shape.device, self.spec.device_index(torch.accelerator.device_count()))
             torch.accelerator.set_device_index(device_id.index)
+            if self.gpu is not None:
+                self.gpu.share_memory(self.spec.ranks_on_gpu)
         make_default_group(
             shape,
             self.spec.rank,

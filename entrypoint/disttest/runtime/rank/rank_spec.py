@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+
+import msgspec
 
 from disttest.model import Frozen, Isolation, WorldKind, WorldShape
 from disttest.options.run import WorldSettings
@@ -63,6 +66,8 @@ class RankSpec(Frozen):
     threads: int
     home: Home = Home(path="")
     """The results directory, for those that supervise ranks of their own."""
+    defaults: dict[str, str] = msgspec.field(default_factory=dict)
+    """Variables of its environment, unless the user has set them."""
     kind: WorldKind = WorldKind.RANKS
     isolation: Isolation = Isolation.WARM
     """Fresh: it runs one test."""
@@ -107,10 +112,24 @@ class RankSpec(Frozen):
         # Ranks that are all on this machine need no real network; those that are not need the one that connects
         # them. Naming it spares gloo and TensorPipe the look-up of the host's name.
         interface = self.partition.interface if self.partition else "lo"
-        defaults = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **flight.ENVIRONMENT}
+        defaults = {
+            "GLOO_SOCKET_IFNAME": interface,
+            "TP_SOCKET_IFNAME": interface,
+            **flight.ENVIRONMENT,
+            **self.defaults,
+        }
         for name, value in defaults.items():
             variables[name] = os.environ.get(name, value)  # noqa: TID251
         return variables
+
+    @property
+    def ranks_on_gpu(self) -> int:
+        """How many ranks of this world compute on this rank's GPU; 1 on the CPU and on MIG slices."""
+        gpus = len(self.devices)
+        if not gpus or self.shown != self.devices:
+            return 1
+        local = self.partition.ranks if self.partition else self.shape.size
+        return math.ceil((local - self.local_rank % gpus) / gpus)
 
     @property
     def shown(self) -> tuple[str, ...]:

@@ -141,6 +141,7 @@ class WorldSupervisor:
             world_pid=os.getpid(),
             master_port=self._master_port(listener),
             devices=order.devices,
+            defaults=order.defaults,
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             phases=self._phases.path,

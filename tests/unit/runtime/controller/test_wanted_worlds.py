@@ -130,3 +130,37 @@ def test_a_test_without_a_world_needs_its_gpus_as_well() -> None:
 def test_a_needs_gpus_mark_takes_one_number(arguments: tuple[object, ...]) -> None:
     with pytest.raises(UsageError, match=r"test_x: needs_gpus mark takes one whole number from 1"):
         needed_gpus(Node(Mark("needs_gpus", *arguments)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_gpu", "nccl", "refusal"),
+    [
+        (1, (2, 30, 7), "needs 4 GPUs for 4xnccl, this machine has 2"),
+        (2, (2, 30, 7), ""),
+        (2, None, ""),
+        (
+            2,
+            (2, 29, 7),
+            "needs 4 GPUs for 4xnccl, this machine has 2; --ranks-per-gpu needs NCCL 2.30, and 2.29.7 is loaded: "
+            "install torch 2.14.1 or newer",
+        ),
+    ],
+)
+def test_worlds_with_more_ranks_than_gpus(
+    monkeypatch: pytest.MonkeyPatch, ranks_per_gpu: int, nccl: tuple[int, int, int] | None, refusal: str
+) -> None:
+    monkeypatch.setattr("disttest.runtime.controller.target_host.loaded_nccl", lambda: nccl)
+    host = TargetHost(gpus=2, device="cuda", ranks_per_gpu=ranks_per_gpu)
+
+    assert refusal == host.refusal(WorldShape(size=4, backend="nccl", device="cuda"))
+    assert host.refusal(WorldShape(size=5, backend="nccl", device="cuda"))
+    assert (1, 2, 4)[: 1 + ranks_per_gpu] == host.default_sizes()
+
+
+@pytest.mark.parametrize(("backend", "refused"), [("gloo", False), ("xccl", True)])
+def test_backends_say_by_themselves_whether_their_ranks_may_share_a_gpu(
+    backend: str, *, refused: bool
+) -> None:
+    host = TargetHost(gpus=1, device="cuda", ranks_per_gpu=2)
+
+    assert refused == bool(host.refusal(WorldShape(size=2, backend=backend, device="cuda")))

@@ -13,10 +13,10 @@ from disttest.runtime.rank.rank_spec import RankSpec
 NOWHERE = Path("/nowhere")
 
 
-def spec(rank, devices):
+def spec(rank, devices, size=2):
     return RankSpec(
         rank=rank,
-        shape=WorldShape(size=2, backend="nccl", device="cuda"),
+        shape=WorldShape(size=size, backend="nccl", device="cuda"),
         world_id="w1",
         world_pid=1,
         master_port=0,
@@ -58,3 +58,17 @@ def test_one_that_torch_does_not_see_is_named(rank, devices, seen, words):
         spec(rank, devices).device_index(seen)
 
     assert f"{words}; disttest doctor says which GPUs work" == str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "ranks"),
+    [
+        (2, ("GPU-a", "GPU-b"), (1, 1)),
+        (2, ("GPU-a",), (2, 2)),
+        (5, ("GPU-a", "GPU-b"), (3, 2, 3, 2, 3)),
+        (2, ("MIG-a", "MIG-b"), (1, 1)),
+        (2, (), (1, 1)),
+    ],
+)
+def test_how_many_ranks_compute_on_a_gpu(size, devices, ranks):
+    assert ranks == tuple(spec(rank, devices, size).ranks_on_gpu for rank in range(size))

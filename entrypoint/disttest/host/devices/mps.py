@@ -1,0 +1,148 @@
+"""NVIDIA MPS: a daemon that lets the kernels of several processes run on one GPU at the same time.
+
+Without it the driver gives each process the whole GPU for a time slice. A collective of two ranks on one GPU then takes
+milliseconds, since each rank spins through its slice while its peer waits for the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from disttest.host.descendants import children_of
+from disttest.host.proc import is_alive
+from disttest.host.process import Child, end_all, send_signal, spawn_child
+from disttest.limits import KILL_S, MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+_USUAL_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where MPS looks if the variable is not set
+_LONGEST_PIPE = 90
+"""Bytes of a folder's name: MPS makes Unix sockets there, whose paths have 107 at most."""
+
+
+class MpsDaemon:
+    """The MPS control daemon of one run, with directories of its own.
+
+    It is a child of this process, and its server a child of the daemon. They end with the run even if the run is
+    killed, because disttest ends all descendants of a run.
+    """
+
+    def __init__(self, folder: Path, *, binary: str | None = None) -> None:
+        """Prepare; nothing is started.
+
+        Args:
+            folder: an empty or missing folder for the daemon's pipes and logs.
+            binary: path of ``nvidia-cuda-mps-control``; found on ``PATH`` unless given.
+        """
+        self._folder = folder
+        self._binary = shutil.which(CONTROL) if binary is None else binary
+        self._child: Child | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a process becomes a client of this daemon."""
+        return {PIPE_VARIABLE: str(self._folder / "pipe"), LOG_VARIABLE: str(self._folder / "log")}
+
+    @property
+    def lives(self) -> bool:
+        """Whether the daemon was started and has not ended."""
+        return self._child is not None and not self._child.has_ended()
+
+    def start(self, *, sleep: Callable[[float], None] = time.sleep) -> str:
+        """Start the daemon and wait until it answers.
+
+        Returns:
+            Why there is none; empty if it answers.
+        """
+        if not self._binary:
+            return f"{CONTROL} is not on PATH"
+        pipe, log = (Path(path) for path in self.environment.values())
+        if len(os.fsencode(pipe)) > _LONGEST_PIPE:
+            return f"the path {pipe} is too long for the sockets of MPS: set TMPDIR to a shorter folder"
+        for folder in (pipe, log):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (log / "daemon.log").open("ab") as output:
+            self._child = spawn_child(
+                [self._binary, "-f"], extra_env=self.environment, stdout=output.fileno(), new_session=True
+            )
+        deadline_s = time.monotonic() + MPS_START_S
+        while self.lives and time.monotonic() < deadline_s:
+            if answers(self._binary, self.environment):
+                return ""
+            sleep(MPS_POLL_S)
+        how = "ended at once" if not self.lives else f"gave no answer within {MPS_START_S:g} s"
+        self.end()
+        return f"{CONTROL} {how}: {_last_line(log / 'daemon.log') or 'it printed nothing'}"
+
+    def end(self) -> None:
+        """Ask the daemon to quit, kill it if it does not, and wait until its server has left the GPU too.
+
+        A server that still ends keeps new clients from the GPU, those of another daemon as well
+        (``cudaErrorDevicesUnavailable``, seen on an H200).
+        """
+        if self._child is None:
+            return
+        servers = children_of(self._child.pid)
+        if self.lives and self._binary:
+            _tell(self._binary, self.environment, "quit -t 1")
+            self._child.has_ended(within_s=MPS_ANSWER_S)
+        end_all([self._child])
+        self._child.close()
+        self._child = None
+        _end_servers(servers)
+
+
+def _end_servers(pids: set[int], *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until these processes have gone; kill those that have not after a while."""
+    kill_at_s = time.monotonic() + MPS_ANSWER_S
+    while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < kill_at_s + KILL_S:
+        for pid in left if time.monotonic() >= kill_at_s else ():
+            send_signal(pid, signal.SIGKILL)
+        sleep(MPS_POLL_S)
+
+
+def answers(binary: str, environment: dict[str, str]) -> bool:
+    """Whether a daemon answers there. Its pipes prove nothing: they stay when it is killed."""
+    return _tell(binary, environment, "get_server_list") == 0
+
+
+def usable_daemon(environ: dict[str, str]) -> bool:
+    """Whether this user's own MPS daemon already serves this machine; that of another user is never used."""
+    folder = Path(environ.get(PIPE_VARIABLE, _USUAL_PIPE))
+    binary = shutil.which(CONTROL)
+    try:
+        is_ours = (folder / "control").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+    return is_ours and bool(binary) and answers(str(binary), {PIPE_VARIABLE: str(folder)})
+
+
+def _tell(binary: str, environment: dict[str, str], command: str) -> int:
+    """Give the daemon a command; returns the exit code, or 1 if there is no answer in time."""
+    try:
+        ended = subprocess.run(
+            [binary],
+            input=f"{command}\n".encode(),
+            env={**os.environ, **environment},  # noqa: TID251 - handed on
+            capture_output=True,
+            timeout=MPS_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 1
+    return ended.returncode
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
