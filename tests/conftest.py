@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -12,6 +15,14 @@ settings.register_profile(
 settings.load_profile("here")
 settings.register_profile("soak", max_examples=10_000, derandomize=False)
 """``make soak`` loads it: pytest --hypothesis-profile soak."""
+
+
+# `nohup make test &` ignores SIGHUP and SIGINT, and programs that tests start would inherit that and never react to them.
+# A handler is not inherited: started programs have the default, and this process still survives the signal.
+for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, lambda *_: None)
+os.umask(0o022)  # tests compare modes of files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,9 +52,9 @@ def test_a_job_runs_in_place_in_64_mib_of_shared_memory(
     plane: KubernetesPlane, pods: Pods, checkout: Path
 ) -> None:
     """What every container has whose pod template does not say otherwise."""
-    pods.create("job", SLEEPS, mounts=here(checkout.parent))
-    pods.await_phase("job", "Running")
-    done = run_in(plane, "job", checkout)
+    pods.create("plain-job", SLEEPS, mounts=here(checkout.parent))
+    pods.await_phase("plain-job", "Running")
+    done = run_in(plane, "plain-job", checkout)
     assert "passed" in done.summary
     assert shared_memory(checkout) == 64 * MIB
 
@@ -70,10 +70,10 @@ def test_the_pages_pod_template_gives_gpus_and_shared_memory(
     volumes = {volume.pop("name"): volume for volume in spec["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     limits = {name: str(count) for name, count in container["resources"]["limits"].items()}
-    pods.create("job", SLEEPS, limits=limits, mounts={**here(checkout.parent), **mounts})
-    pods.await_phase("job", "Running")
-    run_in(plane, "job", checkout)
+    pods.create("sized-job", SLEEPS, limits=limits, mounts={**here(checkout.parent), **mounts})
+    pods.await_phase("sized-job", "Running")
+    run_in(plane, "sized-job", checkout)
     assert shared_memory(checkout) > 64 * MIB
-    granted = plane.kubectl("exec", "job", "--", "printenv", "NVIDIA_VISIBLE_DEVICES").stdout
+    granted = plane.kubectl("exec", "sized-job", "--", "printenv", "NVIDIA_VISIBLE_DEVICES").stdout
     uuids = sorted(granted.strip().split(","))  # the kubelet takes them from a set
     assert re.fullmatch(r"GPU-(n\d)-0,GPU-\1-1", ",".join(uuids)), granted
