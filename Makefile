@@ -8,12 +8,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # A suite is a package below suites/, as `disttest list` has it.
 SUITES := $(notdir $(patsubst %/__init__.py,%,$(wildcard suites/*/__init__.py)))
-# Kinds of tests, cheap ones first. `make test SKIP=browser,devices` leaves some out; nothing is skipped by itself.
-KINDS    := unit contract integration plugins devices cluster kubernetes cuda docker browser compat-sample
+# Kinds of tests, a folder each, cheap ones first. The first tier needs Python and pip packages only: no root, no service, no npm.
+# `make test-all SKIP=browser,devices` leaves kinds out; nothing is skipped by itself.
+CORE     := unit contract core
+KINDS    := $(CORE) workflows integration plugins devices cluster kubernetes cuda docker browser compat-sample
 comma    := ,
 LEFT_OUT := $(subst $(comma), ,$(SKIP))
 
-.PHONY: gpu test check setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
+.PHONY: gpu test test-all rest check setup action package lock lint format catalogue compat mutants matrix faults planted soak docs site picture clean $(SUITES) $(KINDS)
 
 $(SUITES): $(READY)
 	$(BIN)/disttest $@
@@ -23,18 +25,27 @@ WANTED   := $(filter-out $(LEFT_OUT),$(KINDS))
 # cluster. Long ones in pieces, by the first letters of their files.
 LANES    ?= $(shell nproc)
 WAITING  := $(filter $(WANTED),docker cluster kubernetes)
-RUNS     := unit $(addprefix integration-,a-c d-g h-n o-r s-z) cuda-s-z devices cuda-a-r compat-sample plugins contract browser
+FIRST    := unit contract core-a-m core-n-z
+RUNS     := $(addprefix integration-,a-c d-g h-n o-r s-z) cuda-s-z devices cuda-a-r compat-sample plugins workflows browser
 kind_of   = $(or $(filter $(1),$(KINDS)),$(firstword $(subst -, ,$(1))))
-PIECES   := $(foreach run,$(RUNS),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))
+wanted_of = $(foreach run,$(1),$(if $(filter $(call kind_of,$(run)),$(WANTED)),$(run)))
+PIECES   := $(call wanted_of,$(RUNS))
 
-# What the machine lacks is named at once, not when the kind that needs it has its turn.
-test: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,contract $(filter browser,$(WANTED)))
-	+tools/lanes $(LANES) lint catalogue $(PIECES) -- $(WAITING)
+# The first tier: lint, unit tests, contracts, and real ranks over gloo.
+test: $(READY)
+	+tools/lanes $(LANES) lint catalogue $(call wanted_of,$(FIRST))
 
-# While one works: lint, the unit tests, and of the rest what the change touches (tools/touched.py says by which rule).
-check: setup-contract $(READY) tests/contract/node_modules/.ready
-	$(MAKE) --jobs=2 --output-sync=target lint unit
-	files="$$($(BIN)/python tools/touched.py $(BASE))" && { [ -z "$$files" ] || $(BIN)/python -m pytest $$files; }
+test-all: $(READY)
+	$(MAKE) test || code=$$?; $(MAKE) rest && exit $${code:-0}
+
+# All that `make test` leaves out. What the machine lacks is named immediately, not when the kind that needs it has its turn.
+rest: setup $(READY) $(patsubst %,tests/%/node_modules/.ready,workflows $(filter browser,$(WANTED)))
+	+tools/lanes $(LANES) $(PIECES) -- $(WAITING)
+
+# While you work: lint, the unit tests, and of the rest those that the change touches (tools/touched.py has the rules).
+check: $(READY)
+	code=0; $(MAKE) --jobs=2 --keep-going --output-sync=target lint unit || code=1; \
+	files="$$($(BIN)/python tools/touched.py $(BASE))" && { [ -z "$$files" ] || $(BIN)/python -m pytest $$files; } && exit $$code
 
 # What kinds of tests need of the machine: installed by root, else named with the one command that does it.
 setup:
@@ -43,17 +54,17 @@ setup:
 setup-%:
 	@tools/setup $*
 
-# With RETRY=1, as in CI, what fails is run once more by itself, and named as flaky where it passes then.
-# Each has notes of its own on what failed last, since others run at the same time.
+# With RETRY=FILE, as in CI, failed tests of at most two files are run once more by themselves; FILE lists them.
+# Each kind has a cache of its own for what failed last, since others run at the same time.
 pytest_of = -o cache_dir=.pytest_cache/$@ $(1)
-pytest    = $(BIN)/python -m pytest --durations=8 $(pytest_of) $(if $(RETRY),|| tools/retry $$? $(BIN)/python $(pytest_of))
+pytest    = $(BIN)/python -m pytest --durations=8 $(pytest_of) $(if $(RETRY),|| tools/retry $(RETRY) $$? $(BIN)/python $(pytest_of))
 
 $(KINDS): %: setup-% $(READY)
 	$(call pytest,tests/$(@:-sample=))
 
 $(filter cuda-%,$(RUNS)): setup-cuda
 
-integration-% cuda-%: $(READY)
+core-% integration-% cuda-%: $(READY)
 	$(call pytest,tests/$(@:-$*=)/test_[$*]*.py)
 
 # torch's own suites under both harnesses, in full: hours. `make test` compares with what this recorded.
@@ -62,7 +73,7 @@ compat: $(READY)
 
 browser: tests/browser/node_modules/.ready
 
-contract docker integration kubernetes $(filter integration-%,$(RUNS)): tests/contract/node_modules/.ready
+workflows docker integration kubernetes $(filter integration-%,$(RUNS)): tests/workflows/node_modules/.ready
 
 tests/%/node_modules/.ready: tests/%/package-lock.json
 	npm ci --prefix tests/$* --ignore-scripts --no-audit --no-fund

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "entrypoint" / "disttest"
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-KINDS = ("contract", "integration", "plugins")
+KINDS = ("contract", "core", "integration", "plugins")
 MOST = 3
 """Files that are printed: a minute or so."""
 _NO_SUBJECT = {"and", "of", "rank", "test", "world"}

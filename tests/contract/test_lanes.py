@@ -35,9 +35,14 @@ def said(variable: str, *words: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("kind", ["integration", "cuda"])
+def pieces(*words: str) -> list[str]:
+    """All that `make test` and `make rest` run side by side."""
+    return [*said("call wanted_of,$(FIRST)", *words), *said("PIECES", *words)]
+
+
+@pytest.mark.parametrize("kind", ["core", "integration", "cuda"])
 def test_each_file_is_in_one_piece(kind: str) -> None:
-    letters = [each.removeprefix(f"{kind}-") for each in said("PIECES") if each.startswith(f"{kind}-")]
+    letters = [each.removeprefix(f"{kind}-") for each in pieces() if each.startswith(f"{kind}-")]
     folder = ROOT / "tests" / kind
     found = Counter(path for each in letters for path in folder.glob(f"test_[{each}]*.py"))
 
@@ -49,12 +54,12 @@ def test_no_kind_is_forgotten_and_those_that_are_left_out_are() -> None:
     kinds, waiting = said("KINDS"), said("WAITING")
 
     assert sorted(kinds) == sorted(
-        {re.sub("^(integration|cuda)-.*", r"\1", each) for each in said("PIECES")} | {*waiting}
+        {re.sub("^(core|integration|cuda)-.*", r"\1", each) for each in pieces()} | {*waiting}
     )
     assert len(waiting) > 1
 
     skip = f"SKIP={','.join({*kinds} - {'unit', 'plugins', 'docker'})}"
-    assert ["unit", "plugins"] == said("PIECES", skip)
+    assert ["unit", "plugins"] == pieces(skip)
     assert ["docker"] == said("WAITING", skip)
 
 

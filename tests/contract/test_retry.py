@@ -26,7 +26,7 @@ def test_{number}(was_here):
 """
 
 
-def retried(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
+def retried(folder: Path, *files: str, ledger: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the tests of these files, and then tools/retry with how that ended."""
     for number, text in enumerate(files):
         (folder / f"test_{number}.py").write_text(text)
@@ -37,7 +37,7 @@ def retried(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
         cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     return subprocess.run(
-        [RETRY, str(once.returncode), sys.executable, *arguments],
+        [RETRY, ledger or folder / "ledger", str(once.returncode), sys.executable, *arguments],
         cwd=folder, env=environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -59,14 +59,30 @@ def test_what_fails_again_is_red(tmp_path: Path) -> None:
     assert "FLAKY" not in done.stdout
 
 
-def test_what_is_red_in_many_files_is_no_coincidence(tmp_path: Path) -> None:
-    done = retried(tmp_path, *[FLAKY + TEST.format(number=0)] * 4)
+def test_tests_of_more_than_two_files_are_not_repeated(tmp_path: Path) -> None:
+    done = retried(tmp_path, *[FLAKY + TEST.format(number=0)] * 3)
 
-    assert (1, "") == (done.returncode, done.stdout)
+    assert 1 == done.returncode
+    assert "Not repeated: tests of 3 files have failed in this CI run, and at most 2 are repeated.\n" == done.stdout
+
+
+def test_kinds_of_tests_share_the_number_of_files(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text("tests/unit/test_a.py::test_1\ntests/unit/test_a.py::test_2\n")
+
+    first = retried(tmp_path, FLAKY + TEST.format(number=0), ledger=ledger)
+    (tmp_path / "test_0.seen").unlink()
+    other = tmp_path / "other"
+    other.mkdir()
+    second = retried(other, "def test_passes(): pass", FLAKY + TEST.format(number=0), ledger=ledger)
+
+    assert (0, 1) == (first.returncode, second.returncode)
+    assert 3 == len(ledger.read_text().splitlines())
+    assert "tests of 3 files have failed" in second.stdout
 
 
 @pytest.mark.parametrize("code", [2, 4, 5])
 def test_a_run_that_broke_is_not_repeated(tmp_path: Path, code: int) -> None:
-    done = subprocess.run([RETRY, str(code), "/bin/false"], cwd=tmp_path, capture_output=True, check=False)
+    done = subprocess.run([RETRY, tmp_path / "ledger", str(code), "/bin/false"], cwd=tmp_path, capture_output=True, check=False)
 
     assert (code, b"") == (done.returncode, done.stdout)

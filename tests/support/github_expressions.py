@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-EVALUATE = Path(__file__).resolve().parents[1] / "contract" / "evaluate.mjs"
+EVALUATE = Path(__file__).resolve().parents[1] / "workflows" / "evaluate.mjs"
 STATUS = re.compile(r"\b(success|failure|cancelled|always)\(\)")
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 
@@ -20,7 +20,7 @@ EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 def evaluator() -> subprocess.Popen[str]:
     """The process: started when it is first asked for, it lives as long as this one."""
     if not (EVALUATE.parent / "node_modules" / "@actions").exists():
-        raise RuntimeError("GitHub's packages are missing: run `make tests/contract/node_modules/.ready`")
+        raise RuntimeError("GitHub's packages are missing: run `make tests/workflows/node_modules/.ready`")
     process = subprocess.Popen(
         ["node", str(EVALUATE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -36,11 +36,11 @@ TYPED = {
     "tests/integration/test_planning_page.py::test_a_plan_and_a_merge_are_made_as_the_page_says": {
         "docs/planning.md"
     },
-    "tests/integration/test_readme.py::test_the_first_screen_works_from_a_clone_and_literally": {
+    "tests/core/test_readme.py::test_the_first_screen_works_from_a_clone_and_literally": {
         ("README.md", "Your own tests"),
         ("docs/tutorial.md", "Install"),
     },
-    "tests/integration/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {
+    "tests/core/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {
         ("README.md", "Try it")
     },
     "tests/docker/test_cuda_image.py::test_the_command_of_the_page": {("docs/image.md", "The image")},

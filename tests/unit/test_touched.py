@@ -25,8 +25,8 @@ def touched():
 @pytest.mark.parametrize(
     ("changed", "first"),
     [
-        ("tests/integration/test_retries.py", "integration/test_retries.py"),
-        ("entrypoint/disttest/runtime/controller/retries.py", "integration/test_retries.py"),
+        ("tests/core/test_retries.py", "core/test_retries.py"),
+        ("entrypoint/disttest/runtime/controller/retries.py", "core/test_retries.py"),
         ("entrypoint/disttest/replay/player.py", "integration/test_replay.py"),
         ("tests/support/planted.py", "integration/test_planted.py"),
         ("docs/adopt.md", "integration/test_adopt.py"),
@@ -53,10 +53,10 @@ def test_helpers_hand_on_what_they_import(touched):
 
 
 def test_a_conftest_touches_the_tests_beside_it_only(touched):
-    beside = touched("tests/integration/conftest.py")
+    beside = touched("tests/core/conftest.py")
 
-    assert "integration/test_retries.py" in beside
-    assert [] == [each for each in beside if not each.startswith("integration/")]
+    assert "core/test_retries.py" in beside
+    assert [] == [each for each in beside if not each.startswith("core/")]
 
 
 def test_what_no_test_knows_touches_none(touched):

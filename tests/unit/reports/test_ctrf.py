@@ -1,4 +1,4 @@
-"""ctrf.json says the same as the other reports; its schema is held against it in tests/contract."""
+"""ctrf.json says the same as the other reports; its schema is held against it in tests/workflows."""
 
 import json
 

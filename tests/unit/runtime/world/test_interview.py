@@ -1,4 +1,4 @@
-"""In which order a rank is asked what it was doing. Real ranks answer in ``tests/integration/test_findings.py``."""
+"""In which order a rank is asked what it was doing. Real ranks answer in ``tests/core/test_findings.py``."""
 
 from __future__ import annotations
 
