@@ -63,7 +63,10 @@ def test_tests_of_more_than_two_files_are_not_repeated(tmp_path: Path) -> None:
     done = retried(tmp_path, *[FLAKY + TEST.format(number=0)] * 3)
 
     assert 1 == done.returncode
-    assert "Not repeated: tests of 3 files have failed in this CI run, and at most 2 are repeated.\n" == done.stdout
+    assert (
+        "Not repeated: tests of 3 files have failed in this CI run, and at most 2 are repeated.\n"
+        == done.stdout
+    )
 
 
 def test_kinds_of_tests_share_the_number_of_files(tmp_path: Path) -> None:
@@ -83,6 +86,8 @@ def test_kinds_of_tests_share_the_number_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [2, 4, 5])
 def test_a_run_that_broke_is_not_repeated(tmp_path: Path, code: int) -> None:
-    done = subprocess.run([RETRY, tmp_path / "ledger", str(code), "/bin/false"], cwd=tmp_path, capture_output=True, check=False)
+    done = subprocess.run(
+        [RETRY, tmp_path / "ledger", str(code), "/bin/false"], cwd=tmp_path, capture_output=True, check=False
+    )
 
     assert (code, b"") == (done.returncode, done.stdout)

@@ -40,9 +40,7 @@ TYPED = {
         ("README.md", "Your own tests"),
         ("docs/tutorial.md", "Install"),
     },
-    "tests/core/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {
-        ("README.md", "Try it")
-    },
+    "tests/core/test_readme.py::test_a_suite_runs_from_a_clone_by_one_command": {("README.md", "Try it")},
     "tests/docker/test_cuda_image.py::test_the_command_of_the_page": {("docs/image.md", "The image")},
     "tests/cluster/test_runs.py::test_the_commands_of_the_page": {
         ("docs/clusters.md", "Clusters: worlds that span nodes, and pools of GPU hosts"),
