@@ -69,6 +69,12 @@ MAIN_CANCEL_S = 1.2
 """The same when the run is cancelled, and everybody is in a hurry."""
 EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
 """How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
+RENDERING_S = 10.0
+"""How long a rank may take to render the report of a failure: what it shows calls ``repr()`` of the test's objects."""
+RENDERING_LEAST_S = 2.0
+"""The same at least, for an ordinary test that has used up its own limit."""
+RENDERING_NEXT_S = 1.0
+"""How long each further value may take to render when the limit has passed."""
 PHASE_TOLD_S = 0.05
 """A phase that took longer is told at once: should a later one never end, it is known what came before."""
 

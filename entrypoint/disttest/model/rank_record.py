@@ -66,6 +66,10 @@ class RankRecord(Frozen):
     """Python stacks of all its threads, where they were taken."""
     collectives: tuple[Collective, ...] = ()
     """The last collectives it had called in this test, where they were asked for."""
+    unrendered: bool = False
+    """It failed, and its report could not be rendered: the message and details are those that need no code of the test."""
+    in_flight: str = ""
+    """The exception that was passing through a ``finally``, ``with`` or ``except`` block when the rank was ended."""
     failed_after_s: Seconds | None = None
     """Seconds from the start of the test to this rank's failure or death."""
     exit_code: int | None = None

@@ -91,11 +91,16 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
     if record.message == WOKEN:
         return WOKEN
     if record.message in (MET_DEADLOCK, IN_DEADLOCK):
-        return record.message
+        return f"raised {record.in_flight}, then {record.message}" if record.in_flight else record.message
     if record.end is RankEnd.KILLED:
         if record.outcome is not None and record.outcome.is_bad:
-            return f"failed in {record.phase}{after}: {record.message}; it did not finish and was ended"
+            rest = (
+                "its report could not be rendered" if record.unrendered else "it did not finish and was ended"
+            )
+            return f"failed in {record.phase}{after}: {record.message}; {rest}"
         when = " at the deadline" if record.hung else ""
+        if record.in_flight:
+            return f"raised {record.in_flight} in {record.phase}, had not handled it yet{when}, ended by disttest"
         return f"was still running in {record.phase}{when}, ended by disttest"
     if record.has_died and not record.has_failed:
         return f"{record.message}{after and f' ({after.strip()})'}"

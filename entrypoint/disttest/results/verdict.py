@@ -28,6 +28,8 @@ _ADVICE = (
     "ranks may differ says so: @pytest.mark.ranks_may_differ"
 )
 
+_UNRENDERED = "a repr() or str() in it did not return; the stack of the rank shows where it waits"
+
 # How a rank words it when a peer went away: a consequence, however early it is noticed.
 SYMPTOM = re.compile(
     r"connection (closed|reset) by (peer|remote)|connection refused|broken pipe|socket (closed|error)"
@@ -253,6 +255,28 @@ def _deadlock_notes(deadlock: Deadlock | None, ruling: Ruling) -> tuple[str, ...
 def _explain_hang(
     test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], deadlock: Deadlock | None
 ) -> _Decision:
+    outcome, phase, message, culprit = _explain_waits(test, ranks, hung, deadlock)
+    raised = [rank for rank in hung if rank.in_flight]
+    if not raised:
+        return outcome, phase, message, culprit
+    # The exception comes first: a rank that did not raise would have gone on to meet the others.
+    first = raised[0]
+    alone = len(raised) < len(ranks)
+    return (
+        outcome,
+        first.phase,
+        f"{_tell_in_flight(first, len(ranks))}: {message}",
+        first if alone else culprit,
+    )
+
+
+def _tell_in_flight(record: RankRecord, size: int) -> str:
+    return f"rank {record.rank} of {size} raised {record.in_flight}, and had not handled it yet"
+
+
+def _explain_waits(
+    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], deadlock: Deadlock | None
+) -> _Decision:
     finding = describe_deadlock(deadlock) if deadlock else explain(ranks)
     if finding is not None:
         timed_out = f" (timed out after {test.timeout_s:g} s)"
@@ -293,6 +317,9 @@ def _notes(ranks: Sequence[RankRecord], outcome: Outcome) -> tuple[str, ...]:
     reasons = {r.message for r in skipped}
     if outcome is Outcome.SKIPPED and len(reasons) > 1:
         notes.append("the ranks gave different reasons: " + "; ".join(sorted(reasons)))
+    unrendered = [r for r in ranks if r.unrendered]
+    if unrendered:
+        notes.append(f"rank {_names(unrendered)} could not render its report: {_UNRENDERED}")
     notes += _leak_notes(ranks)
     return tuple(notes)
 

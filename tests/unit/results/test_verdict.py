@@ -44,6 +44,32 @@ def killed(rank, **more):
     return RankRecord(rank=rank, end=RankEnd.KILLED, phase="call", message="was ended by disttest", **more)
 
 
+def hung(rank, **more):
+    return killed(rank, hung=True, **more)
+
+
+def test_an_exception_in_flight_comes_before_the_hang():
+    result = verdict(hung(0), hung(1, in_flight="ValueError: no at t.py:3", details="Traceback"))
+
+    assert result.message.startswith(
+        "rank 1 of 2 raised ValueError: no at t.py:3, and had not handled it yet: "
+    )
+    assert (result.outcome, result.culprit, result.details) == (Outcome.FAILED, 1, "Traceback")
+
+
+def test_an_exception_that_all_ranks_are_handling_makes_no_culprit():
+    result = verdict(*(hung(rank, in_flight="ImportError: fast at t.py:3") for rank in range(2)))
+
+    assert "ImportError: fast" in result.message
+    assert result.culprit is None
+
+
+def test_a_failure_that_could_not_be_rendered_has_a_note():
+    result = verdict(passed(0), killed(1, outcome=Outcome.FAILED, failed_after_s=1.0, unrendered=True))
+
+    assert any(note.startswith("rank 1 could not render its report") for note in result.notes)
+
+
 def signalled(rank, after_s, signum=11):
     message = "was killed by SIGSEGV in call, before it reported"
     return RankRecord(

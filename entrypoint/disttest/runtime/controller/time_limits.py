@@ -11,15 +11,17 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import FrameType
 
 import pytest
 
 from disttest.host.descendants import end_new_children, started_children
-from disttest.limits import NO_LIMIT_S
+from disttest.limits import NO_LIMIT_S, RENDERING_LEAST_S, RENDERING_NEXT_S, RENDERING_S
 from disttest.model import TestCase
 from disttest.runtime.controller.expand import closest_mark
+from disttest.runtime.messages.raised import describe_raised
+from disttest.runtime.rank.bridge import expected_failure, raised_in
 
 
 class TimeLimits:
@@ -56,8 +58,22 @@ class TimeLimits:
         with self._limited(item, "teardown"):
             return (yield)
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """The report of a failure is rendered, which calls ``repr()`` of the test's objects."""
+        error = raised_in(item, call)
+        if error is None:
+            return (yield)
+        try:
+            with self._limited(item, call.when, renders=True):
+                return (yield)
+        except _RenderingTookTooLong:
+            return _unrendered(item, call, error)
+
     @contextlib.contextmanager
-    def _limited(self, item: pytest.Item, phase: str) -> Iterator[None]:
+    def _limited(self, item: pytest.Item, phase: str, *, renders: bool = False) -> Iterator[None]:
         test = self._tests.get(item.nodeid)
         if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
             yield
@@ -65,15 +81,23 @@ class TimeLimits:
         # What fixtures have started is theirs to end.
         before_call = started_children() if phase == "call" else None
 
-        def interrupt(*_: object) -> None:
+        def interrupt(_: int, frame: FrameType | None) -> None:
             __tracebackhide__ = True
+            if renders:
+                raise _RenderingTookTooLong
+            if _is_in_saferepr(frame):
+                signal.setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
             pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
 
         before = signal.signal(signal.SIGALRM, interrupt)
         left_s = self._began_s + test.timeout_s - time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_s))  # 0 would mean never
+        if renders:
+            left_s = max(RENDERING_LEAST_S, min(left_s, RENDERING_S))
+        # Again and again while a report is rendered: the traceback module swallows whatever is raised in a str().
+        again_s = RENDERING_NEXT_S if renders else 0.0
+        signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_s), again_s)  # 0 would mean never
         try:
             yield
         finally:
@@ -85,6 +109,38 @@ class TimeLimits:
         if not item.config.pluginmanager.hasplugin("timeout"):
             return False
         return not self._asked or closest_mark(item, "timeout") is not None
+
+
+class _RenderingTookTooLong(KeyboardInterrupt):
+    """Raised in the middle of a ``repr()`` or ``str()``; of this kind, since saferepr swallows all others."""
+
+
+def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> pytest.TestReport:
+    """The report of a failure without any value of the test."""
+    raised = describe_raised(error)
+    place = f" ({raised.place})" if raised.place else ""
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome="failed",
+        longrepr=f"{raised.message}{place}; its report could not be rendered\n\n{raised.details}",
+        when=call.when,  # type: ignore[arg-type]
+        sections=[(f"Captured {name} {when}", text) for when, name, text in item._report_sections],  # noqa: SLF001
+        duration=call.duration,
+        start=call.start,
+        stop=call.stop,
+    )
+    if (reason := expected_failure(item, error)) is not None:
+        report.outcome, report.wasxfail = "skipped", reason
+    return report
+
+
+def _is_in_saferepr(frame: FrameType | None) -> bool:
+    """Whether pytest is showing a value of the test: it swallows what is raised then, and shows the next value."""
+    while frame is not None and not frame.f_code.co_filename.endswith("/_pytest/_io/saferepr.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_in_use() -> bool:

@@ -17,6 +17,7 @@ from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
 from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
+from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank.bridge import shorten
 
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
@@ -68,6 +69,11 @@ class Account:
         """Report what the test raised as its failure."""
         error = self._raised
         assert error is not None
+        if self.post_mortem is None:
+            raised = describe_raised(error)
+            self._send(
+                Outcome.FAILED, raised.message, raised.details, at_s=self._raised_at_s, unrendered=True
+            )
         message, text = tell(error)
 
         def report() -> None:
@@ -108,7 +114,13 @@ class Account:
         return None if isinstance(self._raised, harmless) else self._raised
 
     def _send(
-        self, outcome: Outcome, message: str = "", details: str = "", *, at_s: float | None = None
+        self,
+        outcome: Outcome,
+        message: str = "",
+        details: str = "",
+        *,
+        at_s: float | None = None,
+        unrendered: bool = False,
     ) -> None:
         self._reported = True
         now_s = time.monotonic()
@@ -120,6 +132,7 @@ class Account:
                 ended_at_s=now_s if at_s is None else at_s,
                 message=clean_text(message)[:2000],
                 details=shorten(clean_text(details)),
+                unrendered=unrendered,
             )
         )
 

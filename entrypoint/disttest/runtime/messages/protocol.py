@@ -63,6 +63,8 @@ class PhaseEnded(Message):
     details: str = ""
     partial: bool = False
     """A subtest: the test goes on after it."""
+    unrendered: bool = False
+    """The phase has failed and its report is being rendered, which runs code of the test. The report follows."""
     report: str = ""
     """The report in pytest's serialisable form, as JSON."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import unittest
+from collections.abc import Callable, Generator
 from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Any
 
@@ -16,6 +17,7 @@ from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
+from disttest.runtime.messages.raised import describe_raised, failed_outcome
 
 DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
@@ -58,12 +60,29 @@ class Bridge:
         self._on_phase(phase, item.stash.get(xfailed_key, None) is not None)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
-        """A phase has ended: note when."""
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A phase has ended: note when, and send up a failure before its report is rendered."""
         # Stamped before the traceback is formatted, so that ranks are compared by when they failed.
         # Not ``time.monotonic``, which tests replace to make time stand still.
         self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
+        error = raised_in(item, call)
+        if error is not None:
+            self._channel.send(self._unrendered(item, call, error))
         return (yield)
+
+    def _unrendered(self, item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> PhaseEnded:
+        phase, raised = text_of(call.when), describe_raised(error)
+        return PhaseEnded(
+            phase=phase,
+            outcome=failed_outcome(phase, xfail=expected_failure(item, error) is not None),
+            duration_s=max(0.0, call.duration or 0.0),
+            ended_at_s=self._ended_at_s,
+            message=clean_text(raised.message)[:2000],
+            details=shorten(clean_text(raised.details)),
+            unrendered=True,
+        )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
@@ -71,6 +90,28 @@ class Bridge:
         took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
+
+
+def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException | None:
+    """The exception that fails a phase; None if it passes or skips.
+
+    unittest keeps what a method has raised in the item; pytest puts it into the call while it makes the report.
+    """
+    kept = getattr(item, "_excinfo", None) or [call.excinfo]
+    error = kept[0].value if kept[0] is not None else None
+    skips = isinstance(error, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest))
+    return None if skips else error
+
+
+def expected_failure(item: pytest.Item, error: BaseException) -> str | None:
+    """The reason why the test is expected to fail with this, as pytest decides it; None if it is not."""
+    marked = item.stash.get(xfailed_key, None)
+    if marked is None or item.config.option.runxfail:
+        return None
+    kinds = marked.raises
+    if isinstance(kinds, (type, tuple)) and not isinstance(error, kinds):
+        return None
+    return marked.reason  # RaisesGroup and the like would have to run code of the test
 
 
 def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: float) -> PhaseEnded:

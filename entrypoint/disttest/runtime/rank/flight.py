@@ -22,7 +22,10 @@ import msgspec
 
 from disttest.host.loaded import stand_in
 from disttest.masking import masker
-from disttest.model import Collective
+from disttest.model import UNREADABLE, Collective
+from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.messages.raised import Raised
+from disttest.runtime.rank.in_flight import find_in_flight
 
 KEPT = 100
 """The last so many collectives of a test are told; the raw dump has them all."""
@@ -62,6 +65,8 @@ def _answer(questions: Path, rank: int) -> None:
         with questions.open("rb") as pipe:
             target = pipe.read().decode()
         with contextlib.suppress(Exception):  # evidence is welcome, never a new fault
+            _write_in_flight(questions)
+        with contextlib.suppress(Exception):
             write_flight(Path(target), rank, since_s=_since_s)
 
 
@@ -73,6 +78,24 @@ def note_start() -> None:
     global _since_s  # one rank per process
     # The recorder stamps with the wall clock; a test that replaces ``time.time`` does not move it.
     _since_s = clock_gettime(CLOCK_REALTIME)
+
+
+def in_flight_path(questions: Path) -> Path:
+    """Where a rank that is asked for its collectives writes the exception that it is handling, before those."""
+    return questions.with_suffix(".raised")
+
+
+def _write_in_flight(questions: Path) -> None:
+    raised = find_in_flight()
+    if raised is None:
+        return
+    hidden = msgspec.structs.replace(
+        raised,
+        message=clean_text(raised.message)[:2000],
+        place=clean_text(raised.place),
+        details=clean_text(raised.details),
+    )
+    _write_whole(in_flight_path(questions), _encoder.encode(hidden))
 
 
 def ask(questions: Path, target: Path) -> bool:
@@ -178,6 +201,14 @@ def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 def read_answer(target: Path) -> tuple[Collective, ...]:
     """The collectives in an answer."""
     return msgspec.json.decode(target.read_bytes(), type=tuple[Collective, ...])
+
+
+def read_in_flight(questions: Path) -> Raised | None:
+    """The exception that the rank was handling, if it has written one."""
+    try:
+        return msgspec.json.decode(in_flight_path(questions).read_bytes(), type=Raised)
+    except (OSError, *UNREADABLE):
+        return None
 
 
 def read_dump(dump: Mapping[str, Any], *, since_s: float) -> Iterator[Collective]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, Ra
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
+from disttest.runtime.messages.raised import Raised, failed_outcome
 
 _SUBTESTS_KEPT = 8 * 1024 * 1024
 """Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
@@ -47,6 +49,11 @@ class RankProgress:
     """What a rank that never came up had printed."""
     phase: str = "setup"
     reports: list[PhaseEnded] = field(default_factory=list)
+    rendering: PhaseEnded | None = None
+    """The failure of a phase, as far as it is known before its report has arrived."""
+    rendering_since_s: float = 0.0
+    in_flight: Raised | None = None
+    """The exception that was on its way when the rank was ended."""
     joined: list[RanksJoined] = field(default_factory=list)
     """What became of ranks that this process started by itself."""
     done: TestDone | None = None
@@ -82,6 +89,10 @@ class RankProgress:
 
     def take_report(self, report: PhaseEnded) -> None:
         """Keep a report, but not the texts of more subtests than a message can carry."""
+        if report.unrendered:
+            self.rendering, self.rendering_since_s = report, time.monotonic()
+            return
+        self.rendering = None
         self.size += len(report.report) + len(report.details)
         if report.partial and self.size > _SUBTESTS_KEPT:
             report = msgspec.structs.replace(report, report="", details="")
@@ -108,11 +119,12 @@ class RankProgress:
     @property
     def verdict_report(self) -> PhaseEnded | None:
         """The report that speaks for this rank: the first bad one, else the most telling one; None without a call."""
+        reports = [*self.reports, *filter(None, [self.rendering])]
         for decides in (_is_bad, _is_strict):
-            for report in self.reports:
+            for report in reports:
                 if decides(report):
                     return report
-        whole = [report for report in self.reports if not report.partial and not _skips_too_late(report)]
+        whole = [report for report in reports if not report.partial and not _skips_too_late(report)]
         for outcome in _PRECEDENCE:
             for report in whole:
                 if report.outcome is outcome and (outcome is not Outcome.PASSED or report.phase == "call"):
@@ -147,9 +159,11 @@ class RankProgress:
             if report and (has_failed or ((report.outcome.is_final or self.done) and not self.died))
             else self.phase,
             message=message,
-            details=report.details if report else self.start_log,
+            details=self._details(report),
             stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
             collectives=self.collectives,
+            unrendered=self.rendering is not None and report is self.rendering,
+            in_flight=self._tell_in_flight(report),
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=stayed.exit_code if stayed else ended.code if ended else None,
             signal=ended.signal if ended else None,
@@ -167,6 +181,17 @@ class RankProgress:
             return Outcome.PASSED
         return report.outcome if report and reported else None
 
+    def _tell_in_flight(self, report: PhaseEnded | None) -> str:
+        if self.in_flight is None or not self.killed or (report and report.outcome.is_final):
+            return ""
+        place = f" at {self.in_flight.place}" if self.in_flight.place else ""
+        return f"{self.in_flight.message}{place}"
+
+    def _details(self, report: PhaseEnded | None) -> str:
+        if self._tell_in_flight(report):
+            return self.in_flight.details if self.in_flight else ""
+        return report.details if report else self.start_log
+
     def _end(self) -> RankEnd:
         if self.killed:
             return RankEnd.KILLED
@@ -176,7 +201,7 @@ class RankProgress:
 
     def _exit_reason(self) -> str:
         when = "after it had finished the test" if self.done else f"in {self.phase}"
-        if not self.done and not any(report.outcome.is_bad for report in self.reports):
+        if not self.done and not any(map(_is_bad, self.reports)):
             when += ", before it reported"
         if not self.ready:
             when = "before it was ready"
@@ -234,8 +259,32 @@ class Attempt:
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
         self.of(rank).take_report(report)
-        if not report.partial and report.outcome.is_final:
+        if not report.partial and not report.unrendered and report.outcome.is_final:
             self.note_failure(report.ended_at_s)
+
+    def give_up_rendering(self, *, older_than_s: float = 0.0) -> None:
+        """Judge ranks by what is known before their reports are rendered, if that takes longer than this."""
+        now_s = time.monotonic()
+        for progress in self.ranks:
+            if progress.rendering is not None and now_s - progress.rendering_since_s >= older_than_s:
+                self.note_failure(progress.rendering.ended_at_s)
+
+    def take_in_flight(self, rank: int, raised: Raised, *, phase: str, xfail: bool) -> None:
+        """Note the exception that a rank was handling; an assertion that was about to be raised is its failure."""
+        progress = self.of(rank)
+        progress.in_flight = raised
+        if raised.is_assertion and progress.rendering is None:
+            now_s = time.monotonic()
+            progress.rendering = PhaseEnded(
+                phase=phase,
+                outcome=failed_outcome(phase, xfail=xfail),
+                duration_s=now_s - self.started_s,
+                ended_at_s=now_s,
+                message=raised.message,
+                details=raised.details,
+                unrendered=True,
+            )
+            self.note_failure(now_s)
 
     def note_death(self, progress: RankProgress) -> None:
         """A process ended; nobody expects that in the middle of a test."""

@@ -21,7 +21,8 @@ from disttest.masking import masker
 from disttest.model import Collective
 from disttest.results.hang_findings import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
-from disttest.runtime.rank.flight import ask, read_answer
+from disttest.runtime.messages.raised import Raised
+from disttest.runtime.rank.flight import ask, read_answer, read_in_flight
 
 _STOPPED = "stopped (SIGSTOP, or a debugger)"
 _DEAF = "without its handler of the signal that asks for stacks (the test has reset it)"
@@ -45,6 +46,7 @@ class RankEvidence(NamedTuple):
 
     stacks: str = ""
     collectives: tuple[Collective, ...] = ()
+    in_flight: Raised | None = None
 
 
 class EvidenceSource:
@@ -106,7 +108,11 @@ class EvidenceSource:
         stacks = self._stacks()
         if not stacks and (state := self.state()):
             stacks = f"{PROCESS_STATE}{state}"
-        return RankEvidence(stacks, read_answer(self._flight) if told and self._flight else ())
+        return RankEvidence(
+            stacks,
+            read_answer(self._flight) if told and self._flight else (),
+            read_in_flight(self._questions) if self._questions and self._flight else None,
+        )
 
     def _stacks(self) -> str:
         """Most recent call first, as faulthandler has it."""

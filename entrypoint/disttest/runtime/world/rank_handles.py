@@ -21,7 +21,7 @@ import msgspec
 from disttest.errors import ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
-from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, TICK_S
+from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, RENDERING_S, TICK_S
 from disttest.masking import masker
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
@@ -160,6 +160,7 @@ class Supervisor:
         while not attempt.is_over:
             now_s = time.monotonic()
             attempt.hold(now_s, on=self._is_held(attempt))
+            attempt.give_up_rendering(older_than_s=RENDERING_S)
             if attempt.overdue(now_s, self._settings.grace):
                 self.end_living(attempt)
                 break
@@ -182,6 +183,7 @@ class Supervisor:
 
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""
+        attempt.give_up_rendering()
         living = attempt.living()
         handles = [self.handle(progress.rank) for progress in living]
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
@@ -195,6 +197,13 @@ class Supervisor:
         if deadline_passed:
             self.on_evidence()
         self._drain(handles)  # a rank that finished just now is not a victim
+        for progress, evidence in zip(living, told, strict=True):
+            if not progress.is_over and evidence.in_flight is not None:
+                handle = self.handle(progress.rank)
+                attempt.take_in_flight(
+                    progress.rank, evidence.in_flight, phase=handle.phase(), xfail=handle.xfail()
+                )
+        deadline_passed = deadline_passed and attempt.failed_s is None
         for progress, evidence in zip(living, told, strict=True):
             if progress.is_over:
                 continue

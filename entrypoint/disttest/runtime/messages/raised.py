@@ -1,0 +1,111 @@
+"""Describe an exception without running any code of the test.
+
+``str()`` and ``repr()`` belong to the test: they may block, or call a collective that no other rank joins. These
+descriptions therefore read only types, plain arguments, code objects and sources.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from types import TracebackType, WrapperDescriptorType
+
+from disttest.model import Frozen, Outcome, short_place
+from disttest.results.hang_findings import is_library
+from disttest.results.headline import headline
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_DEEPEST = 4
+_LONGEST_CHAIN = 5
+_MOST_FRAMES = 100
+_RUNNER = re.compile(r"/(_pytest|pluggy|disttest/(runtime|observe))/")
+
+
+def failed_outcome(phase: str, *, xfail: bool) -> Outcome:
+    """The outcome of a phase that has failed, in pytest's words."""
+    if xfail:
+        return Outcome.XFAILED
+    return Outcome.FAILED if phase == "call" else Outcome.ERROR
+
+
+class Raised(Frozen):
+    """An exception, described."""
+
+    message: str
+    """The type and, if reading it runs no code of the test, the text."""
+    place: str
+    """``test_step.py:39``: the innermost line outside libraries; empty if there is none."""
+    details: str
+    """The traceback without values."""
+    is_assertion: bool = False
+    """An assertion that has failed and whose message is being made: it is not raised yet."""
+
+
+def describe_raised(error: BaseException) -> Raised:
+    """Describe an exception that was raised.
+
+    Args:
+        error: any exception.
+    """
+    traceback_ = _traceback_of(error)
+    return Raised(
+        message=_plain_headline(error), place=_innermost_place(traceback_), details=_plain_traceback(error)
+    )
+
+
+def _traceback_of(error: BaseException) -> TracebackType | None:
+    # Read from the base class: the class of the test may define a property of that name.
+    found: TracebackType | None = BaseException.__traceback__.__get__(error)  # type: ignore[union-attr]
+    return found
+
+
+def _plain_headline(error: BaseException) -> str:
+    text = _plain_text(error)
+    name = type(error).__name__
+    return headline(f"{name}: {text}") if text.strip() else name
+
+
+def _plain_text(error: BaseException) -> str:
+    """``str(error)``, if that runs code of Python itself only; otherwise its plain arguments."""
+    arguments: tuple[object, ...] = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    if isinstance(error, BaseExceptionGroup):
+        arguments = arguments[:1]  # its text counts the exceptions and does not render them
+    is_builtin = isinstance(type(error).__str__, WrapperDescriptorType)
+    if is_builtin and all(map(_is_plain, arguments)):
+        return str(error)
+    return ", ".join(argument for argument in arguments if type(argument) is str)
+
+
+def _is_plain(value: object, depth: int = 0) -> bool:
+    # Exact types: a subclass may define ``__str__``.
+    if type(value) in _PLAIN:
+        return True
+    is_sequence = type(value) in (tuple, list) and depth < _DEEPEST
+    return is_sequence and all(_is_plain(item, depth + 1) for item in value)  # type: ignore[attr-defined]
+
+
+def _innermost_place(traceback_: TracebackType | None) -> str:
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(traceback_)]
+    own = [frame for frame in frames if not is_library(frame[0])]
+    return short_place(*(own or frames)[-1]) if frames else ""
+
+
+def _plain_traceback(error: BaseException) -> str:
+    """The chain of exceptions, the first one first, each with its frames and sources."""
+    chain = [error]
+    while (earlier := _earlier(chain[-1])) is not None and len(chain) < _LONGEST_CHAIN:
+        chain.append(earlier)
+    return "\n\nDuring handling of it:\n\n".join(_one_traceback(each) for each in reversed(chain))
+
+
+def _earlier(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None:
+        return error.__cause__
+    return None if error.__suppress_context__ else error.__context__
+
+
+def _one_traceback(error: BaseException) -> str:
+    frames = traceback.StackSummary.extract(traceback.walk_tb(_traceback_of(error)), limit=_MOST_FRAMES)
+    own = [frame for frame in frames if not _RUNNER.search(frame.filename)]
+    lines = traceback.StackSummary.from_list(own or frames).format()
+    return "".join(["Traceback (most recent call last):\n", *lines, _plain_headline(error)])
