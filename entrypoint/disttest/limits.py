@@ -69,6 +69,8 @@ MAIN_CANCEL_S = 1.2
 """The same when the run is cancelled, and everybody is in a hurry."""
 EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
 """How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
+CONSEQUENCE_WAIT_S = 3.0
+"""How long the others have after a rank has lost a peer: the one that it has lost may be cleaning up before it fails."""
 RENDERING_S = 10.0
 """How long a rank may take to render the report of a failure: what it shows calls ``repr()`` of the test's objects."""
 RENDERING_LEAST_S = 2.0

@@ -109,6 +109,11 @@ class BoardTool(BoardWriter, Tool):
             if base != self._base:
                 yield bytes(self._memory[base : base + layout.SLOT])
 
+    def slots(self) -> dict[int, bytes]:
+        """The slots of all ranks by their places, as they are now."""
+        bases = enumerate(range(0, len(self._memory), layout.SLOT))
+        return {place: bytes(self._memory[base : base + layout.SLOT]) for place, base in bases}
+
     # --- what happens
 
     def on_issue(self, call: Call) -> None:

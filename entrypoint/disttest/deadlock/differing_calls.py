@@ -24,12 +24,37 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         The first collective of the aborted rank for which others called something else, or brought other tensors; empty
         if none is known.
     """
+    for group, seq, called in _differing(ranks, aborted):
+        name = wait_words.group_name(group[0], ranks[aborted].groups[group])
+        return f"{RANKS_DISAGREE}{seq} of group {name}: {_tell(called)}"
+    return ""
+
+
+def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
+    """Return the one rank whose call differs, if all others of the group agree; gloo may have aborted one of these.
+
+    Args:
+        ranks: the board of each rank of the world.
+        aborted: the rank that has died of it.
+    """
+    for _, _, called in _differing(ranks, aborted):
+        by_call: dict[tuple[str, str], list[int]] = {}
+        for rank, call in called.items():
+            by_call.setdefault((call.op, call.tensors), []).append(rank)
+        alone = [ranks_[0] for ranks_ in by_call.values() if len(ranks_) == 1]
+        return alone[0] if len(by_call) == 2 and len(alone) == 1 else None
+    return None
+
+
+def _differing(
+    ranks: Mapping[int, Snapshot], aborted: int
+) -> Iterator[tuple[GroupKey, int, Mapping[int, IssuedCollective]]]:
+    """The collectives of the aborted rank for which others called something else, by group and number."""
     for group, state in ranks[aborted].groups.items():
         for seq in sorted(state.calls):
             called = dict(_called(ranks, group, seq))
             if aborted in called and _differ(called):
-                return f"{RANKS_DISAGREE}{seq} of group {wait_words.group_name(group[0], state)}: {_tell(called)}"
-    return ""
+                yield group, seq, called
 
 
 def _called(

@@ -68,6 +68,8 @@ class RankRecord(Frozen):
     """The last collectives it had called in this test, where they were asked for."""
     unrendered: bool = False
     """It failed, and its report could not be rendered: the message and details are those that need no code of the test."""
+    because_of: tuple[int, ...] = ()
+    """The ranks that had not joined the call in which it failed, or the one rank that called something else, if known."""
     in_flight: str = ""
     """The exception that was passing through a ``finally``, ``with`` or ``except`` block when the rank was ended."""
     failed_after_s: Seconds | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from disttest.model import RANKS_DISAGREE, Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
 from disttest.results.deadlock_finding import advise, describe_deadlock
-from disttest.results.hang_findings import explain, last_call
+from disttest.results.hang_findings import explain, last_call, whereabouts
 from disttest.results.rulings import (
     NO_TEST_RAN,
     STRICT_XPASS,
@@ -34,6 +34,14 @@ _UNRENDERED = "a repr() or str() in it did not return; the stack of the rank sho
 SYMPTOM = re.compile(
     r"connection (closed|reset) by (peer|remote)|connection refused|broken pipe|socket (closed|error)"
     r"|remote process exited|connectFullMesh failed|recvValue failed|failed to recv, got 0 bytes",
+    re.IGNORECASE,
+)
+
+# How a rank words it when it gave up waiting for a peer: a consequence, if another rank has a failure of its own.
+_GAVE_UP = re.compile(
+    r"timed out waiting \d+ms for (send|recv)|application timeout caused pair closure"
+    r"|failed to pass monitoredBarrier|reached monitoredBarrier, but received errors"
+    r"|wait timeout after \d+ms|timed out after \d+ (milli)?seconds waiting for clients",
     re.IGNORECASE,
 )
 
@@ -87,7 +95,7 @@ def judge(
         duration_s=duration_s,
         phase=phase,
         message=message,
-        details=(culprit.details if culprit else "") or details,
+        details=(culprit.details if culprit else "") or details or _details_of_waiter(ranks, culprit),
         culprit=culprit.rank if culprit else None,
         victims=_victims(ranks, culprit) if outcome.is_bad else (),
         notes=(*_notes(ranks, outcome), *_deadlock_notes(deadlock, rule.ruling)),
@@ -95,6 +103,12 @@ def judge(
         world_id=world_id,
         deadlock=deadlock,
     )
+
+
+def _details_of_waiter(ranks: Sequence[RankRecord], culprit: RankRecord | None) -> str:
+    """Where the others waited, if the culprit itself has not failed."""
+    waited = (r.details for r in ranks if r.has_failed and r is not culprit)
+    return next(filter(None, waited), "") if culprit is not None and not is_red(culprit) else ""
 
 
 _Decision = tuple[Outcome, str, str, RankRecord | None]
@@ -115,8 +129,7 @@ def _decide(
             first = ranks[0]
             return _outcome_of(first), first.phase, _shared_accusation(ranks), None
         case Ruling.CULPRIT:
-            culprit = min((r for r in ranks if is_red(r)), key=by_guilt)
-            return _outcome_of(culprit), culprit.phase, _accusation(culprit, len(ranks)), culprit
+            return _accuse(ranks)
         case Ruling.HANG:
             return _explain_hang(test, ranks, [r for r in ranks if r.hung], deadlock)
         case Ruling.CANCELLED | Ruling.UNFINISHED:
@@ -175,15 +188,55 @@ def is_red(record: RankRecord) -> bool:
     return record.has_died or record.has_failed
 
 
+def is_consequence(message: str) -> bool:
+    """Whether a failure may come of another rank's: a connection was lost, or a wait for a peer has ended."""
+    return SYMPTOM.search(message) is not None or _GAVE_UP.search(message) is not None
+
+
 def is_symptom(record: RankRecord) -> bool:
     """Whether its failure may come of another rank's; a rank that died before it failed is no victim of that kind."""
-    return (record.has_failed or not record.has_died) and SYMPTOM.search(record.message) is not None
+    return (record.has_failed or not record.has_died) and is_consequence(record.message)
 
 
 def by_guilt(record: RankRecord) -> tuple[bool, float, int]:
     """What ranks that are red are sorted by: the culprit comes first."""
     after_s = record.failed_after_s if record.failed_after_s is not None else float("inf")
     return is_symptom(record), after_s, record.rank
+
+
+def _accuse(ranks: Sequence[RankRecord]) -> _Decision:
+    """Name the rank because of which the first one failed, if that is known; otherwise the first one."""
+    first, size = min((r for r in ranks if is_red(r)), key=by_guilt), len(ranks)
+    outcome, accusation = _outcome_of(first), _accusation(first, size)
+    if RANKS_DISAGREE in first.message and not first.has_failed:
+        # gloo aborts the rank that receives too much, which need not be the one that differs.
+        odd = next((r for r in ranks if r.rank in first.because_of), None)
+        return outcome, first.phase, accusation, odd
+    if not is_symptom(first):
+        return outcome, first.phase, accusation, first
+    raised = next((r for r in ranks if r.in_flight), None)
+    awaited = raised or _awaited_by(first, ranks)
+    if awaited is None:
+        return outcome, first.phase, accusation, first
+    what = _tell_in_flight(raised, size) if raised else _tell_absent(awaited, first, size)
+    return outcome, first.phase, f"{what}; rank {first.rank} then failed: {first.message}", awaited
+
+
+def _awaited_by(first: RankRecord, ranks: Sequence[RankRecord]) -> RankRecord | None:
+    """The rank at the end of the chain of those that waited for each other in vain."""
+    by_rank = {record.rank: record for record in ranks}
+    chain = [first]
+    while following := [by_rank[rank] for rank in chain[-1].because_of if rank in by_rank]:
+        # A rank that has not failed at all is the end of the chain.
+        following.sort(key=lambda record: (is_red(record), record.rank))
+        if following[0] in chain:
+            return None  # they waited for each other
+        chain.append(following[0])
+    return chain[-1] if len(chain) > 1 else None
+
+
+def _tell_absent(awaited: RankRecord, waiter: RankRecord, size: int) -> str:
+    return f"rank {awaited.rank} of {size} did not join a call of rank {waiter.rank}: {whereabouts(awaited)}"
 
 
 def _outcome_of(culprit: RankRecord) -> Outcome:

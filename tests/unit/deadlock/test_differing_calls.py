@@ -8,7 +8,7 @@ import pytest
 from board_actors import Stage, group_of
 
 from disttest.deadlock import layout
-from disttest.deadlock.differing_calls import describe_differing_calls
+from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
 
 ALL = group_of(0, 1, 2)
 
@@ -35,6 +35,27 @@ def test_ranks_are_told_with_their_tensors_at_the_first_call_that_differs(stage)
         "ranks disagree at collective #2 of group default: "
         "ranks 0,2 called all_reduce of float32[4], rank 1 called all_reduce of float32[8]"
     )
+
+
+def odd_rank(stage, aborted):
+    return find_odd_rank({rank: stage.snapshot(rank) for rank in range(3)}, aborted)
+
+
+@pytest.mark.parametrize("aborted", range(3))
+def test_the_rank_that_differs_from_all_others_is_the_odd_one_whichever_was_aborted(stage, aborted):
+    for actor in stage.ranks:
+        actor.call("allreduce", ALL, inputs=(tensor(8 if actor.rank == 1 else 4),))
+
+    assert odd_rank(stage, aborted) == 1
+
+
+def test_there_is_no_odd_rank_if_all_differ_or_only_two_have_called(stage):
+    for actor in stage.ranks[:2]:
+        actor.call("allreduce", ALL, inputs=(tensor(actor.rank + 1),))
+    assert odd_rank(stage, 0) is None
+
+    stage.ranks[2].call("allreduce", ALL, inputs=(tensor(3),))
+    assert odd_rank(stage, 0) is None
 
 
 def test_a_peer_that_went_on_is_told_with_what_it_had_called(stage):

@@ -48,6 +48,47 @@ def hung(rank, **more):
     return killed(rank, hung=True, **more)
 
 
+LOST = "RuntimeError: Connection closed by peer"
+
+
+def test_the_rank_that_did_not_join_is_the_culprit_of_one_that_has_lost_a_peer():
+    result = verdict(failed(0, 0.1, LOST, because_of=(1,), details="traceback of rank 0"), passed(1))
+
+    assert result.message == (
+        f"rank 1 of 2 did not join a call of rank 0: rank 1 had finished the test; rank 0 then failed: {LOST}"
+    )
+    assert (Outcome.FAILED, 1, (0,)) == (result.outcome, result.culprit, result.victims)
+    assert result.details == "traceback of rank 0"
+
+
+def test_an_exception_in_flight_is_the_reason_of_a_lost_peer():
+    result = verdict(failed(0, 0.1, LOST, because_of=(1,)), killed(1, in_flight="KeyError: 'a' at t.py:3"))
+
+    assert result.message.startswith("rank 1 of 2 raised KeyError: 'a' at t.py:3")
+    assert result.culprit == 1
+
+
+def test_ranks_that_waited_for_each_other_have_no_other_culprit():
+    result = verdict(failed(0, 0.1, LOST, because_of=(1,)), failed(1, 0.2, f"{LOST}: 1", because_of=(0,)))
+
+    assert (result.culprit, result.message) == (0, f"rank 0 of 2 failed: {LOST}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Connection closed by peer [127.0.0.1]:1764",
+        "Timed out waiting 3000ms for recv operation to complete",
+        "Application timeout caused pair closure",
+        "[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 3000 ms",
+        "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0",
+        "wait timeout after 3000ms, keys: /default_pg/0//1",
+    ],
+)
+def test_a_consequence_is_no_culprit_beside_a_failure_of_another_rank(words):
+    assert verdict(failed(0, 0.1, f"RuntimeError: {words}"), failed(1, 3.0)).culprit == 1
+
+
 def test_an_exception_in_flight_comes_before_the_hang():
     result = verdict(hung(0), hung(1, in_flight="ValueError: no at t.py:3", details="Traceback"))
 
@@ -125,9 +166,13 @@ DISAGREE = "ranks disagree at collective #1 of group default: rank 0 called …,
 
 def test_what_ranks_called_leads_where_the_board_knew_it():
     words = f"was killed by SIGABRT in call, before it reported: {DISAGREE}"
-    result = verdict(msgspec.structs.replace(signalled(0, 0.1, 6), message=words), passed(1))
+    aborted = msgspec.structs.replace(signalled(0, 0.1, 6), message=words)
 
-    assert f"{DISAGREE} (gloo then aborted rank 0)" == result.message
+    for odd, culprit in ((), None), ((1,), 1):
+        result = verdict(msgspec.structs.replace(aborted, because_of=odd), passed(1))
+
+        assert f"{DISAGREE} (gloo then aborted rank 0)" == result.message
+        assert (Outcome.ERROR, culprit) == (result.outcome, result.culprit)
 
 
 def test_gloos_words_stand_where_the_place_is_not_known():

@@ -40,6 +40,10 @@ class _SharedAttempt(Attempt):
         if first:
             self.on_failure()
 
+    def note_lost_peer(self, at_s: float) -> None:
+        """Pass it on like any other: the peer may be on another node, of whose ranks nothing is known here."""
+        self.note_failure(at_s)
+
     def note_peer_failure(self, at_s: float) -> None:
         """A rank of another node has failed: the grace of the ranks here begins."""
         super().note_failure(at_s)

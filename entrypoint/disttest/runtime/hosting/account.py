@@ -15,10 +15,12 @@ from typing import Any
 from disttest.model import Outcome
 from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
+from disttest.results.verdict import is_consequence
 from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.waits import awaited_ranks
 
 PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Shows somebody what a test has raised; calls the other one, which tells the main process of it, once it is safe to."""
@@ -132,6 +134,7 @@ class Account:
                 ended_at_s=now_s if at_s is None else at_s,
                 message=clean_text(message)[:2000],
                 details=shorten(clean_text(details)),
+                because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
                 unrendered=unrendered,
             )
         )

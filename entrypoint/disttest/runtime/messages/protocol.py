@@ -63,6 +63,8 @@ class PhaseEnded(Message):
     details: str = ""
     partial: bool = False
     """A subtest: the test goes on after it."""
+    because_of: tuple[int, ...] = ()
+    """The ranks that had not joined the call in which it failed; told with ``unrendered``."""
     unrendered: bool = False
     """The phase has failed and its report is being rendered, which runs code of the test. The report follows."""
     report: str = ""

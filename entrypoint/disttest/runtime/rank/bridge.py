@@ -15,9 +15,11 @@ from disttest.limits import PHASE_TOLD_S
 from disttest.model import Outcome
 from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
+from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 from disttest.runtime.messages.raised import describe_raised, failed_outcome
+from disttest.runtime.rank.waits import awaited_ranks
 
 DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
@@ -81,6 +83,7 @@ class Bridge:
             ended_at_s=self._ended_at_s,
             message=clean_text(raised.message)[:2000],
             details=shorten(clean_text(raised.details)),
+            because_of=awaited_ranks() if is_consequence(raised.message) else (),
             unrendered=True,
         )
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from disttest import observe
 from disttest.deadlock.board_tool import BoardTool
+from disttest.runtime.rank.failed_waits import FailedWaits
 from disttest.runtime.rank.gloo_loops import CalmGlooLoops
 from disttest.runtime.rank.late_peers import LatePeers
 from disttest.testing.deadlocks import provide_board
 
 _tool: BoardTool | None = None
 _late: LatePeers | None = None
+_failed: FailedWaits | None = None
 
 
 @contextlib.contextmanager
@@ -37,20 +39,27 @@ def watch_waits(board: Path | None, place: int) -> None:
         board: of its world; None: nobody would look.
         place: of this rank there.
     """
-    global _tool, _late  # one rank per process is what a rank is
+    global _tool, _late, _failed  # one rank per process is what a rank is
     if board is None or not _has_torch():
         return
     _tool = BoardTool(board, place)
     _late = LatePeers(_tool.peers)
-    observe.install(_tool, _late, CalmGlooLoops())
+    _failed = FailedWaits(_tool.slots, place)
+    observe.install(_tool, _late, _failed, CalmGlooLoops())
     provide_board(_tool.expect)
 
 
 def begin_waits() -> None:
     """A test begins."""
-    if _tool is not None and _late is not None:
+    if _tool is not None and _late is not None and _failed is not None:
         _tool.begin(has_gap=bool(observe.gaps()))
         _late.begin()
+        _failed.begin()
+
+
+def awaited_ranks() -> tuple[int, ...]:
+    """The ranks that had not joined the last call whose wait has failed."""
+    return _failed.awaited if _failed is not None else ()
 
 
 def wait_for_late_peers() -> None:

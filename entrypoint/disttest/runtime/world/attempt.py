@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from disttest.host.process import Exit, signal_name
-from disttest.limits import MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
+from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
 from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, RankRecord, TestCase, WorldKind
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
+from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
 from disttest.runtime.messages.raised import Raised, failed_outcome
 
@@ -52,6 +53,8 @@ class RankProgress:
     rendering: PhaseEnded | None = None
     """The failure of a phase, as far as it is known before its report has arrived."""
     rendering_since_s: float = 0.0
+    because_of: tuple[int, ...] = ()
+    """The ranks that had not joined the call in which it failed, or the one that called something else."""
     in_flight: Raised | None = None
     """The exception that was on its way when the rank was ended."""
     joined: list[RanksJoined] = field(default_factory=list)
@@ -91,6 +94,7 @@ class RankProgress:
         """Keep a report, but not the texts of more subtests than a message can carry."""
         if report.unrendered:
             self.rendering, self.rendering_since_s = report, time.monotonic()
+            self.because_of = report.because_of
             return
         self.rendering = None
         self.size += len(report.report) + len(report.details)
@@ -163,6 +167,7 @@ class RankProgress:
             stacks="\n\n".join(filter(None, (self.stacks, self.crash, self.below))),
             collectives=self.collectives,
             unrendered=self.rendering is not None and report is self.rendering,
+            because_of=self.because_of,
             in_flight=self._tell_in_flight(report),
             failed_after_s=None if failed_at_s is None else max(0.0, failed_at_s - started_at_s),
             exit_code=stayed.exit_code if stayed else ended.code if ended else None,
@@ -226,6 +231,8 @@ class Attempt:
     ranks: Sequence[RankProgress]
     failed_s: float | None = None
     """When the first rank failed, died or gave up (an expected failure too: its peers may wait for it)."""
+    lost_peer_s: float | None = None
+    """When the first rank failed because of another one, which has not failed yet."""
     cancelled: str = ""
     """Why it was cancelled, if it was."""
     cancelled_s: float = 0.0
@@ -259,8 +266,21 @@ class Attempt:
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
         self.of(rank).take_report(report)
-        if not report.partial and not report.unrendered and report.outcome.is_final:
+        if report.partial or report.unrendered or not report.outcome.is_final:
+            return
+        if is_consequence(report.message):
+            self.note_lost_peer(report.ended_at_s)
+        else:
             self.note_failure(report.ended_at_s)
+
+    def note_lost_peer(self, at_s: float) -> None:
+        """A rank has failed because of another one, which gets time to report why."""
+        self.lost_peer_s = at_s if self.lost_peer_s is None else self.lost_peer_s
+
+    def give_up_waiting(self) -> None:
+        """Take the failure of a rank that has lost a peer for the first one."""
+        if self.lost_peer_s is not None:
+            self.note_failure(self.lost_peer_s)
 
     def give_up_rendering(self, *, older_than_s: float = 0.0) -> None:
         """Judge ranks by what is known before their reports are rendered, if that takes longer than this."""
@@ -313,6 +333,8 @@ class Attempt:
         elif self.held_s is not None:
             self.paused_s += now_s - self.held_s
             self.failed_s = None if self.failed_s is None else self.failed_s + now_s - self.held_s
+            if self.lost_peer_s is not None:
+                self.lost_peer_s += now_s - self.held_s
             self.held_s = None
 
     def start_again(self, now_s: float) -> None:
@@ -334,6 +356,8 @@ class Attempt:
             return True
         if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True
+        if self.lost_peer_s is not None and now_s - self.lost_peer_s >= max(grace_s, CONSEQUENCE_WAIT_S):
+            return True
         return self.failed_s is not None and now_s - self.failed_s >= grace_s
 
     def next_check_s(self, now_s: float, grace_s: float) -> float:
@@ -343,6 +367,8 @@ class Attempt:
         limits = [self.started_s + self.paused_s + self.limit_s]
         if self.failed_s is not None:
             limits.append(self.failed_s + grace_s)
+        if self.lost_peer_s is not None:
+            limits.append(self.lost_peer_s + max(grace_s, CONSEQUENCE_WAIT_S))
         if self.cancelled:
             limits.append(self.cancelled_s + self.cancel_margin_s)
         return max(0.0, min(limits) - now_s)
@@ -376,6 +402,9 @@ class HarmedAttempt(Attempt):
 
     def note_failure(self, at_s: float) -> None:
         """A failure ends nobody: the others have until the deadline, and are hung if they are still at it then."""
+
+    def note_lost_peer(self, at_s: float) -> None:
+        """Nor does this one."""
 
     @property
     def is_over(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from disttest.deadlock.board import WaitBoard
-from disttest.deadlock.differing_calls import describe_differing_calls
+from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
 from disttest.deadlock.proof import Situation, find_deadlock
 from disttest.deadlock.snapshot import Snapshot, read_slot
 from disttest.deadlock.stacks import confirm_rest, confirm_waits
@@ -78,8 +78,14 @@ class DeadlockWatch:
 
     def describe_differing_calls(self, attempt: Attempt, rank: int) -> str:
         """Of a rank that its backend has aborted for the size of a tensor: who called what, if the board knows."""
-        slots = {progress.rank: self._slot(attempt, progress) for progress in attempt.ranks}
-        return describe_differing_calls({rank: read_slot(slot) for rank, slot in slots.items()}, rank)
+        return describe_differing_calls(self._snapshots(attempt), rank)
+
+    def find_odd_rank(self, attempt: Attempt, rank: int) -> int | None:
+        """Of the same: the only rank that called something else than all others."""
+        return find_odd_rank(self._snapshots(attempt), rank)
+
+    def _snapshots(self, attempt: Attempt) -> dict[int, Snapshot]:
+        return {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
 
     def _is_still(self, attempt: Attempt) -> bool:
         """Whether nothing has moved for some looks."""

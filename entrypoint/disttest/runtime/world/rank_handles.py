@@ -172,6 +172,7 @@ class Supervisor:
                 self.on_tick()
                 for log in logs:
                     log.trim()
+        attempt.give_up_waiting()
         for progress in attempt.ranks:
             progress.xfail = self.handle(progress.rank).xfail()
 
@@ -184,6 +185,7 @@ class Supervisor:
     def end_living(self, attempt: Attempt) -> None:
         """Take the stacks of the ranks that are still at it, then end them."""
         attempt.give_up_rendering()
+        attempt.give_up_waiting()
         living = attempt.living()
         handles = [self.handle(progress.rank) for progress in living]
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
@@ -278,6 +280,8 @@ class Supervisor:
             found = ""
             if self.deadlocks is not None and SIZES.search(words):
                 found = self.deadlocks.describe_differing_calls(attempt, progress.rank)
+                odd = self.deadlocks.find_odd_rank(attempt, progress.rank)
+                progress.because_of = () if odd is None else (odd,)
             return found or words
         return ""
 

@@ -1,8 +1,10 @@
 """What a rank has said counts, even if it had to be ended while it said more."""
 
+import msgspec
 import pytest
 
 from disttest.host.process import Exit
+from disttest.limits import CONSEQUENCE_WAIT_S
 from disttest.model import Outcome, RankEnd, TestCase
 from disttest.results.rulings import STRICT_XPASS, RankState, state_of
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
@@ -227,3 +229,59 @@ def test_how_a_rank_that_stayed_ends_later_says_nothing_of_its_test():
         record.exit_code,
         record.signal,
     )
+
+
+def attempt_of(size):
+    test = TestCase(nodeid="t", slug="", classname="", name="", file="", line=1, suite="", timeout_s=100)
+    ranks = [RankProgress(rank=rank, pid=1, log="") for rank in range(size)]
+    return Attempt(test=test, number=1, started_s=0.0, started_at_s=0.0, ranks=ranks)
+
+
+def lost_peer(at_s):
+    return PhaseEnded(
+        phase="call",
+        outcome=Outcome.FAILED,
+        duration_s=0.1,
+        ended_at_s=at_s,
+        message="RuntimeError: Connection closed by peer",
+    )
+
+
+def test_a_lost_peer_gives_the_others_more_time_than_a_failure():
+    attempt = attempt_of(2)
+    attempt.take_report(0, lost_peer(1.0))
+
+    assert not attempt.overdue(1.0 + CONSEQUENCE_WAIT_S - 0.1, 0.3)
+    assert attempt.overdue(1.0 + CONSEQUENCE_WAIT_S, 0.3)
+    assert attempt.failed_s is None
+
+    attempt.take_report(1, ended("call", Outcome.FAILED, 2.0))
+    assert attempt.overdue(2.5, 0.3)
+
+
+def test_a_longer_grace_counts_for_a_lost_peer_too():
+    attempt = attempt_of(2)
+    attempt.take_report(0, lost_peer(1.0))
+
+    assert not attempt.overdue(1.0 + CONSEQUENCE_WAIT_S, CONSEQUENCE_WAIT_S + 1)
+
+
+def test_a_failure_that_is_being_rendered_ends_nobody_until_its_time_is_up():
+    attempt = attempt_of(2)
+    attempt.take_report(0, msgspec.structs.replace(ended("call", Outcome.FAILED), unrendered=True))
+    attempt.give_up_rendering(older_than_s=60.0)
+    assert attempt.failed_s is None
+
+    attempt.give_up_rendering()
+    record = attempt.ranks[0].record(0.0)
+    assert (attempt.failed_s, record.message) == (1.0, "call failed")
+
+
+def test_a_rendered_report_replaces_what_was_known_before():
+    rank = progress()
+    rank.take_report(msgspec.structs.replace(ended("call", Outcome.FAILED), unrendered=True, message="first"))
+    rank.take_report(ended("call", Outcome.FAILED))
+    rank.done = TestDone()
+    record = rank.record(0.0)
+
+    assert (record.message, record.unrendered) == ("call failed", False)
