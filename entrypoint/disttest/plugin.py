@@ -34,6 +34,7 @@ from disttest.runtime.controller.expand import expand, expand_late, repeat_each,
 from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
+from disttest.runtime.controller.ordinary import stop_of_test
 from disttest.runtime.controller.other_plugins import (
     NO_WORLDS_IN_WORKERS,
     leave_hypothesis_unused,
@@ -325,7 +326,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
-    from disttest.runtime.controller.apart import DeadlinePassed, run_apart
+    from disttest.runtime.controller.apart import DeadlinePassed, RunStopped, run_apart
 
     was_frozen = is_frozen()
     try:
@@ -333,6 +334,9 @@ def _run_tests(session: pytest.Session) -> bool | None:
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
+    except RunStopped as stopped:
+        run.stop(stopped.stop.reason)
+        pytest.exit(run.reason, returncode=stopped.stop.exit_code)
     _run_ordinary(session, run, thaw=not was_frozen)
     return True
 
@@ -367,7 +371,13 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
         _note(item.config, f"running {item.nodeid}")
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            if (stop := stop_of_test(error)) is None:
+                raise
+            run.stop(f"{item.nodeid} ended the run: {stop.reason}")
+            pytest.exit(run.reason, returncode=stop.exit_code)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

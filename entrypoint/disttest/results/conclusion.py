@@ -112,9 +112,12 @@ def _ended_early(process: Process, reason: str) -> Conclusion | None:
         )
     if code in (ExitCode.PASSED, ExitCode.FAILED):
         return None
-    if code is not None and code in (*range(6), ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE):
-        return Conclusion(code, reason)
+    if code is not None and (reason or code in _PYTESTS):
+        return Conclusion(code, reason)  # any code: pytest.exit(returncode=…)
     return Conclusion(ExitCode.INTERNAL, f"the pytest process ended with {process.ended}")
+
+
+_PYTESTS = (*range(6), ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE)
 
 
 def _came_to(facts: Facts) -> ExitCode:

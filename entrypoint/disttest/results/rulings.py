@@ -98,7 +98,8 @@ RULES = (
         ruling=Ruling.CULPRIT,
         outcome=None,
         some=_BAD,
-        why="A test has failed if one rank has: the earliest is the culprit, a lost connection to a peer or an expired wait for one comes last. "
+        why="A test has failed if one rank has: the earliest is the culprit, a lost connection to a peer or an expired "
+        "wait for one comes last. "
         "A crash is never expected.",
     ),
     Rule(

@@ -74,7 +74,7 @@ def test_the_graver_of_two_facts_counts(first, second):
         (ended(6), 6, "asked to stop"),
         (ended(7), 7, "asked to stop"),
         (ended(124), 124, "asked to stop"),
-        (ended(77), 3, "the pytest process ended with exit code 77"),
+        (ended(77), 77, "asked to stop"),
         *(
             (msgspec.structs.replace(ended(code, reported=False), broken_off="cut"), 3, "cut")
             for code in (0, 4, 5, 7, 124)
@@ -87,6 +87,10 @@ def test_the_graver_of_two_facts_counts(first, second):
 )
 def test_how_pytest_ended(process, code, reason):
     assert (code, reason) == conclude(Facts(process=process, reason="asked to stop"))
+
+
+def test_a_code_that_is_not_pytests_own_needs_a_reason():
+    assert conclude(Facts(process=ended(77))) == (3, "the pytest process ended with exit code 77")
 
 
 def test_a_process_that_says_green_is_checked():

@@ -9,11 +9,11 @@ import pytest
 
 from disttest.model import WorldKind
 from disttest.runtime.controller.contain import is_ordinary
-from disttest.runtime.controller.controller import Controller, DeadlinePassed
+from disttest.runtime.controller.controller import Controller, DeadlinePassed, RunStopped
 from disttest.runtime.controller.parents import parents_of
 from disttest.runtime.controller.session import RunSession
 
-__all__ = ["DeadlinePassed", "run_apart"]
+__all__ = ["DeadlinePassed", "RunStopped", "run_apart"]
 
 
 def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:
@@ -26,6 +26,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
 
     Raises:
         DeadlinePassed: the deadline of the run came first.
+        RunStopped: a test has ended the run.
         pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
     """
     assert run.recorder is not None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from disttest.host.cpu_marks import CpuMarks
@@ -41,13 +42,21 @@ from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.controller.workplace import Workplace
-from disttest.runtime.messages.protocol import TestJudged, WorldOrder
+from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 from disttest.runtime.rank.measured import merge_coverage
 from disttest.runtime.rank.waits import ready_to_watch
 
 
 class DeadlinePassed(Exception):
     """The time of the whole run is used up."""
+
+
+class RunStopped(Exception):
+    """A test has ended the run."""
+
+    def __init__(self, stop: RunStop) -> None:
+        super().__init__(stop.reason)
+        self.stop = stop
 
 
 class Controller(Listener):
@@ -85,6 +94,8 @@ class Controller(Listener):
         self._settled = settled_by_plugins(session.config)
         self._worlds = 0
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
+        self._asked: RunStop | None = None
+        """A test has ended the run."""
         self._enough = ""
         """Why the user wants no further test (``-x``), once it is so."""
         self._scheduler: Scheduler = GangScheduler(
@@ -109,6 +120,7 @@ class Controller(Listener):
 
         Raises:
             DeadlinePassed: the deadline of the run came first.
+            RunStopped: a test has ended the run.
             pytest.Session.Failed: ``-x`` or ``--maxfail`` was reached.
         """
         self._items = {test.nodeid: item for item, test in pairs}
@@ -177,6 +189,10 @@ class Controller(Listener):
 
     def _stop_if_asked(self) -> None:
         session = self._session
+        if self._asked is not None:
+            self._enough = self._asked.reason
+            self._stop(f"the run stopped: {self._asked.reason}")
+            raise RunStopped(self._asked)
         if session.shouldfail:
             self._enough = str(session.shouldfail)
             self._stop(f"the run stopped: {session.shouldfail}")
@@ -230,6 +246,10 @@ class Controller(Listener):
             return
         good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
         self._shared_gpus.judged(world.gang, world.slots, good=good)
+        if judged.stop is not None and self._asked is None:
+            reason = f"{test.nodeid} ended the run: {judged.stop.reason}"
+            self._asked = msgspec.structs.replace(judged.stop, reason=reason)
+            self._retries.stop()
         judged = self._retries.settle(judged)
         world.pids = tuple(rank.pid for rank in judged.result.ranks) or world.pids
         suspect = self._device_health.suspects(judged.result, world.slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,13 +12,31 @@ from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.results.verdict import NOT_RUN
 from disttest.runtime.controller.pytest_reports import RERUN
 from disttest.runtime.controller.run_recorder import RunRecorder
-from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.messages.protocol import RunStop, clean_text
+from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
 
 NOT_RETRIED = (
     "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
     "failure has left there would be part of the next attempt; --contain gives them processes of their own"
 )
+
+
+def stop_of_test(error: BaseException) -> RunStop | None:
+    """The end of the run that a test has asked for; None for Ctrl-C.
+
+    Both are a KeyboardInterrupt. The one of a signal appears at any instruction; that of a test is raised by one.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        last = error.__traceback__
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        if last is None or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE:
+            return None
+    return stop_of(first_exit(error))
+
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _WORST_FIRST = (
     Outcome.FAILED,
     Outcome.ERROR,
@@ -61,7 +80,12 @@ class OrdinaryTests:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """A plugin that runs the protocol itself may report nothing, or not to the end."""
-        result = yield
+        try:
+            result = yield
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            if item.nodeid in self._tests and stop_of_test(error) is not None:
+                self._recorder.test_finished(self._stopped(item.nodeid, error))
+            raise
         if item.nodeid in self._tests and self._judged != item.nodeid:
             self._judge(item.nodeid)
         return result
@@ -75,6 +99,22 @@ class OrdinaryTests:
         if result.outcome.is_bad and self._unsaid and not again:
             self._unsaid = False
             self._recorder.noted(NOT_RETRIED)
+
+    def _stopped(self, nodeid: str, error: BaseException) -> TestResult:
+        """The result of a test that has ended the run."""
+        raised = describe_raised(first_exit(error))
+        phase = {0: "setup", 1: "call"}.get(len(self._reports.pop(nodeid, [])), "teardown")
+        return TestResult(
+            nodeid=nodeid,
+            outcome=failed_outcome(phase, xfail=False),
+            attempt=max(1, self._attempts[nodeid]),
+            cause=Cause.TEST,
+            started_at_s=self._began_at_s,
+            duration_s=max(0.0, self._recorder.now() - self._began_at_s),
+            phase=phase,
+            message=clean_text(raised.message),
+            details=clean_text(raised.details),
+        )
 
     def _not_run(self, nodeid: str) -> TestResult:
         return TestResult(

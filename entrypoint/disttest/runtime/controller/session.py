@@ -294,6 +294,12 @@ class RunSession:
         if self._kept_logs is not None and not self.recorder.has_failures:
             drop_folder(self._kept_logs)
 
+    def stop(self, reason: str) -> None:
+        """A test has ended the run: what has no result was not run, and no machine is to blame."""
+        self.reason = reason
+        if self.recorder is not None:
+            self.recorder.not_run(reason)
+
     def _missing_worlds(self, recorder: RunRecorder, exit_code: int) -> str:
         if exit_code or recorder.worlds or self.config.option.collectonly:
             return ""

@@ -17,8 +17,8 @@ from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
 from disttest.results.verdict import is_consequence
 from disttest.runtime.hosting.raised import tell
-from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
-from disttest.runtime.messages.raised import describe_raised
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, RunStop, clean_text
+from disttest.runtime.messages.raised import describe_raised, stop_of
 from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.waits import awaited_ranks
 
@@ -79,7 +79,7 @@ class Account:
         message, text = tell(error)
 
         def report() -> None:
-            self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s)
+            self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s, stop=stop_of(error))
 
         if self.post_mortem is None:
             report()
@@ -123,6 +123,7 @@ class Account:
         *,
         at_s: float | None = None,
         unrendered: bool = False,
+        stop: RunStop | None = None,
     ) -> None:
         self._reported = True
         now_s = time.monotonic()
@@ -136,6 +137,7 @@ class Account:
                 details=shorten(clean_text(details)),
                 because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
                 unrendered=unrendered,
+                stop=stop,
             )
         )
 

@@ -32,7 +32,15 @@ from disttest.runtime.hosting.team import (
     foreign_record,
 )
 from disttest.runtime.messages.phases import PhaseCell
-from disttest.runtime.messages.protocol import Cancel, Channel, RanksJoined, RunTest, TestDone, Variables
+from disttest.runtime.messages.protocol import (
+    Cancel,
+    Channel,
+    RanksJoined,
+    RunStop,
+    RunTest,
+    TestDone,
+    Variables,
+)
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.world.attempt import RankProgress
 from disttest.runtime.world.rank_handles import Supervisor
@@ -57,6 +65,8 @@ class ForkHost:
         self._launches = 0
         """How often the running test has started ranks."""
         self._began_s = 0.0
+        self._stop: RunStop | None = None
+        """A rank has ended the run."""
         self._team: Team | None = None
         self._kept: Team | None = None
         self._lent = LentTeam()
@@ -337,6 +347,7 @@ class ForkHost:
         attempt.hold(time.monotonic(), on=False)
         self._began_s += attempt.paused_s
         supervisor.close_logs(attempt)
+        self._stop = attempt.stop
         return tuple(attempt.read(progress) for progress in attempt.ranks)
 
     def _tell(
@@ -384,6 +395,8 @@ class ForkHost:
             supervisor.ignore(self._channel)
 
     def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
+        if self._stop is not None:
+            pytest.exit(self._stop.reason, returncode=self._stop.exit_code)
         if self.by_torchs_rules:
             theirs = torch_outcome(records, rule, self._skips)
             if theirs is Outcome.SKIPPED:

@@ -51,6 +51,13 @@ class Collected(Message):
     """Node id -> the values of its parameters, in words."""
 
 
+class RunStop(Frozen):
+    """A test has ended the run (``pytest.exit``, ``KeyboardInterrupt``)."""
+
+    reason: str
+    exit_code: int
+
+
 class PhaseEnded(Message):
     """Rank to world: one pytest report (a phase, or a subtest)."""
 
@@ -63,6 +70,7 @@ class PhaseEnded(Message):
     details: str = ""
     partial: bool = False
     """A subtest: the test goes on after it."""
+    stop: RunStop | None = None
     because_of: tuple[int, ...] = ()
     """The ranks that had not joined the call in which it failed; told with ``unrendered``."""
     unrendered: bool = False
@@ -195,6 +203,7 @@ class TestJudged(Message):
 
     result: TestResult
     reports: tuple[str, ...] = ()
+    stop: RunStop | None = None
     healthy: bool = True
     """Whether the world can run another test; said by worlds that span nodes."""
 

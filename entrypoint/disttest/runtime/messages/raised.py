@@ -10,9 +10,13 @@ import re
 import traceback
 from types import TracebackType, WrapperDescriptorType
 
+import pytest
+
+from disttest.errors import ExitCode
 from disttest.model import Frozen, Outcome, short_place
 from disttest.results.hang_findings import is_library
 from disttest.results.headline import headline
+from disttest.runtime.messages.protocol import RunStop
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 _DEEPEST = 4
@@ -26,6 +30,29 @@ def failed_outcome(phase: str, *, xfail: bool) -> Outcome:
     if xfail:
         return Outcome.XFAILED
     return Outcome.FAILED if phase == "call" else Outcome.ERROR
+
+
+def stop_of(error: BaseException) -> RunStop | None:
+    """The end of the run that an exception asks for, as pytest reads it; None if it asks for none.
+
+    An exit code of 0 counts as 2: tests were not run.
+    """
+    if not isinstance(error, (pytest.exit.Exception, KeyboardInterrupt)):
+        return None
+    code = error.returncode if isinstance(error, pytest.exit.Exception) else None
+    raised = describe_raised(error)
+    place = f" ({raised.place})" if raised.place else ""
+    return RunStop(reason=f"{raised.message}{place}", exit_code=code or int(ExitCode.INTERRUPTED))
+
+
+def first_exit(error: BaseException) -> BaseException:
+    """The exception that the test itself has raised to end the run.
+
+    pytest raises the exit of a unittest method once more, without its code (``TestCaseFunction.addError``).
+    """
+    context = error.__context__
+    is_again = isinstance(error, pytest.exit.Exception) and isinstance(context, pytest.exit.Exception)
+    return context if is_again and context is not None else error
 
 
 class Raised(Frozen):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest.skipping import xfailed_key
 
@@ -18,7 +19,7 @@ from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
-from disttest.runtime.messages.raised import describe_raised, failed_outcome
+from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
 from disttest.runtime.rank.waits import awaited_ranks
 
 DETAILS_LIMIT = 256 * 1024
@@ -35,6 +36,7 @@ class Bridge:
         self._config = config
         self._on_phase = on_phase
         self._ended_at_s = 0.0
+        self._phase = "setup"
 
     def take_over(self) -> None:
         """Silence every reporter that was inherited, and become the only one."""
@@ -58,7 +60,27 @@ class Bridge:
         """The tear-down begins."""
         self._begin("teardown", item)
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """A test that ends the run would end this process: send up why, and let its world end it."""
+        self._phase = "setup"
+        try:
+            return (yield)
+        except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
+            self._channel.send(self._stopped(item, first_exit(error)))
+            return True
+
+    def _stopped(self, item: pytest.Item, error: BaseException) -> PhaseEnded:
+        stop = stop_of(error)
+        return msgspec.structs.replace(
+            self._failure_of(item, self._phase, error, duration_s=0.0),
+            outcome=failed_outcome(self._phase, xfail=False),  # no mark expects the end of the run
+            stop=stop and msgspec.structs.replace(stop, reason=clean_text(stop.reason)),
+        )
+
     def _begin(self, phase: str, item: pytest.Item) -> None:
+        self._phase = phase
         self._on_phase(phase, item.stash.get(xfailed_key, None) is not None)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -71,20 +93,23 @@ class Bridge:
         self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
         error = raised_in(item, call)
         if error is not None:
-            self._channel.send(self._unrendered(item, call, error))
+            known = self._failure_of(item, text_of(call.when), error, duration_s=call.duration or 0.0)
+            self._channel.send(msgspec.structs.replace(known, unrendered=True))
         return (yield)
 
-    def _unrendered(self, item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> PhaseEnded:
-        phase, raised = text_of(call.when), describe_raised(error)
+    def _failure_of(
+        self, item: pytest.Item, phase: str, error: BaseException, *, duration_s: float
+    ) -> PhaseEnded:
+        """What can be said of a failure without running code of the test."""
+        raised = describe_raised(error)
         return PhaseEnded(
             phase=phase,
             outcome=failed_outcome(phase, xfail=expected_failure(item, error) is not None),
-            duration_s=max(0.0, call.duration or 0.0),
+            duration_s=max(0.0, duration_s),
             ended_at_s=self._ended_at_s,
             message=clean_text(raised.message)[:2000],
             details=shorten(clean_text(raised.details)),
             because_of=awaited_ranks() if is_consequence(raised.message) else (),
-            unrendered=True,
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -14,7 +14,7 @@ from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, Ra
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
-from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, TestDone
+from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, RunStop, TestDone
 from disttest.runtime.messages.raised import Raised, failed_outcome
 
 _SUBTESTS_KEPT = 8 * 1024 * 1024
@@ -254,6 +254,16 @@ class Attempt:
     def is_over(self) -> bool:
         """Whether every rank is done, dead or ended."""
         return all(progress.is_over for progress in self.ranks)
+
+    @property
+    def stop(self) -> RunStop | None:
+        """The end of the run that one of its ranks asked for first."""
+        reports = [(p.rank, report) for p in self.ranks for report in p.reports if report.stop is not None]
+        if not reports:
+            return None
+        rank, first = min(reports, key=lambda each: each[1].ended_at_s)
+        who = f"rank {rank}: " if self.test.kind is WorldKind.RANKS else ""
+        return first.stop and msgspec.structs.replace(first.stop, reason=f"{who}{first.stop.reason}")
 
     def of(self, rank: int) -> RankProgress:
         """What a rank has done; ranks are consecutive, and begin at 0 unless the world spans nodes."""

@@ -308,8 +308,7 @@ class WorldSupervisor:
 
         It goes with what is said next, at once: that another test begins, or that no other does.
         """
-        del attempt
-        self._controller.hold(TestJudged(result=result, reports=reports))
+        self._controller.hold(TestJudged(result=result, reports=reports, stop=attempt.stop))
 
     def _is_healthy(self, attempt: Attempt) -> bool:
         """A world that saw any failure is not used again; nor one that could not be cleaned."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.runtime.messages.raised import describe_raised
+from disttest.runtime.messages.raised import describe_raised, first_exit, stop_of
 
 
 class Rude:
@@ -63,3 +63,30 @@ def test_the_place_is_the_innermost_line_of_the_test_and_the_traceback_has_the_c
     assert chained.details.index("RudeError: first") < chained.details.index("ValueError: second")
     assert 'raise ValueError("second") from first' in chained.details
     assert "RudeError: first" not in hidden.details
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (pytest.exit.Exception("enough", 77), 77),
+        (pytest.exit.Exception("enough"), 2),
+        (pytest.exit.Exception("enough", 0), 2),
+        (KeyboardInterrupt("enough"), 2),
+    ],
+)
+def test_the_end_of_the_run_has_a_reason_and_a_code_that_is_never_green(error, code):
+    stop = stop_of(error)
+
+    assert stop is not None
+    assert (stop.exit_code, stop.reason.endswith(": enough")) == (code, True)
+
+
+def test_other_exceptions_do_not_end_the_run():
+    assert stop_of(SystemExit(3)) is stop_of(ValueError()) is None
+
+
+def test_the_exit_that_pytest_raises_once_more_is_that_of_the_test():
+    again = pytest.exit.Exception("enough")
+    again.__context__ = pytest.exit.Exception("enough", 77)
+
+    assert stop_of(first_exit(again)) == stop_of(again.__context__)
