@@ -94,9 +94,52 @@ LOST_PEERS = """
         if world.rank == 0:
             reduce(pairs[0])
 
+    def test_waits_in_its_clean_up(world):
+        group = dist.new_group()
+        try:
+            if world.rank == 1:
+                raise KeyError("layer.7")
+        finally:
+            if world.rank == 1:
+                dist.barrier(group=group)
+
     def test_of_its_own(world):
         if world.rank == 1:
             raise OSError("Connection refused by the licence server")
+"""
+TORCHS_CLASS = """
+    import time
+    import torch, torch.distributed as dist
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class Test(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def join(self):
+            store = dist.FileStore(self.file_name, 2)
+            dist.init_process_group("gloo", rank=self.rank, world_size=2, store=store)
+            dist.barrier()
+
+        def test_torchs_class_fails_late(self):
+            self.join()
+            if self.rank == 1:
+                dist.destroy_process_group()
+                time.sleep(1)
+                raise KeyError("layer.7")
+            dist.all_reduce(torch.ones(1))
+
+        def test_torchs_class_waits_in_its_clean_up(self):
+            self.join()
+            try:
+                if self.rank == 1:
+                    raise KeyError("layer.7")
+            finally:
+                if self.rank == 1:
+                    dist.barrier()
 """
 CULPRITS = {
     "test_fails_after_its_clean_up": (1, "rank 1 of 2 failed: KeyError: 'layer.7'"),
@@ -115,14 +158,20 @@ CULPRITS = {
     "test_left_group_of_a_fresh_world": (1, "rank 1 of 2 did not join a call of rank 0: rank 1 had finished"),
     "test_one_call_less": (1, "rank 1 of 3 did not join a call of rank 0: rank 1 had finished the test"),
     "test_chain": (2, "rank 2 of 3 did not join a call of rank 1: rank 2 is in test_chain at test_lost.py:"),
+    "test_waits_in_its_clean_up": (1, "rank 1 of 2 raised KeyError: 'layer.7' at test_lost.py:"),
+    "::test_torchs_class_fails_late": (1, "rank 1 of 2 failed: KeyError: 'layer.7"),
+    "::test_torchs_class_waits_in_its_clean_up": (
+        1,
+        "rank 1 of 2 raised KeyError: 'layer.7' at test_class.py:",
+    ),
     "test_of_its_own": (1, "rank 1 of 2 failed: OSError: Connection refused by the licence server"),
 }
 
 
 @pytest.fixture(scope="module")
 def lost(module_lab: Lab) -> Ended:
-    module_lab.write(test_lost=LOST_PEERS)
-    return module_lab.run("run", "test_lost.py", "--results", "results", "--slots", "4")
+    module_lab.write(test_lost=LOST_PEERS, test_class=TORCHS_CLASS)
+    return module_lab.run("run", "test_lost.py", "test_class.py", "--results", "results", "--slots", "4")
 
 
 @pytest.mark.parametrize(("name", "expected"), CULPRITS.items())

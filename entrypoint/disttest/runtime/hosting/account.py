@@ -17,8 +17,8 @@ from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
 from disttest.results.verdict import is_consequence
 from disttest.runtime.hosting.raised import tell
-from disttest.runtime.messages.protocol import Channel, PhaseEnded, RunStop, clean_text
-from disttest.runtime.messages.raised import describe_raised, stop_of
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
+from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
 from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.waits import awaited_ranks
 
@@ -74,7 +74,12 @@ class Account:
         if self.post_mortem is None:
             raised = describe_raised(error)
             self._send(
-                Outcome.FAILED, raised.message, raised.details, at_s=self._raised_at_s, unrendered=True
+                Outcome.FAILED,
+                raised.message,
+                raised.details,
+                at_s=self._raised_at_s,
+                unrendered=True,
+                held_back=describe_held_back(error),
             )
         message, text = tell(error)
 
@@ -124,6 +129,7 @@ class Account:
         at_s: float | None = None,
         unrendered: bool = False,
         stop: RunStop | None = None,
+        held_back: Raised | None = None,
     ) -> None:
         self._reported = True
         now_s = time.monotonic()
@@ -138,6 +144,7 @@ class Account:
                 because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
                 unrendered=unrendered,
                 stop=stop,
+                held_back=held_back,
             )
         )
 

@@ -49,7 +49,7 @@ class HostedAttempt(Attempt):
         record = self.read(progress)
         died = record.outcome is None or record.outcome.is_bad
         if died and not self.waits_for_peers:
-            self.note_failure(progress.died_at_s)
+            self.note_end(progress)
 
     def read(self, progress: RankProgress) -> RankRecord:
         """This rank's part, its exit code understood."""

@@ -51,6 +51,19 @@ class Collected(Message):
     """Node id -> the values of its parameters, in words."""
 
 
+class Raised(Frozen):
+    """An exception, described without running any code of the test."""
+
+    message: str
+    """The type and, if reading it runs no code of the test, the text."""
+    place: str
+    """``test_step.py:39``: the innermost line outside libraries; empty if there is none."""
+    details: str
+    """The traceback without values."""
+    is_assertion: bool = False
+    """An assertion that has failed and whose message is being made: it is not raised yet."""
+
+
 class RunStop(Frozen):
     """A test has ended the run (``pytest.exit``, ``KeyboardInterrupt``)."""
 
@@ -72,7 +85,9 @@ class PhaseEnded(Message):
     """A subtest: the test goes on after it."""
     stop: RunStop | None = None
     because_of: tuple[int, ...] = ()
-    """The ranks that had not joined the call in which it failed; told with ``unrendered``."""
+    """The ranks that had not joined the call in which it failed; sent with ``unrendered``, as is the next one."""
+    held_back: Raised | None = None
+    """The exception that a block was holding back when it lost a peer."""
     unrendered: bool = False
     """The phase has failed and its report is being rendered, which runs code of the test. The report follows."""
     report: str = ""

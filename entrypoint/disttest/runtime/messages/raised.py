@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import re
 import traceback
+import unittest
 from types import TracebackType, WrapperDescriptorType
 
 import pytest
+from _pytest.outcomes import OutcomeException
 
 from disttest.errors import ExitCode
-from disttest.model import Frozen, Outcome, short_place
+from disttest.model import Outcome, short_place
 from disttest.results.hang_findings import is_library
 from disttest.results.headline import headline
-from disttest.runtime.messages.protocol import RunStop
+from disttest.results.verdict import is_consequence
+from disttest.runtime.messages.protocol import Raised, RunStop
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_HARMLESS = (StopIteration, StopAsyncIteration, GeneratorExit, unittest.SkipTest)
 _DEEPEST = 4
 _LONGEST_CHAIN = 5
 _MOST_FRAMES = 100
@@ -55,19 +59,6 @@ def first_exit(error: BaseException) -> BaseException:
     return context if is_again and context is not None else error
 
 
-class Raised(Frozen):
-    """An exception, described."""
-
-    message: str
-    """The type and, if reading it runs no code of the test, the text."""
-    place: str
-    """``test_step.py:39``: the innermost line outside libraries; empty if there is none."""
-    details: str
-    """The traceback without values."""
-    is_assertion: bool = False
-    """An assertion that has failed and whose message is being made: it is not raised yet."""
-
-
 def describe_raised(error: BaseException) -> Raised:
     """Describe an exception that was raised.
 
@@ -78,6 +69,25 @@ def describe_raised(error: BaseException) -> Raised:
     return Raised(
         message=_plain_headline(error), place=_innermost_place(traceback_), details=_plain_traceback(error)
     )
+
+
+def describe_held_back(error: BaseException) -> Raised | None:
+    """Describe the exception that a block was holding back when its own wait for a peer failed; None if there is none.
+
+    ``finally: barrier()`` replaces the exception of the test by that of the barrier, which has lost a peer.
+    """
+    if not is_consequence(_plain_headline(error)):
+        return None
+    earlier = _earlier(error)
+    while earlier is not None and is_consequence(_plain_headline(earlier)):
+        earlier = _earlier(earlier)
+    return None if earlier is None or is_harmless(earlier) else describe_raised(earlier)
+
+
+def is_harmless(error: BaseException) -> bool:
+    """Whether an exception is a skip, or ends an iteration."""
+    skips = isinstance(error, OutcomeException) and not isinstance(error, pytest.fail.Exception)
+    return skips or isinstance(error, _HARMLESS)
 
 
 def _traceback_of(error: BaseException) -> TracebackType | None:

@@ -19,7 +19,13 @@ from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
-from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
+from disttest.runtime.messages.raised import (
+    describe_held_back,
+    describe_raised,
+    failed_outcome,
+    first_exit,
+    stop_of,
+)
 from disttest.runtime.rank.waits import awaited_ranks
 
 DETAILS_LIMIT = 256 * 1024
@@ -94,7 +100,8 @@ class Bridge:
         error = raised_in(item, call)
         if error is not None:
             known = self._failure_of(item, text_of(call.when), error, duration_s=call.duration or 0.0)
-            self._channel.send(msgspec.structs.replace(known, unrendered=True))
+            held_back = describe_held_back(error)
+            self._channel.send(msgspec.structs.replace(known, unrendered=True, held_back=held_back))
         return (yield)
 
     def _failure_of(

@@ -23,8 +23,7 @@ import msgspec
 from disttest.host.loaded import stand_in
 from disttest.masking import masker
 from disttest.model import UNREADABLE, Collective
-from disttest.runtime.messages.protocol import clean_text
-from disttest.runtime.messages.raised import Raised
+from disttest.runtime.messages.protocol import Raised, clean_text
 from disttest.runtime.rank.in_flight import find_in_flight
 
 KEPT = 100

@@ -9,19 +9,17 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
-import unittest
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from types import FrameType
 from typing import Any
 
 from _pytest.assertion import util
-from _pytest.outcomes import OutcomeException, fail
 
 from disttest.model import short_place
-from disttest.runtime.messages.raised import Raised, describe_raised
+from disttest.runtime.messages.protocol import Raised
+from disttest.runtime.messages.raised import describe_raised, is_harmless
 
-_HARMLESS = (StopIteration, StopAsyncIteration, GeneratorExit, unittest.SkipTest)
 _REWRITE = "/_pytest/assertion/rewrite.py"
 _UNITTEST = "/unittest/case.py"
 _UNITTEST_TEXTS = frozenset({"safe_repr", "_common_shorten_repr"})
@@ -38,18 +36,13 @@ def find_in_flight() -> Raised | None:
     if failed is not None:
         return failed
     error = next(chain(_handled_by(ident or 0), _held_by_harness(frames)), None)
-    return None if error is None or _is_harmless(error) else describe_raised(error)
+    return None if error is None or is_harmless(error) else describe_raised(error)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
-
-
-def _is_harmless(error: BaseException) -> bool:
-    skips = isinstance(error, OutcomeException) and not isinstance(error, fail.Exception)
-    return skips or isinstance(error, _HARMLESS)
 
 
 def _handled_by(ident: int) -> Iterator[BaseException]:

@@ -14,8 +14,8 @@ from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, Ra
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
-from disttest.runtime.messages.protocol import PhaseEnded, RanksJoined, RunStop, TestDone
-from disttest.runtime.messages.raised import Raised, failed_outcome
+from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
+from disttest.runtime.messages.raised import failed_outcome
 
 _SUBTESTS_KEPT = 8 * 1024 * 1024
 """Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
@@ -95,6 +95,7 @@ class RankProgress:
         if report.unrendered:
             self.rendering, self.rendering_since_s = report, time.monotonic()
             self.because_of = report.because_of
+            self.in_flight = report.held_back
             return
         self.rendering = None
         self.size += len(report.report) + len(report.details)
@@ -187,13 +188,15 @@ class RankProgress:
         return report.outcome if report and reported else None
 
     def _tell_in_flight(self, report: PhaseEnded | None) -> str:
-        if self.in_flight is None or not self.killed or (report and report.outcome.is_final):
+        is_final = report is not None and report.outcome.is_final
+        held_back = report is not None and is_consequence(report.message)
+        if self.in_flight is None or not (held_back if is_final else self.killed):
             return ""
         place = f" at {self.in_flight.place}" if self.in_flight.place else ""
         return f"{self.in_flight.message}{place}"
 
     def _details(self, report: PhaseEnded | None) -> str:
-        if self._tell_in_flight(report):
+        if self._tell_in_flight(report) and not (report and report.details):
             return self.in_flight.details if self.in_flight else ""
         return report.details if report else self.start_log
 
@@ -276,12 +279,15 @@ class Attempt:
     def take_report(self, rank: int, report: PhaseEnded) -> None:
         """Note a report; a failed phase (not a mere subtest) starts the grace of the others."""
         self.of(rank).take_report(report)
-        if report.partial or report.unrendered or not report.outcome.is_final:
-            return
-        if is_consequence(report.message):
-            self.note_lost_peer(report.ended_at_s)
+        if not report.partial and not report.unrendered and report.outcome.is_final:
+            self._note_end(report, report.ended_at_s)
+
+    def _note_end(self, report: PhaseEnded | None, at_s: float) -> None:
+        """Remember the end of a rank, by the report that speaks for it."""
+        if report is not None and report.outcome.is_final and is_consequence(report.message):
+            self.note_lost_peer(at_s)
         else:
-            self.note_failure(report.ended_at_s)
+            self.note_failure(at_s)
 
     def note_lost_peer(self, at_s: float) -> None:
         """A rank has failed because of another one, which gets time to report why."""
@@ -319,7 +325,11 @@ class Attempt:
     def note_death(self, progress: RankProgress) -> None:
         """A process ended; nobody expects that in the middle of a test."""
         if not progress.left_as_announced:
-            self.note_failure(progress.died_at_s)
+            self.note_end(progress)
+
+    def note_end(self, progress: RankProgress) -> None:
+        """Remember a process that has ended; what it has reported before is the reason."""
+        self._note_end(progress.verdict_report, progress.died_at_s)
 
     def note_failure(self, at_s: float) -> None:
         """Remember the first failure."""

@@ -21,7 +21,7 @@ from disttest.masking import masker
 from disttest.model import Collective
 from disttest.results.hang_findings import PROCESS_STATE
 from disttest.results.narrative import STACKS_HEADING as STACKS_HEADING
-from disttest.runtime.messages.raised import Raised
+from disttest.runtime.messages.protocol import Raised
 from disttest.runtime.rank.flight import ask, read_answer, read_in_flight
 
 _STOPPED = "stopped (SIGSTOP, or a debugger)"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.runtime.messages.raised import describe_raised, first_exit, stop_of
+from disttest.runtime.messages.raised import describe_held_back, describe_raised, first_exit, stop_of
 
 
 class Rude:
@@ -90,3 +90,28 @@ def test_the_exit_that_pytest_raises_once_more_is_that_of_the_test():
     again.__context__ = pytest.exit.Exception("enough", 77)
 
     assert stop_of(first_exit(again)) == stop_of(again.__context__)
+
+
+def raised_in_finally(first, second):
+    try:
+        try:
+            raise first
+        finally:
+            raise second
+    except type(second) as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "held_back"),
+    [
+        (raised_in_finally(KeyError("a"), RuntimeError("Connection closed by peer")), "KeyError: 'a'"),
+        (raised_in_finally(KeyError("a"), OSError("disk full")), None),
+        (raised_in_finally(StopIteration(), RuntimeError("Connection closed by peer")), None),
+        (RuntimeError("Connection closed by peer"), None),
+    ],
+)
+def test_a_lost_peer_in_a_finally_block_holds_back_the_exception_of_the_test(error, held_back):
+    described = describe_held_back(error)
+
+    assert (described.message if described else None) == held_back
