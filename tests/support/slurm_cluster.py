@@ -142,6 +142,15 @@ class SlurmCluster:
             for node, address in routes:
                 self.on_node(node, "ip", "route", "del", "blackhole", address)
 
+    @contextlib.contextmanager
+    def unplugged(self, node: Node) -> Iterator[None]:
+        """While this lasts, a node reaches nothing, and nothing reaches it."""
+        self._link(node, up=False)
+        try:
+            yield
+        finally:
+            self._link(node, up=True)
+
     def kill_controller(self) -> None:
         """End slurmctld, without a last word, once it has written down which jobs there are (it does so now and then)."""
         saved, names = self.folder / "state" / "job_state", [job.split()[1].encode() for job in self.jobs()]

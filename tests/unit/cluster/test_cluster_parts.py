@@ -219,6 +219,30 @@ class TestVerdict:
         assert result.message == f"ranks 0-1 of 4 on node n1 left no record: {end}"
         assert result.notes == ("rank 2 on n2: boom",)
 
+    @pytest.mark.parametrize("lost_all", [True, False])
+    def test_records_that_come_after_the_job_was_given_up_blame_no_rank(self, *, lost_all: bool) -> None:
+        """The client gave up since node n2 was silent; its cancellation woke that node, whose ranks had lost their peers."""
+        killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        symptom = {"outcome": Outcome.FAILED, "message": "Connection closed by peer", "failed_after_s": 8.1}
+        healthy = msgspec.structs.replace(
+            share(0, rank(0, **killed), rank(1, **killed)), cancelled=str(self.END), given_up=True
+        )
+        other = (
+            {}
+            if lost_all
+            else {"outcome": Outcome.FAILED, "message": "ValueError: boom", "failed_after_s": 1.0}
+        )
+        lost = msgspec.structs.replace(
+            share(1, rank(2, **symptom), rank(3, **(other or symptom))), given_up=True
+        )
+
+        result = self.judged(healthy, lost, end=self.END)
+
+        assert (result.outcome, result.cause) == (Outcome.ERROR, Cause.INFRASTRUCTURE)
+        assert str(self.END) in result.message
+        assert (None if lost_all else 3) == result.culprit
+        assert (() if lost_all else ("rank 3 on n2: ValueError: boom",)) == result.notes
+
     @pytest.mark.parametrize("by_scheduler", [True, False])
     def test_peers_that_were_ended_before_they_noticed_leave_the_word_to_the_scheduler(
         self, by_scheduler: bool

@@ -36,6 +36,8 @@ class PartitionRecord(Frozen):
     duration_s: float = 0.0
     cancelled: str = ""
     """Why this node ended its ranks in the middle of the test, if nothing of theirs was the reason."""
+    given_up: bool = False
+    """The client had given the job up by then, so that ``cancelled`` is the client's reason."""
 
 
 def verdict(
@@ -76,9 +78,12 @@ def judge_partitions(
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
-    if end is not None and is_for_the_scheduler(partitions):
+    if end is not None and is_for_the_job(partitions):
         ended = {
-            record.rank for partition in partitions if _was_ended(partition) for record in partition.ranks
+            record.rank
+            for partition in partitions
+            for record in partition.ranks
+            if _was_ended(partition) or (partition.given_up and is_symptom(record))
         }
         missing = sorted({*missing, *ended})
         present = [record for record in present if record.rank not in ended]
@@ -107,11 +112,11 @@ def judge_partitions(
     return _name_nodes(result)
 
 
-def is_for_the_scheduler(partitions: Iterable[PartitionRecord]) -> bool:
-    """Whether the scheduler ended some nodes in the middle of a test, and it was not well on the others, if there are any.
+def is_for_the_job(partitions: Iterable[PartitionRecord]) -> bool:
+    """Whether some nodes ended their ranks because the job ended, and ranks of the other nodes, if any, did not pass.
 
-    Their peers went away: what these ranks say of it proves nothing, and the scheduler knows why. They may have failed of
-    it, been ended for it, or been ended by the scheduler themselves.
+    The scheduler ended the job, or the client gave it up because a node was lost. The peers of these ranks went away, so
+    their failures prove nothing. The reason for the end of the job decides.
     """
     known = tuple(partitions)
     others = [record for partition in known if not _was_ended(partition) for record in partition.ranks]
@@ -120,7 +125,9 @@ def is_for_the_scheduler(partitions: Iterable[PartitionRecord]) -> bool:
 
 
 def _was_ended(partition: PartitionRecord) -> bool:
-    return partition.cancelled.startswith(SCHEDULER_ENDED)
+    return bool(partition.cancelled) and (
+        partition.given_up or partition.cancelled.startswith(SCHEDULER_ENDED)
+    )
 
 
 def check_lease_result(test: TestCase, result: TestResult) -> TestResult:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.cluster.client.conductor import Conductor, JobSetting
-from disttest.cluster.client.node_verdict import PartitionRecord, is_for_the_scheduler, judge_partitions
+from disttest.cluster.client.node_verdict import PartitionRecord, is_for_the_job, judge_partitions
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import (
     CloseWorld,
@@ -196,6 +196,7 @@ class SpanningConductor(Conductor):
             started_at_s=message.started_at_s + offset_s,
             duration_s=message.duration_s,
             cancelled=message.cancelled,
+            given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
         )
         self._partitions.setdefault(message.test, {})[node] = record
         self._healthy = self._healthy and message.healthy
@@ -209,7 +210,7 @@ class SpanningConductor(Conductor):
         if not self._all(set(partitions)) or test in self._judged:
             return ()
         cancelled = self.failure is not None and self.failure.state is JobState.CANCELLED
-        if is_for_the_scheduler(partitions.values()) and not cancelled:
+        if is_for_the_job(partitions.values()) and not cancelled:
             return ()  # the job is over; its end is known in a moment
         verdict = self._verdict(test, self._lost)
         self._healthy = self._healthy and not verdict.outcome.is_bad
