@@ -37,6 +37,8 @@ class TimeLimits:
         self._tests = tests
         self._asked = asked
         self._began_s = 0.0
+        self._reached = ""
+        """Why the phase that has just run has failed, whatever came of it; empty if it ended before its limit."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -62,47 +64,58 @@ class TimeLimits:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """The report of a failure is rendered, which calls ``repr()`` of the test's objects."""
+        """Limit the rendering of a failure, which calls ``repr()`` of the test's objects, and fail what reached its limit.
+
+        A phase that reached its limit has failed, even if the test caught what was raised there, or skipped afterwards.
+        """
+        reached, self._reached = self._reached, ""
         error = raised_in(item, call)
         if error is None:
-            return (yield)
+            return _failed_at_limit((yield), reached)
         try:
             with self._limited(item, call.when, renders=True):
-                return (yield)
+                return _failed_at_limit((yield), reached)
         except _RenderingTookTooLong:
             return _unrendered(item, call, error)
 
     @contextlib.contextmanager
     def _limited(self, item: pytest.Item, phase: str, *, renders: bool = False) -> Iterator[None]:
+        if not renders:
+            self._reached = ""
         test = self._tests.get(item.nodeid)
         if test is None or test.timeout_s >= NO_LIMIT_S or self._is_of_another(item) or _is_in_use():
             yield
             return
         # What fixtures have started is theirs to end.
         before_call = started_children() if phase == "call" else None
+        message = f"timed out after {test.timeout_s:g} s in {phase}"
 
         def interrupt(_: int, frame: FrameType | None) -> None:
             __tracebackhide__ = True
             if renders:
                 raise _RenderingTookTooLong
+            self._reached = f"{message}; its outcome afterwards does not count"
             if _is_in_saferepr(frame):
                 signal.setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
-            pytest.fail("\n".join([f"timed out after {test.timeout_s:g} s in {phase}", *ended]))
+            pytest.fail("\n".join([message, *ended]))
+
+        def left_s() -> float:
+            return self._began_s + test.timeout_s - time.monotonic()
 
         before = signal.signal(signal.SIGALRM, interrupt)
-        left_s = self._began_s + test.timeout_s - time.monotonic()
-        if renders:
-            left_s = max(RENDERING_LEAST_S, min(left_s, RENDERING_S))
+        first_s = max(RENDERING_LEAST_S, min(left_s(), RENDERING_S)) if renders else left_s()
         # Again and again while a report is rendered: the traceback module swallows whatever is raised in a str().
         again_s = RENDERING_NEXT_S if renders else 0.0
-        signal.setitimer(signal.ITIMER_REAL, max(1e-6, left_s), again_s)  # 0 would mean never
+        signal.setitimer(signal.ITIMER_REAL, max(1e-6, first_s), again_s)  # 0 would mean never
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+            if not renders and left_s() <= 0 and not self._reached:
+                self._reached = f"{message}; SIGALRM, which ends a test there, was replaced or blocked"
 
     def _is_of_another(self, item: pytest.Item) -> bool:
         """Whether pytest-timeout keeps the limit."""
@@ -113,6 +126,15 @@ class TimeLimits:
 
 class _RenderingTookTooLong(KeyboardInterrupt):
     """Raised in the middle of a ``repr()`` or ``str()``; of this kind, since saferepr swallows all others."""
+
+
+def _failed_at_limit(report: pytest.TestReport, reached: str) -> pytest.TestReport:
+    """The report of a phase as it is, or as a failure if the phase reached its limit."""
+    if reached and not report.failed:
+        report.outcome, report.longrepr = "failed", reached
+        # pytest reports a failure with this attribute as an expected one.
+        vars(report).pop("wasxfail", None)
+    return report
 
 
 def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> pytest.TestReport:

@@ -40,7 +40,7 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.deadlock_watch import DeadlockWatch
-from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, question
+from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, question
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
 from disttest.runtime.world.stack_code import with_code
@@ -186,42 +186,51 @@ class Supervisor:
         """Take the stacks of the ranks that are still at it, then end them."""
         attempt.give_up_rendering()
         attempt.give_up_waiting()
-        living = attempt.living()
-        handles = [self.handle(progress.rank) for progress in living]
         deadline_passed = attempt.failed_s is None and not attempt.cancelled
-        told = question(
-            [
-                (handle.evidence, self._flight(progress))
-                for handle, progress in zip(handles, living, strict=True)
-            ],
-            limit_s=EVIDENCE_S,
-        )
+        # At the deadline the ranks are noted before the question: its signal ends calls that wait (pause, sleep and poll
+        # return EINTR and never restart), and a report that follows would show a pass that no test has reached.
+        living = self._note_ends(attempt) if deadline_passed else attempt.living()
+        evidence = self._question(living)
         if deadline_passed:
             self.on_evidence()
-        self._drain(handles)  # a rank that finished just now is not a victim
-        for progress, evidence in zip(living, told, strict=True):
-            if not progress.is_over and evidence.in_flight is not None:
-                handle = self.handle(progress.rank)
-                attempt.take_in_flight(
-                    progress.rank, evidence.in_flight, phase=handle.phase(), xfail=handle.xfail()
-                )
+        self._take_in_flight(attempt, living, evidence)
+        if not deadline_passed:
+            living = self._note_ends(attempt)
         deadline_passed = deadline_passed and attempt.failed_s is None
-        for progress, evidence in zip(living, told, strict=True):
-            if progress.is_over:
-                continue
-            # Nor is one that died just now; but whoever has hung until the deadline has hung.
-            if not deadline_passed and self._has_died(self.handle(progress.rank)):
-                continue
-            self.note_end(progress)
-            progress.stacks = masker.text(with_code(shorten_stacks(evidence.stacks)))
-            progress.collectives = evidence.collectives
+        for progress in living:
+            told = evidence[progress.rank]
+            progress.stacks = masker.text(with_code(shorten_stacks(told.stacks)))
+            progress.collectives = told.collectives
             progress.hung = deadline_passed and not attempt.deadlock_expected
             progress.met_deadlock = deadline_passed and attempt.deadlock_expected
             progress.in_deadlock = attempt.deadlock is not None and attempt.deadlock.ended
-        victims = [progress for progress in living if progress.killed]
         if self._settings.native_stacks and deadline_passed:
-            self._take_native_stacks(victims)
-        end_all([self.handle(progress.rank).child for progress in victims], term_grace_s=RANK_TERM_S)
+            self._take_native_stacks(living)
+        end_all([self.handle(progress.rank).child for progress in living], term_grace_s=RANK_TERM_S)
+
+    def _note_ends(self, attempt: Attempt) -> list[RankProgress]:
+        """Note the end of each rank that is still at it; one that finished or died just now is not a victim."""
+        self._drain([self.handle(progress.rank) for progress in attempt.living()])
+        living = [p for p in attempt.living() if not self._has_died(self.handle(p.rank))]
+        for progress in living:
+            self.note_end(progress)
+        return living
+
+    def _question(self, living: Sequence[RankProgress]) -> dict[int, RankEvidence]:
+        asked = [(self.handle(progress.rank).evidence, self._flight(progress)) for progress in living]
+        told = question(asked, limit_s=EVIDENCE_S)
+        return {progress.rank: each for progress, each in zip(living, told, strict=True)}
+
+    def _take_in_flight(
+        self, attempt: Attempt, asked: Sequence[RankProgress], evidence: Mapping[int, RankEvidence]
+    ) -> None:
+        """Note the exceptions that ranks were handling, but for those that have finished meanwhile."""
+        self._drain([self.handle(progress.rank) for progress in attempt.living()])
+        for progress in asked:
+            told = evidence[progress.rank].in_flight
+            if told is not None and (progress.killed or not progress.is_over):
+                handle = self.handle(progress.rank)
+                attempt.take_in_flight(progress.rank, told, phase=handle.phase(), xfail=handle.xfail())
 
     def note_end(self, progress: RankProgress) -> None:
         """A rank is about to be ended by us: note where it stands, before it goes on to clean up."""
