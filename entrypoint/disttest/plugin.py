@@ -23,7 +23,7 @@ from disttest.errors import ExitCode, JournalError, UsageError
 from disttest.host.compute_threads import allow_threads, import_single_threaded
 from disttest.host.garbage import is_frozen
 from disttest.host.kept_imports import leave_before_older_destructors
-from disttest.host.process import die_with_parent
+from disttest.host.process import die_with_parent, note_original
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
@@ -127,6 +127,7 @@ def pytest_load_initial_conftests(
     ) != args:  # or ``--disttest-host FILE`` would lose its file
         args[:] = spelled
         early_config.known_args_namespace = parser.parse_known_args(args, copy.copy(early_config.option))
+    note_original()
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
@@ -221,6 +222,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """When all hooks have had their say: worlds for the marks that they have added; the tests of this shard of the plan."""
     yield
     run = config.stash[_RUN]
+    run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
         harm_each(items, config)
@@ -298,6 +300,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def _run_tests(session: pytest.Session) -> bool | None:
     run = session.config.stash[_RUN]
+    run.leave_if_copy()
     if isinstance(run.rank_order, ParentOrder):
         from disttest.runtime.controller.parents import serve_collected
 
@@ -374,10 +377,12 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            run.leave_if_copy()
             if (stop := stop_of_test(error)) is None:
                 raise
             run.stop(f"{item.nodeid} ended the run: {stop.reason}")
             pytest.exit(run.reason, returncode=stop.exit_code)
+        run.leave_if_copy()
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
         if session.shouldstop:

@@ -266,7 +266,32 @@ def _fork() -> int:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()  # noqa: TID251
+        pid = os.fork()  # noqa: TID251
+    if not pid:
+        note_original()
+    return pid
+
+
+# Bound at import: tests may monkeypatch os.getpid.
+_getpid = os.getpid
+_original_pid = _getpid()
+
+
+def note_original() -> None:
+    """Take this process for an original: a program that starts, or a fork that disttest has made."""
+    global _original_pid
+    _original_pid = _getpid()
+
+
+def is_copy() -> bool:
+    """Whether a test, a fixture or a hook has forked this process: its parent goes on with the same work."""
+    return _getpid() != _original_pid
+
+
+def leave_if_copy(code: int = 0) -> None:
+    """End this process if it is a copy, without a flush: what is buffered is the parent's, which writes it too."""
+    if is_copy():
+        os._exit(code)
 
 
 def _run_and_leave(main: Callable[[], None], *, new_session: bool, new_group: bool) -> NoReturn:

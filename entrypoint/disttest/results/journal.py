@@ -18,6 +18,7 @@ import msgspec
 from disttest.beneath import open_regular
 from disttest.errors import JournalError, UsageError
 from disttest.host.lines import LONGEST_LINE, Lines
+from disttest.host.process import is_copy
 from disttest.masking import masker
 from disttest.model import UNREADABLE
 from disttest.results.events import AnyEvent, Event, Noted
@@ -71,10 +72,14 @@ class Journal:
     def append(self, event: Event) -> None:
         """Write one event as one line, in one system call; values that are to be hidden are.
 
+        A fork that a test has made writes nothing: its parent is the one writer.
+
         Raises:
             JournalError: it cannot be written. Only the first such event says so: the run is to end then, and what
                 else happens meanwhile is kept in :attr:`unwritten`.
         """
+        if is_copy():
+            return
         if self.unwritten:
             self.unwritten.append(event)
             return

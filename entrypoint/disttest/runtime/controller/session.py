@@ -18,6 +18,7 @@ import pytest
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
+from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S
 from disttest.masking import masker
 from disttest.model import Slot, TestCase, VerdictRule, WorldKind
@@ -60,6 +61,7 @@ from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank import worker_id
+from disttest.runtime.rank.bridge import leave_as_copy
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -156,12 +158,40 @@ class RunSession:
         if self._guarded:
             self._take_devices()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """A conftest has been imported, and may have forked."""
+        self.leave_if_copy()
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember files that could not be collected; they are results too."""
+        self.leave_if_copy()
         if report.failed:
             self.errors.append((report.nodeid, clean_text(report.longreprtext)))
         elif reason := skipped_as_it_left(report):
             self.said.append(f"{report.nodeid} is skipped: it {clean_text(reason)}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The reports of a fork that a test has made are not the run's."""
+        if self._is_recorded:
+            leave_as_copy(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """The summary and the reports are the parent's."""
+        self.leave_if_copy(int(exitstatus))
+
+    def leave_if_copy(self, code: int = 0) -> None:
+        """End a fork that a fixture, a hook or an import has made and that came back into pytest."""
+        if self._is_recorded:
+            leave_if_copy(code)
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether this process has results to write, or a rank's to report; in plain pytest without any, a fork stays."""
+        return bool(self._guarded) or self.recorder is not None or self.rank_order is not None
 
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
@@ -346,6 +376,8 @@ class RunSession:
             self._shown.add(message)
 
     def _open_journal(self) -> None:
+        # Plain pytest has kept a copy up to here: nothing had been recorded.
+        leave_if_copy()
         machine = self.devices.machine if self.devices else detect_machine()
         workplace = self.workplace = self._make_workplace()
         self._sweep = Sweep(lambda: workplace.results)

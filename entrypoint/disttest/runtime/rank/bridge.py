@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import unittest
 from collections.abc import Callable, Generator
 from time import CLOCK_MONOTONIC, clock_gettime
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from _pytest.skipping import xfailed_key
 
+from disttest.host.process import is_copy, leave_if_copy
 from disttest.limits import PHASE_TOLD_S
 from disttest.model import Outcome
 from disttest.results.headline import headline
@@ -73,6 +75,7 @@ class Bridge:
         try:
             return (yield)
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            leave_if_copy(1)
             self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
             self._channel.send(self._stopped(item, first_exit(error)))
             return True
@@ -98,7 +101,7 @@ class Bridge:
         # Not ``time.monotonic``, which tests replace to make time stand still.
         self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
         error = raised_in(item, call)
-        if error is not None:
+        if error is not None and not is_copy():
             known = self._failure_of(item, text_of(call.when), error, duration_s=call.duration or 0.0)
             held_back = describe_held_back(error)
             self._channel.send(msgspec.structs.replace(known, unrendered=True, held_back=held_back))
@@ -121,6 +124,7 @@ class Bridge:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
+        leave_as_copy(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
         took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
@@ -147,6 +151,18 @@ def expected_failure(item: pytest.Item, error: BaseException) -> str | None:
     if isinstance(kinds, (type, tuple)) and not isinstance(error, kinds):
         return None
     return marked.reason  # RaisesGroup and the like would have to run code of the test
+def leave_as_copy(report: pytest.TestReport) -> None:
+    """End a fork that a test has made and that came back into pytest: it reports by its exit code, to its parent.
+
+    Not when the report is made: a plugin such as pytest-forked makes it in a fork, and logs it in the parent.
+    """
+    is_passed_subtest = hasattr(report, "context") and not report.failed
+    if not is_copy() or is_passed_subtest:
+        return
+    if report.failed:
+        text = clean_text(message_of(report))
+        print(f"disttest: a fork that {report.nodeid} made has failed: {text}", file=sys.stderr)  # noqa: T201
+    leave_if_copy(int(report.failed))
 
 
 def _phase_ended(report: pytest.TestReport, config: pytest.Config, ended_at_s: float) -> PhaseEnded:

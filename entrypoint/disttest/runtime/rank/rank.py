@@ -18,7 +18,7 @@ import pytest
 
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
-from disttest.host.process import die_with_parent, flush_output, leave
+from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
 from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.runtime.messages.phases import PhaseCell
@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
 _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
 """Phase of a test -> the step that ends when it begins."""
-_getpid = os.getpid
-"""Whatever a test puts in its place."""
 
 
 class _Session:
@@ -264,10 +262,9 @@ def serve_orders(
 def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
     """Run pytest's protocol of a test; if the test has forked and its copy comes back too, that one leaves."""
     following = items.get(order.next_nodeid) if order.next_nodeid else None
-    item, me = items[order.nodeid], _getpid()
+    item = items[order.nodeid]
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-    if _getpid() != me:
-        leave(0)
+    leave_if_copy()
 
 
 def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mapping[str, pytest.Item]) -> bool:
