@@ -42,6 +42,8 @@ RANK_TERM_S = 0.1
 """Between TERM and KILL of a rank, whose test may have set no handler or a bad one."""
 WORLD_TERM_S = 0.5
 """The same of a world, which kills its ranks meanwhile."""
+PYTEST_LEAVE_S = 5.0
+"""How long pytest may take to end once it is done: a thread or an exit handler of a test may keep it for ever."""
 PYTEST_TERM_S = 0.2
 """The same of pytest, which has not heard SIGINT."""
 RANK_EXIT_S = 2.0

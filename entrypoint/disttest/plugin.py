@@ -409,6 +409,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if config.getoption("disttest_guarded"):
         gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
         run = config.stash.get(_RUN, None)
+        if (note := config.stash.get(_LEAVING, None)) is not None:
+            note.leaving(run.keepers.describe() if run is not None else "a plugin")
         if run is not None and run.pairs and not run.ordinary:
             leave_before_older_destructors()  # libraries were imported here, and not used
 

@@ -35,6 +35,7 @@ from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
 from disttest.runtime.controller.expand import WantedWorld
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
+from disttest.runtime.controller.keepers import Keepers
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.orders import InterpreterOrder
@@ -113,6 +114,7 @@ class RunSession:
         """Said of a green run that has used no world, though its tests have to do with ranks."""
         self._no_worlds = NoWorlds()
         config.pluginmanager.register(self._no_worlds, "disttest-no-worlds")
+        self.keepers = Keepers()
         self.errors: list[tuple[str, str]] = []
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
@@ -411,6 +413,7 @@ class RunSession:
         if self._guarded:
             limits = TimeLimits(ordinary, asked="timeout" in self.options.given)
             self.config.pluginmanager.register(limits, "disttest-time-limits")
+            self.config.pluginmanager.register(self.keepers, "disttest-keepers")
 
     def _make_workplace(self) -> Workplace:
         factory = getattr(self.config, "_tmp_path_factory", None)

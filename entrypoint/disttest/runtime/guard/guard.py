@@ -28,7 +28,7 @@ from disttest.host.descendants import kill_descendants
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.host.signals import NotedSignals
-from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_TERM_S, TICK_S
+from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_LEAVE_S, PYTEST_TERM_S, TICK_S
 from disttest.masking import masker
 from disttest.model import Frozen, Hardware, Invocation
 from disttest.options.environment import hash_seed
@@ -64,6 +64,8 @@ class Ending(Frozen):
     """The exit code is pytest's own; else a test, a plugin or a signal ended the process."""
     doing: str = ""
     """What it did last: ``importing test_x.py``."""
+    kept: bool = False
+    """Pytest was done, and something kept its process, which was ended."""
 
 
 class _End(NamedTuple):
@@ -72,6 +74,8 @@ class _End(NamedTuple):
     conclusion: Conclusion
     no_test: str = ""
     """Why it has had none, where nobody has said so yet."""
+    note: str = ""
+    """What else there is to say of it."""
 
     @property
     def is_early(self) -> bool:
@@ -200,7 +204,7 @@ def _run_one(
         child = _start(argv, watch, board, keeper, directory, journal, seed)
         keeper.start()
         load_reporters()  # while the child imports torch
-        ending = _Guard(child, hold_signals(), watch).stand(until_s + DEADLINE_MARGIN_S)
+        ending = _Guard(child, hold_signals(), watch, board).stand(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
         kill_descendants(spare=keeper.pids)
     finally:
@@ -255,8 +259,10 @@ def cancelled_late() -> int | None:
 class _Guard:
     """Waits for the child, for signals, and for what the child prints."""
 
-    def __init__(self, child: Child, signals: NotedSignals, watch: Watch) -> None:
+    def __init__(self, child: Child, signals: NotedSignals, watch: Watch, board: LeaveBoard) -> None:
         self._child = child
+        self._board = board
+        self._leave_until_s = math.inf
         self._signals = signals
         self._watch = watch
         self._poller = select.poll()
@@ -272,9 +278,22 @@ class _Guard:
                 return Ending(exit=ended)
             if time.monotonic() >= limit_s:
                 return Ending(exit=self._end(), overdue=True)
+            if self._is_kept():
+                return self._end_kept()
             self._pause(limit_s)
             if (signum := self._signals.first()) is not None:
                 return Ending(exit=self._end(), signal=signum)
+
+    def _is_kept(self) -> bool:
+        """Whether pytest has been done for too long, and its process lives on."""
+        if math.isinf(self._leave_until_s) and self._board.is_leaving:
+            self._leave_until_s = time.monotonic() + PYTEST_LEAVE_S
+        return time.monotonic() >= self._leave_until_s
+
+    def _end_kept(self) -> Ending:
+        """End it; pytest's own word is its exit code, whatever the end looks like."""
+        ended, finished = self._end(), self._watch.folding.finished
+        return Ending(exit=ended if finished is None else Exit(code=finished.exit_code), kept=True)
 
     def _pause(self, limit_s: float) -> None:
         self._poller.poll(min(TICK_S, max(0.0, limit_s - time.monotonic())) * 1000)
@@ -306,6 +325,8 @@ def _close_journal(
     if watch.trouble:
         message = f"the view of the run was given up: {watch.trouble}"
         _append(journal, watch, Noted(at_s=journal.now(), message=message))
+    for message in (end.note for end in ends if end.note):
+        _append(journal, watch, Noted(at_s=journal.now(), message=message))
     for message in (end.no_test for end in ends if end.no_test):
         _append(journal, watch, CollectionFailed(at_s=journal.now(), nodeid="pytest", message=message))
     code, reason = _join(ends)
@@ -321,10 +342,20 @@ def _end_of(run: RunResult, ending: Ending, *, finished: bool) -> _End:
         finished: whether its last word is in the journal.
     """
     code, reason = conclusion = conclude(_facts(run, ending, finished=finished))
+    note = _tell_keepers(ending)
     by_itself = not finished and not ending.signal and not ending.overdue
     if not by_itself or code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
-        return _End(conclusion)
+        return _End(conclusion, note=note)
     return _End(conclusion, reason or f"pytest ended with {ending.exit} before it had a test")
+
+
+def _tell_keepers(ending: Ending) -> str:
+    if not ending.kept:
+        return ""
+    return (
+        f"{ending.doing} kept the pytest process alive after all tests; disttest ended it after {PYTEST_LEAVE_S:g} s. "
+        "End it in the test, or make it a daemon"
+    )
 
 
 def _join(ends: Sequence[_End]) -> Conclusion:

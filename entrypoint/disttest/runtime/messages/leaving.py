@@ -14,6 +14,7 @@ from disttest.boards import Board
 
 _SIZE = 4096
 _IN_ORDER = b"\1"
+_LEAVING = b"\2"
 
 
 class LeaveBoard(Board):
@@ -26,6 +27,12 @@ class LeaveBoard(Board):
     def in_order(self) -> bool:
         """Whether the interpreter was shut down, so that the exit code is pytest's own."""
         return self._memory[:1] == _IN_ORDER
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether pytest is done, and the interpreter is about to end."""
+        # Exit handlers run from the last one on: some of those that wait come after the one that notes the order.
+        return self._memory[:1] in (_LEAVING, _IN_ORDER)
 
     @property
     def doing(self) -> str:
@@ -55,6 +62,12 @@ class LeaveNote:
         if os.getpid() == self._pid:  # a copy of this process has nothing to say
             text = what.encode("utf-8", "replace")[: _SIZE - 2]
             self._memory[1 : len(text) + 2] = text + b"\0"
+
+    def leaving(self, keepers: str) -> None:
+        """Say that pytest is done, and what may keep the process."""
+        self.doing(keepers)
+        if os.getpid() == self._pid:
+            self._memory[:1] = _LEAVING
 
     def _leave(self) -> None:
         if os.getpid() == self._pid:
