@@ -35,6 +35,7 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
+from disttest.results.verdict import not_run
 
 DIED_EARLY = "the run died without a last word"
 
@@ -254,6 +255,27 @@ class Folding:
         started, done = self.running.get(nodeid), len(self.attempts.get(nodeid, ()))
         result = unfinished(nodeid, started, reason, at_s=self.last_at_s, done=done)
         return msgspec.structs.replace(result, world_id=started.world_id) if started else result
+
+    def crash(self, how: str, *, at_s: float) -> tuple[TestResult, ...]:
+        """The failure of the ordinary test that ran while the pytest process died, and the tests that were left.
+
+        Args:
+            how: the process ended.
+            at_s: when it did.
+        """
+        # A world's test does not run in the pytest process.
+        started = next((each for each in self.running.values() if not each.world_id), None)
+        if started is None:
+            return ()
+        message = (
+            f"the test ended the pytest process with {how}; --contain runs ordinary tests in processes of their own, "
+            "so that the others run"
+        )
+        failed = unfinished(started.nodeid, started, "", at_s=at_s)
+        failed = msgspec.structs.replace(failed, cause=Cause.TEST, message=message)
+        left = (nodeid for nodeid in self.tests if nodeid not in self.attempts and nodeid != started.nodeid)
+        reason = f"{started.nodeid} ended the pytest process with {how}"
+        return (failed, *(not_run(nodeid, reason, at_s=at_s) for nodeid in left))
 
     def outcome(self, test: TestCase, reason: str) -> TestOutcome:
         """Return what a test has come to, if the run is over for that reason."""

@@ -110,13 +110,9 @@ def _leaves_in_a_conftest(lab: Lab) -> None:
 def _leaves_in_an_ordinary_test(lab: Lab) -> None:
     ended = lab.write(test_leaves=LEAVES_IN_A_TEST.format(code=5)).run(".")
 
-    _said(
-        ended,
-        3,
-        "ended with exit code 5 in the middle of the run, while running test_leaves.py::test_leaves",
-    )
+    _said(ended, 1, "test_leaves.py::test_leaves ended the pytest process with exit code 5")
     result = ended.result("test_leaves")
-    assert (Outcome.ERROR, Cause.INFRASTRUCTURE) == (result.outcome, result.cause)
+    assert (Outcome.ERROR, Cause.TEST) == (result.outcome, result.cause)
 
 
 def _leaves_at_the_end(lab: Lab) -> None:

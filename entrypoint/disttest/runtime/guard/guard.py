@@ -40,7 +40,7 @@ from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
 from disttest.results.conclusion import Conclusion, Facts, Process, conclude, facts_of, join_exit_codes
 from disttest.results.directory import ResultsDirectory
-from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted
+from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinished, RunStarted, TestFinished
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.relay import hide_what_was_learned
@@ -211,7 +211,24 @@ def _run_one(
         watch.child_ended()
         board.close()
         keeper.dismiss()
+    if watch.folding.finished is before and not (ending.signal or ending.overdue):
+        ending = _blame_test(journal, watch, ending)
     return _end_of(watch.folding.result(), ending, finished=watch.folding.finished is not before)
+
+
+def _blame_test(journal: Journal, watch: Watch, ending: Ending) -> Ending:
+    """Record that an ordinary test has ended the process, if one ran in it: the test has failed, and the run ended early."""
+    now_s, how = journal.now(), str(ending.exit)
+    results = watch.folding.crash(how, at_s=now_s)
+    if not results:
+        return ending
+    reason = f"{results[0].nodeid} ended the pytest process with {how}"
+    with contextlib.suppress(JournalError):
+        for result in results:
+            journal.append(TestFinished(at_s=now_s, result=result))
+        journal.append(RunFinished(at_s=now_s, exit_code=ExitCode.FAILED, reason=reason))
+    watch.look()
+    return msgspec.structs.replace(ending, exit=Exit(code=ExitCode.FAILED))
 
 
 def _start(
