@@ -51,6 +51,22 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
+def read_input(path: str | Path) -> bytes:
+    """What is in a file that the user has named: links are followed, and a pipe that no process writes is empty.
+
+    Raises:
+        OSError: there is none, or it is a device or a folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a pipe", str(path))
+        # To open it must not wait for a writer; to read what one writes (a process substitution) may.
+        os.set_blocking(fd, True)
+        return file.read()
+
+
 def create_file(path: str | Path, *, mode: int = 0o666, at: int | None = None) -> int:
     """A descriptor for writing of a file that this call makes, never of one that was there.
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from disttest.beneath import Tree, create_file, open_regular, read_regular
+from disttest.beneath import Tree, create_file, open_regular, read_input, read_regular
 
 
 @pytest.fixture
@@ -126,3 +126,25 @@ def test_nothing_is_made_through_a_link(tmp_path, target):
     assert refused.value.errno == errno.EEXIST
     assert (tmp_path / "there").read_text() == "years of work"
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_pipe_of_a_process_substitution_is_read_to_its_end():
+    reader, writer = os.pipe()
+    os.write(writer, b"a plan")
+    os.close(writer)
+
+    assert read_input(f"/dev/fd/{reader}") == b"a plan"
+    os.close(reader)
+
+
+def test_an_input_may_be_a_link(tmp_path):
+    (tmp_path / "plan").write_bytes(b"a plan")
+    (tmp_path / "link").symlink_to("plan")
+
+    assert read_input(tmp_path / "link") == b"a plan"
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "."])
+def test_an_input_is_no_device_and_no_folder(name):
+    with pytest.raises(OSError, match=r"neither a regular file nor a pipe|Is a directory"):
+        read_input(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from disttest.chaos.numbers import numbers_of
 from disttest.chaos.seen import ChaosSeen, SeenError
 from disttest.chaos.strike import FaultRaised, strike
+from disttest.clock import monotonic
 from disttest.model import ChaosCase, SeenCall, UnharmedCall
 from disttest.observe import Call, Group, Tool, Wait, as_text
 from disttest.observe.operations import title_of
@@ -76,7 +76,7 @@ class ChaosTool(Tool):
 
     def _strike(self) -> None:
         assert self._fault is not None
-        self._announce(time.monotonic())
+        self._announce(monotonic())
         strike(self._fault, delay_s=self._case.delay_s)
 
     def on_group(self, group: Group, *, made: bool) -> None:
@@ -86,7 +86,7 @@ class ChaosTool(Tool):
 
     def on_wait(self, wait: Wait) -> None:
         """Note when it began."""
-        self._began[wait.n] = time.monotonic()
+        self._began[wait.n] = monotonic()
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Note what it has raised."""
@@ -97,7 +97,7 @@ class ChaosTool(Tool):
 
     def on_error(self, call: Call, error: BaseException) -> None:
         """Note that a call was refused."""
-        self._note(title_of(call.op), str(call.site), error, time.monotonic())
+        self._note(title_of(call.op), str(call.site), error, monotonic())
 
     def _note(self, what: str, where: str, error: BaseException, began_s: float) -> None:
         if isinstance(error, FaultRaised) or len(self._errors) >= _MOST_ERRORS:
@@ -108,7 +108,7 @@ class ChaosTool(Tool):
                 what=f"{what} at {where}" if where else what,
                 text=as_text(text),
                 began_s=began_s,
-                ended_s=time.monotonic(),
+                ended_s=monotonic(),
             )
         )
 

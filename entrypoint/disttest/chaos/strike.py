@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import time
 
+from disttest.clock import sleep
 from disttest.model import Fault, FaultKind
 
 
@@ -26,4 +26,4 @@ def strike(fault: Fault, *, delay_s: float) -> None:
         case FaultKind.RAISE:
             raise FaultRaised(f"fault {fault}, planted by disttest chaos")
         case FaultKind.DELAY:
-            time.sleep(delay_s)
+            sleep(delay_s)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import disttest
+from disttest.beneath import read_input
 from disttest.cli.words import warn
 from disttest.errors import UsageError
 from disttest.options.flags import RegistryCommand, flags
@@ -76,7 +77,7 @@ def read_text(path: Path, what: str) -> str:
         UsageError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_input(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{what} cannot be read from {path}: {error}") from error
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import operator
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from disttest.boards import BoardWriter
+from disttest.clock import monotonic
 from disttest.deadlock import layout
 from disttest.deadlock.layout import Direction, WaitState
 from disttest.deadlock.snapshot import KINDS
@@ -73,7 +73,7 @@ class BoardTool(BoardWriter, Tool):
         Args:
             has_gap: not all can be seen in this process.
         """
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
         self._texts: dict[object, int] = {}
         self._codes: list[object] = []
         """Of the places that are keys of the texts: a new one must not get their address."""
@@ -261,7 +261,7 @@ class BoardTool(BoardWriter, Tool):
             return  # it is known to wait for something else
         thread = thread or self._take_row(call.thread)
         if thread is not None:
-            now_s = time.monotonic()
+            now_s = monotonic()
             until_s = now_s + (_FOR_EVER if call.timeout_s is None else call.timeout_s)
             where = self._place(call.site)
             facts = self._facts(call)
@@ -273,7 +273,7 @@ class BoardTool(BoardWriter, Tool):
         if wait.kind is WaitKind.DEVICE:
             self._write_device(thread, wait)
             return
-        call, now_s = wait.call, time.monotonic()
+        call, now_s = wait.call, monotonic()
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
         # The clock of a handle runs since its call, of which the moment is not known any more.
         from_s = self._began_s if call is not None and call.is_async else now_s
@@ -293,7 +293,7 @@ class BoardTool(BoardWriter, Tool):
         thread.more = rows[1:]
         limits = [call.timeout_s for call in wait.calls if call.timeout_s is not None]
         until_s = self._began_s + min(limits, default=_FOR_EVER)
-        where, kind, now_s = self._place(wait.site), _KIND[wait.kind], time.monotonic()
+        where, kind, now_s = self._place(wait.site), _KIND[wait.kind], monotonic()
         # The newest call may be all that has a row.
         for row, call in zip(rows, calls[::-1] or (None,), strict=False):
             facts = _NO_CALL if call is None else self._facts(call)

@@ -15,7 +15,6 @@ import os
 import select
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import IO
 import msgspec
 
 import disttest
+from disttest.clock import monotonic
 from disttest.host.lines import Lines
 from disttest.host.process import Exit, PipedChild, die_with_parent, fork_piped, signal_name, start_piped
 from disttest.limits import BOUNDED_KILL_S
@@ -97,7 +97,7 @@ class BoundedChild:
         on_line: Callable[[bytes], None] = lambda _: None,
         variables: Mapping[str, str] | None = None,
         fork: bool = False,
-        clock: Clock = time.monotonic,
+        clock: Clock = monotonic,
     ) -> None:
         """Start ``module`` (it has a function ``main(arguments)``).
 
@@ -239,7 +239,7 @@ def wait_children(
     *,
     until: Callable[[], bool] = lambda: False,
     timeout_s: float = math.inf,
-    clock: Clock = time.monotonic,
+    clock: Clock = monotonic,
 ) -> None:
     """Wait until all have ended, each within its own bounds; or until a condition holds; or that long."""
     deadline_s = clock() + timeout_s

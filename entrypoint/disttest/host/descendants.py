@@ -6,12 +6,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from multiprocessing import resource_tracker
 
 import psutil
 
+from disttest.clock import monotonic, sleep
 from disttest.host.proc import forked_children, has_children, is_alive, stat_of
 from disttest.host.process import send_signal
 from disttest.limits import KILL_S
@@ -69,7 +69,7 @@ def kill_descendants(
         limit_s: how long to try.
     """
     spared = {*spare, *_own_tracker()}
-    deadline = time.monotonic() + limit_s
+    deadline = monotonic() + limit_s
     pause_s = 0.001
     while True:
         found = children_of() - spared
@@ -77,12 +77,12 @@ def kill_descendants(
         for root in spare_trees:
             found -= {root} | children_of(root)
         for pid in found:
-            if time.monotonic() > deadline - limit_s / 2 or not _is_called(pid, _TRACKER):
+            if monotonic() > deadline - limit_s / 2 or not _is_called(pid, _TRACKER):
                 send_signal(pid, signal.SIGKILL)
         reap(_zombies(spared.union(spare_trees)))
-        if not found or time.monotonic() > deadline:
+        if not found or monotonic() > deadline:
             return tuple(sorted(found))
-        time.sleep(pause_s)
+        sleep(pause_s)
         pause_s = min(0.05, pause_s * 2)
 
 

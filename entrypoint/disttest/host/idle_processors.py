@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from pathlib import Path
 
 import psutil
 
+from disttest.clock import monotonic
 from disttest.model import Frozen
 
 _PRESSURE = Path("/proc/pressure/cpu")
@@ -47,7 +47,7 @@ class IdleProcessors:
         ours = os.sched_getaffinity(0)
         times = psutil.cpu_times(percpu=True)
         idle_s = sum(each.idle + each.iowait for index, each in enumerate(times) if index in ours)
-        return time.monotonic(), idle_s, _stalled_s()
+        return monotonic(), idle_s, _stalled_s()
 
 
 def _stalled_s() -> float:

@@ -12,12 +12,12 @@ import os
 import re
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from disttest.clock import monotonic, sleep
 from disttest.host.loaded import loaded
 from disttest.limits import THREAD_REST_S
 from disttest.model import Frozen
@@ -141,13 +141,13 @@ def _of_python(tid: int, thread: threading.Thread) -> OtherThread:
 
 def _of_library(tid: int, mappings: Sequence[_Mapping]) -> OtherThread | None:
     """None where it has ended meanwhile."""
-    deadline_s = time.monotonic() + THREAD_REST_S
+    deadline_s = monotonic() + THREAD_REST_S
     try:
         name = name_of_thread(tid)
         while len(where := (_TASKS / str(tid) / "syscall").read_text().split()) < 3:
-            if time.monotonic() > deadline_s:
+            if monotonic() > deadline_s:
                 return OtherThread(tid=tid, name=name, runs="")
-            time.sleep(0.002)
+            sleep(0.002)
     except FileNotFoundError:
         return None
     except OSError:  # a kernel that does not tell

@@ -14,12 +14,12 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NoReturn
 
+from disttest.clock import monotonic
 from disttest.descriptors import new_streams, take_descriptors
 from disttest.host.proc import stat_of
 from disttest.limits import KILL_S
@@ -403,9 +403,9 @@ def end_all(
 
 
 def _wait_all(children: Sequence[Child], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
+    deadline = monotonic() + limit_s
     for child in children:
-        child.wait(deadline - time.monotonic())
+        child.wait(deadline - monotonic())
 
 
 def signal_name(number: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldShape, short_place
 from disttest.observe import Spec
@@ -201,7 +202,7 @@ def read_recording(path: Path) -> Recording:
         UsageError: it is no recording, of another version, or not whole.
     """
     try:
-        data = path.read_bytes()
+        data = read_input(path)
     except OSError as error:
         raise UsageError(f"the recording {path} cannot be read: {error.strerror}") from error
     if not data.startswith(MAGIC):

@@ -66,9 +66,12 @@ def _may_be_asked(words: Sequence[str], environ: Mapping[str, str]) -> bool:
 def _project_may_ask(folder: str) -> bool:
     """Whether a project's file here or above speaks of it."""
     while True:
-        with contextlib.suppress(OSError), open(os.path.join(folder, "pyproject.toml"), "rb") as file:
-            if b"resident" in file.read():
-                return True
+        path = os.path.join(folder, "pyproject.toml")
+        # To open a pipe would wait for its writer.
+        if os.path.isfile(path):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                if b"resident" in file.read():
+                    return True
         above = os.path.dirname(folder)
         if above == folder:
             return False

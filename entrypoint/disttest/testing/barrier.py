@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
+
+from disttest.clock import monotonic, sleep
 
 
 def _root() -> Path:
@@ -52,11 +53,11 @@ class Barrier:
         cls.barrier_id += 1
         with file_lock():
             (_root() / "barrier" / str(os.getpid())).write_text(str(cls.barrier_id))
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         while cls._arrived() != wait_for:
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise RuntimeError("barrier timeout")
-            time.sleep(0.01)
+            sleep(0.01)
 
     @classmethod
     def _arrived(cls) -> int:

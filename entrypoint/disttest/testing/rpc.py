@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import time
 import unittest
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
+from disttest.clock import monotonic, sleep
 from disttest.testing.helpers import FILE_SCHEMA, find_free_port, tp_transports
 from disttest.testing.processes import MultiProcessTestCase
 
@@ -85,7 +85,7 @@ def wait_until_node_failure(rank: int, expected_error_regex: str = ".*") -> str:
         except Exception as error:  # noqa: BLE001  # every way to fail is one that is waited for
             if re.search(expected_error_regex, str(error)):
                 return str(error)
-        time.sleep(_POLL_S)
+        sleep(_POLL_S)
 
 
 def wait_until_pending_futures_and_users_flushed(timeout: float = 20) -> None:
@@ -94,14 +94,14 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20) -> None:
     Raises:
         ValueError: they have not, within the limit.
     """
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     while any(pending := _pending()):
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise ValueError(
                 "Timed out waiting to flush pending futures and users, "
                 f"had {pending[0]} pending futures and {pending[1]} pending users"
             )
-        time.sleep(_POLL_S)
+        sleep(_POLL_S)
 
 
 def _pending() -> tuple[int, int]:
@@ -123,17 +123,17 @@ def wait_until_owners_and_forks_on_rank(
     Raises:
         ValueError: it has not, within the limit.
     """
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     while True:
         owners, forks = rpc.rpc_sync(worker_name(rank), get_num_owners_and_forks, args=(), timeout=5)
         if (int(owners), int(forks)) == (num_owners, num_forks):
             return
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             raise ValueError(
                 f"Timed out waiting {timeout} sec for {num_owners} owners and {num_forks} forks on rank,"
                 f" had {owners} owners and {forks} forks"
             )
-        time.sleep(1)
+        sleep(1)
 
 
 def initialize_pg(init_method: str, rank: int, world_size: int) -> None:

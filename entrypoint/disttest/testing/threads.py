@@ -11,7 +11,6 @@ import os
 import queue
 import sys
 import threading
-import time
 import traceback
 import types
 import unittest
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
+from disttest.clock import monotonic
 from disttest.options.values import check_world_size
 from disttest.results.exit_codes import SKIP_MESSAGES, TEST_SKIPS
 from disttest.testing.helpers import TIMEOUT_DEFAULT
@@ -63,10 +63,10 @@ class ThreadedWorld:
             RuntimeError: a thread failed, or did not end within the limit.
             unittest.SkipTest: a thread skipped and none failed.
         """
-        deadline = time.monotonic() + limit_s
+        deadline = monotonic() + limit_s
         try:
             for thread in self.threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(max(0.0, deadline - monotonic()))
             stuck = [rank for rank, thread in enumerate(self.threads) if thread.is_alive()]
             stacks = "".join(self._stack(rank) for rank in stuck)
         finally:

@@ -21,7 +21,7 @@ class _Kernel:
         self.idle_s = [0.0, 0.0, 0.0]
         self.pressure = pressure
         monkeypatch.setattr(idle_processors, "_PRESSURE", pressure)
-        monkeypatch.setattr(idle_processors.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(idle_processors, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(idle_processors.os, "sched_getaffinity", lambda _: {0, 2})
         monkeypatch.setattr(idle_processors.psutil, "cpu_times", self._times)
 

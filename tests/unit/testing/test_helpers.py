@@ -252,7 +252,7 @@ def test_waiting_for_a_failure_takes_the_one_that_matches(monkeypatch) -> None:
             raise error
 
     monkeypatch.setattr(rpc.rpc, "rpc_sync", rpc_sync)
-    monkeypatch.setattr(rpc.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rpc, "sleep", lambda seconds: None)
     assert rpc.wait_until_node_failure(1, "closed") == "connection closed"
 
 

@@ -14,13 +14,13 @@ import selectors
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.cluster.node.assignment import NodeAssignment
 from disttest.cluster.node.lease_work import LeaseWork
 from disttest.cluster.node.partition_work import PartitionWork
@@ -89,7 +89,7 @@ class Agent:
         self._in = Lines()
         self._reason = ""
         self._client_gone = False
-        self._heard_s = self._said_s = time.monotonic()
+        self._heard_s = self._said_s = monotonic()
         self._cancelled_s: float | None = None
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -117,7 +117,7 @@ class Agent:
     # --- beginning
 
     def _take_job(self, signals: NotedSignals) -> JobSpec | None:
-        while not self._reason and time.monotonic() - self._heard_s < JOB_ARRIVAL_S:
+        while not self._reason and monotonic() - self._heard_s < JOB_ARRIVAL_S:
             self._wait([0, signals.fileno()])
             self._note_signal(signals)
             for line in self._receive():
@@ -185,23 +185,23 @@ class Agent:
     def _pass_on(self, work: Work) -> None:
         for body in work.lines():
             self._out += self._writer.lines(body)
-        if time.monotonic() - self._said_s >= NODE_ALIVE_S:
+        if monotonic() - self._said_s >= NODE_ALIVE_S:
             self._say(Alive())
         self._flush(0.0)
 
     def _check_client(self) -> None:
         if self._client_gone:
             self._reason = self._reason or CLIENT_GONE
-        elif time.monotonic() - self._heard_s > CLIENT_SILENCE_S:
+        elif monotonic() - self._heard_s > CLIENT_SILENCE_S:
             self._reason = self._reason or f"the client has been silent for {CLIENT_SILENCE_S:g} s"
 
     def _end_if_asked(self, work: Work) -> None:
         if not self._reason:
             return
         if self._cancelled_s is None:
-            self._cancelled_s = time.monotonic()
+            self._cancelled_s = monotonic()
             work.cancel(self._reason)
-        elif time.monotonic() - self._cancelled_s > AGENT_CANCEL_S:
+        elif monotonic() - self._cancelled_s > AGENT_CANCEL_S:
             end_all([work.child])
 
     # --- the lines
@@ -213,22 +213,22 @@ class Agent:
                 Path(self._assignment.last_word).write_text(self._reason, "utf-8", "replace")
 
     def _say(self, message: Message) -> None:
-        self._said_s = time.monotonic()
+        self._said_s = monotonic()
         self._out += self._writer.lines(msgspec.json.encode(message))
         self._flush(0.0)
 
     def _flush(self, limit_s: float) -> None:
         """Write what the pipe takes; nobody waits for a client that does not read, but at the very end."""
-        deadline = time.monotonic() + limit_s
+        deadline = monotonic() + limit_s
         while self._out:
             try:
                 del self._out[: os.write(1, self._out[:_CHUNK])]
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     return
                 with selectors.DefaultSelector() as selector:
                     selector.register(1, selectors.EVENT_WRITE)
-                    selector.select(deadline - time.monotonic())
+                    selector.select(deadline - monotonic())
             except OSError:
                 self._client_gone = True
                 self._out.clear()
@@ -246,7 +246,7 @@ class Agent:
                 self._client_gone = True
                 self._reason = self._reason or CLIENT_GONE
                 return lines
-            self._heard_s = time.monotonic()
+            self._heard_s = monotonic()
             lines += filter(None, self._in.feed(chunk))
 
     def _wait(self, descriptors: list[int]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.cluster.node.assignment import NodeAssignment
 from disttest.cluster.node.live_lines import LiveLines
 from disttest.cluster.node.streams import log_texts
@@ -70,7 +70,7 @@ class LeaseWork:
         self._read = Lines()
         self._root = Path.cwd()
         self._collected: dict[str, TestCase] = {}
-        self._live = LiveLines(self._results, time.monotonic, asked=job.live_output)
+        self._live = LiveLines(self._results, monotonic, asked=job.live_output)
         self._ready = False
         only = folder / "tests.json"
         only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))

@@ -10,7 +10,6 @@ import errno
 import functools
 import os
 import socket
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import msgspec
 import pytest
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
 
+from disttest.clock import monotonic
 from disttest.cluster.node.assignment import NodeAssignment
 from disttest.cluster.node.live_lines import LiveLines
 from disttest.cluster.node.partition_world import PartitionWorld
@@ -145,7 +145,7 @@ class PartitionController(Listener):
         self._world_number = 0
         self._listener: socket.socket | None = None
         self._over = False
-        self._live = LiveLines(run.workplace.results, time.monotonic, asked=order.job.live_output)
+        self._live = LiveLines(run.workplace.results, monotonic, asked=order.job.live_output)
         self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
 
     def run(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from select import select
 from typing import Any
 
+from disttest.clock import monotonic
 from disttest.limits import EVIDENCE_AGREED_S, TICK_S
 from disttest.model import Outcome, TestResult
 from disttest.runtime.messages.protocol import (
@@ -123,16 +123,16 @@ class PartitionWorld(WorldSupervisor):
             case EvidenceAgreed():
                 self._agreed = True
             case PeerFailed() if isinstance(attempt, _SharedAttempt):
-                attempt.note_peer_failure(time.monotonic())
+                attempt.note_peer_failure(monotonic())
             case _:
                 super()._on_order(message)
 
     def _wait_for_evidence(self) -> None:
         """Keep the ranks as they are until every node has asked its own: the end of one rank changes the others."""
         self._controller.send(EvidenceReady())
-        deadline = time.monotonic() + EVIDENCE_AGREED_S
-        while not (self._agreed or self._reason or self._abandoned) and time.monotonic() < deadline:
-            self._wait_for_controller(deadline - time.monotonic())
+        deadline = monotonic() + EVIDENCE_AGREED_S
+        while not (self._agreed or self._reason or self._abandoned) and monotonic() < deadline:
+            self._wait_for_controller(deadline - monotonic())
 
     def _wait_for_controller(self, limit_s: float) -> None:
         if select([self._controller], [], [], max(0.0, limit_s))[0]:
@@ -146,7 +146,7 @@ class PartitionWorld(WorldSupervisor):
             outcome=Outcome.PASSED,
             attempt=attempt.number,
             started_at_s=attempt.started_at_s,
-            duration_s=time.monotonic() - attempt.started_s,
+            duration_s=monotonic() - attempt.started_s,
             message=attempt.cancelled,
             ranks=records,
             world_id=self._order.world_id,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.host.leftovers.makers import ShmWatch
 from disttest.host.leftovers.shared_memory import SHM, ShmEntry, remove_entry, unused_entries
 from disttest.host.proc import descendants
@@ -55,11 +55,11 @@ class Segments:
             nodeid: the test; empty before the first one.
             at_once: even if the last look has only just been.
         """
-        began_s = time.monotonic()
+        began_s = monotonic()
         if not self._watch.has_news() or (began_s < self._rested_s and not at_once):
             return
         found = self._watch.made_by(descendants)
-        ended_s = time.monotonic()
+        ended_s = monotonic()
         self._rested_s = ended_s + _REST * (ended_s - began_s)
         made = [Made(entry=entry, nodeid=nodeid) for entry in found]
         self._made += made

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 
+from disttest.clock import monotonic
 from disttest.host.descendants import command_of, is_helper
 from disttest.host.proc import age_of
 
@@ -22,7 +22,7 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
     named = []
     for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
         try:
-            started_s = time.monotonic() - age_of(pid)
+            started_s = monotonic() - age_of(pid)
             process = f"{pid} ({command_of(pid)[:60]})"
         except ProcessLookupError:
             continue

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from disttest.clock import monotonic
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
@@ -110,7 +110,7 @@ class Controller(Listener):
         self._crew = Crew(self, helpers=lambda: self._device_health.pids)
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
         self._shared_gpus = SharedGpus(workplace.scratch, recorder.noted)
-        self._retries = Retries(options, time.monotonic)
+        self._retries = Retries(options, monotonic)
         self._verdicts = Verdicts(recorder, self._retries, lambda: workplace.results)
         self._parents = parents
         self._live = LiveOutput(session.config, lambda: workplace.results)
@@ -185,7 +185,7 @@ class Controller(Listener):
         wait_s = min(idle_s, spare_s, self._retries.due_in_s(), self._device_health.wait_s)
         if self._deadline_s is None:
             return wait_s
-        return min(wait_s, self._deadline_s - time.monotonic())
+        return min(wait_s, self._deadline_s - monotonic())
 
     def _stop_if_asked(self) -> None:
         session = self._session
@@ -200,7 +200,7 @@ class Controller(Listener):
         if session.shouldstop:
             self._stop(f"the run stopped: {session.shouldstop}")
             raise session.Interrupted(session.shouldstop)
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+        if self._deadline_s is not None and monotonic() >= self._deadline_s:
             self._stop(f"the deadline of the run ({self._options.deadline:g} s) passed")
             raise DeadlinePassed
 

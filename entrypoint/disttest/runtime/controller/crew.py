@@ -6,11 +6,11 @@ import contextlib
 import gc
 import os
 import selectors
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from disttest.clock import monotonic
 from disttest.errors import ProtocolError
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.garbage import is_frozen
@@ -179,7 +179,7 @@ class Crew:
             channel=ours,
             child=child,
             error_log=error_log,
-            overdue_s=time.monotonic() + order.settings.unless_debugged(WORLD_START_S) + WORLD_SILENCE_S,
+            overdue_s=monotonic() + order.settings.unless_debugged(WORLD_START_S) + WORLD_SILENCE_S,
         )
         self.running[world.world_id] = world
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(world))
@@ -208,7 +208,7 @@ class Crew:
 
     def _end_silent(self) -> None:
         """A world watches over its ranks; here somebody watches over it."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         for world in self.running.values():
             if now_s > world.overdue_s and not world.failure:
                 world.failure = (
@@ -222,9 +222,9 @@ class Crew:
         self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
-        deadline = time.monotonic() + CREW_CANCEL_S
-        while self.running and time.monotonic() < deadline:
-            self.wait(deadline - time.monotonic())
+        deadline = monotonic() + CREW_CANCEL_S
+        while self.running and monotonic() < deadline:
+            self.wait(deadline - monotonic())
         end_all([world.child for world in self.running.values()])
         while self.running:
             self.wait(TICK_S)
@@ -247,7 +247,7 @@ class Crew:
     def _on_message(self, world: LiveWorld, message: object) -> None:
         match message:
             case TestBegan(nodeid=nodeid, again=again):
-                world.begun, world.began_s = world.tests[nodeid], time.monotonic()
+                world.begun, world.began_s = world.tests[nodeid], monotonic()
                 limit_s = max(world.begun.timeout_s + MAIN_MARGIN_S, RANKS_LEAVE_S)
                 limit_s = world.order.settings.unless_debugged(limit_s)
                 world.overdue_s = world.began_s + limit_s + WORLD_SILENCE_S

@@ -7,13 +7,13 @@ more. Nothing here waits: the controller's loop calls :meth:`DeviceHealth.advanc
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
 from disttest.host.devices.machine import Gpu, part_for
 from disttest.host.devices.usage import GpuWatch
@@ -76,7 +76,7 @@ class DeviceHealth:
         suspects: Suspects,
         note: Callable[[str, str], None],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """Prepare; nothing is started before a GPU has been used.
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.errors import InfrastructureError
 from disttest.host.huge_pages import before_forks
 from disttest.host.process import Child, Exit, fork_child, leave
@@ -194,7 +194,7 @@ class WorldByLine:
         fork_order = ForkOrder(
             world=order,
             error_log=str(error_log),
-            clock_offset_s=self._clock() - time.monotonic(),
+            clock_offset_s=self._clock() - monotonic(),
             modules=self._modules,
         )
         return self._parent.fork(fork_order, channel)
@@ -248,7 +248,7 @@ def _fork_world(
         channel = Channel(socket.socket(fileno=channel_fd))
 
         def now() -> float:
-            return time.monotonic() + order.clock_offset_s
+            return monotonic() + order.clock_offset_s
 
         make_world(order.world, channel, starter_for(order), now).run()
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from disttest.clock import monotonic
 from disttest.errors import DisttestError, ExitCode, InfrastructureError, JournalError, UsageError
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
@@ -85,7 +85,7 @@ class RunSession:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.started_s = time.monotonic()
+        self.started_s = monotonic()
         self.options = with_terminal(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
@@ -347,7 +347,7 @@ class RunSession:
         """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
-        left_s = self.deadline_s - time.monotonic() if self.deadline_s else LEASE_WAIT_S
+        left_s = self.deadline_s - monotonic() if self.deadline_s else LEASE_WAIT_S
         try:
             self.devices.take(name_run(self.config.args), say=self._say, timeout_s=min(left_s, LEASE_WAIT_S))
         except DisttestError as error:

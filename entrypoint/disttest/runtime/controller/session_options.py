@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Invocation
 from disttest.options.environment import environment
@@ -166,7 +167,7 @@ def host_in_order(options: RunOptions) -> TargetHost:
 def only_of(config: pytest.Config) -> frozenset[str] | None:
     """The tests that a job was given of all that its targets have."""
     path = config.getoption("disttest_only")
-    return frozenset(msgspec.json.decode(Path(path).read_bytes(), type=tuple[str, ...])) if path else None
+    return frozenset(msgspec.json.decode(read_input(path), type=tuple[str, ...])) if path else None
 
 
 def plan_of(config: pytest.Config) -> Plan | None:
@@ -176,7 +177,7 @@ def plan_of(config: pytest.Config) -> Plan | None:
         UsageError: the file is no plan.
     """
     path = config.getoption("disttest_plan")
-    return decode_plan(Path(path).read_bytes(), path) if path else None
+    return decode_plan(read_input(path), path) if path else None
 
 
 def claim_results(path: Path) -> ResultsDirectory:

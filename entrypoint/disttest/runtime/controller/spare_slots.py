@@ -7,11 +7,11 @@ runs is never stopped, and slots that the user has counted (``--slots``) are not
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 
 import psutil
 
+from disttest.clock import monotonic
 from disttest.host.devices import Machine
 from disttest.host.idle_processors import Idleness
 from disttest.limits import SPARE_LOOK_S
@@ -56,7 +56,7 @@ class SpareSlots:
         self._lent = 0
         self._processors = machine.cpus
         self._look = look
-        self._next_s = time.monotonic() + SPARE_LOOK_S
+        self._next_s = monotonic() + SPARE_LOOK_S
 
     @property
     def count(self) -> int:
@@ -66,11 +66,11 @@ class SpareSlots:
     @property
     def wait_s(self) -> float:
         """How long until the next look; infinite while nothing waits for a slot."""
-        return max(0.0, self._next_s - time.monotonic()) if self._scheduler.narrowest else math.inf
+        return max(0.0, self._next_s - monotonic()) if self._scheduler.narrowest else math.inf
 
     def advance(self, running: Iterable[LiveWorld]) -> None:
         """Look, if it is time, and lend or take back."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + SPARE_LOOK_S

@@ -9,19 +9,27 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Generator, Iterator
 from types import FrameType
 
 import pytest
 
+from disttest.clock import monotonic
 from disttest.host.descendants import end_new_children, started_children
 from disttest.limits import NO_LIMIT_S, RENDERING_LEAST_S, RENDERING_NEXT_S, RENDERING_S
 from disttest.model import TestCase
 from disttest.runtime.controller.expand import closest_mark
 from disttest.runtime.messages.raised import describe_raised
 from disttest.runtime.rank.bridge import expected_failure, raised_in
+
+# Bound at import: tests may monkeypatch them.
+_signal, _getsignal, _setitimer, _getitimer = (
+    signal.signal,
+    signal.getsignal,
+    signal.setitimer,
+    signal.getitimer,
+)
 
 
 class TimeLimits:
@@ -43,7 +51,7 @@ class TimeLimits:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         """The time begins."""
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
         with self._limited(item, "setup"):
             return (yield)
 
@@ -56,7 +64,7 @@ class TimeLimits:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         """What cleans up after a time-out needs time."""
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
         with self._limited(item, "teardown"):
             return (yield)
 
@@ -96,24 +104,24 @@ class TimeLimits:
                 raise _RenderingTookTooLong
             self._reached = f"{message}; its outcome afterwards does not count"
             if _is_in_saferepr(frame):
-                signal.setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
+                _setitimer(signal.ITIMER_REAL, RENDERING_NEXT_S)
             item.add_report_section(phase, "other threads", _other_threads())
             ended = () if before_call is None else end_new_children(before_call)
             pytest.fail("\n".join([message, *ended]))
 
         def left_s() -> float:
-            return self._began_s + test.timeout_s - time.monotonic()
+            return self._began_s + test.timeout_s - monotonic()
 
-        before = signal.signal(signal.SIGALRM, interrupt)
+        before = _signal(signal.SIGALRM, interrupt)
         first_s = max(RENDERING_LEAST_S, min(left_s(), RENDERING_S)) if renders else left_s()
         # Again and again while a report is rendered: the traceback module swallows whatever is raised in a str().
         again_s = RENDERING_NEXT_S if renders else 0.0
-        signal.setitimer(signal.ITIMER_REAL, max(1e-6, first_s), again_s)  # 0 would mean never
+        _setitimer(signal.ITIMER_REAL, max(1e-6, first_s), again_s)  # 0 would mean never
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            _setitimer(signal.ITIMER_REAL, 0)
+            _signal(signal.SIGALRM, before)
             if not renders and left_s() <= 0 and not self._reached:
                 self._reached = f"{message}; SIGALRM, which ends a test there, was replaced or blocked"
 
@@ -167,7 +175,7 @@ def _is_in_saferepr(frame: FrameType | None) -> bool:
 
 def _is_in_use() -> bool:
     """Whether the alarm is somebody else's."""
-    return signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL or any(signal.getitimer(signal.ITIMER_REAL))
+    return _getsignal(signal.SIGALRM) is not signal.SIG_DFL or any(_getitimer(signal.ITIMER_REAL))
 
 
 def _other_threads() -> str:

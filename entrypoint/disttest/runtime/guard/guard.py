@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 import disttest
+from disttest.clock import monotonic
 from disttest.errors import ExitCode, JournalError
 from disttest.host.compute_threads import asked_threads, single_threaded
 from disttest.host.descendants import kill_descendants
@@ -155,7 +155,7 @@ def run_guarded(
     adopt_orphans()
     sweep = Sweep(lambda: directory.home.now())
     watch = Watch(journal.path, view, journal.now)
-    until_s = time.monotonic() + options.deadline if options.deadline else math.inf
+    until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
     try:
         for words in _each_size(options, until_s):
@@ -184,7 +184,7 @@ def _each_size(options: RunOptions, until_s: float) -> Iterator[tuple[str, ...]]
     """
     yield (f"--disttest-spmd={options.spmd[0]}",) if options.spmd else ()
     for size in options.spmd[1:]:
-        left_s = max(1, math.ceil(until_s - time.monotonic())) if options.deadline else 0
+        left_s = max(1, math.ceil(until_s - monotonic())) if options.deadline else 0
         yield f"--disttest-spmd={size}", *([f"--disttest-deadline={left_s}"] if left_s else [])
 
 
@@ -293,7 +293,7 @@ class _Guard:
             self._watch.look(self._poller)
             if (ended := self._child.poll()) is not None:
                 return Ending(exit=ended)
-            if time.monotonic() >= limit_s:
+            if monotonic() >= limit_s:
                 return Ending(exit=self._end(), overdue=True)
             if self._is_kept():
                 return self._end_kept()
@@ -304,8 +304,8 @@ class _Guard:
     def _is_kept(self) -> bool:
         """Whether pytest has been done for too long, and its process lives on."""
         if math.isinf(self._leave_until_s) and self._board.is_leaving:
-            self._leave_until_s = time.monotonic() + PYTEST_LEAVE_S
-        return time.monotonic() >= self._leave_until_s
+            self._leave_until_s = monotonic() + PYTEST_LEAVE_S
+        return monotonic() >= self._leave_until_s
 
     def _end_kept(self) -> Ending:
         """End it; pytest's own word is its exit code, whatever the end looks like."""
@@ -313,13 +313,13 @@ class _Guard:
         return Ending(exit=ended if finished is None else Exit(code=finished.exit_code), kept=True)
 
     def _pause(self, limit_s: float) -> None:
-        self._poller.poll(min(TICK_S, max(0.0, limit_s - time.monotonic())) * 1000)
+        self._poller.poll(min(TICK_S, max(0.0, limit_s - monotonic())) * 1000)
 
     def _end(self) -> Exit:
         """Ask pytest to stop, then make it."""
         self._child.signal(signal.SIGINT)
-        limit_s = time.monotonic() + GUARD_CANCEL_S
-        while self._child.poll() is None and time.monotonic() < limit_s:
+        limit_s = monotonic() + GUARD_CANCEL_S
+        while self._child.poll() is None and monotonic() < limit_s:
             self._watch.look(self._poller)
             self._pause(limit_s)
             self._signals.first()  # asked again: it ends already

@@ -10,10 +10,10 @@ import os
 import secrets
 import select
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from disttest.clock import monotonic, sleep
 from disttest.host.process import Child, end_all, fork_child, send_signal
 from disttest.limits import KEEPER_ORDERLY_S, KEEPER_POLL_S, KILL_S
 
@@ -73,11 +73,11 @@ def _keep(line: int, mark: bytes) -> None:
 
 def _end_marked(mark: bytes) -> None:
     """Wait until the marked processes have gone, and kill those that have not."""
-    orderly_s = time.monotonic() + KEEPER_ORDERLY_S
-    while (left := list(_marked(mark))) and time.monotonic() < orderly_s + KILL_S:
-        for pid in left if time.monotonic() >= orderly_s else ():
+    orderly_s = monotonic() + KEEPER_ORDERLY_S
+    while (left := list(_marked(mark))) and monotonic() < orderly_s + KILL_S:
+        for pid in left if monotonic() >= orderly_s else ():
             send_signal(pid, signal.SIGKILL)
-        time.sleep(KEEPER_POLL_S)
+        sleep(KEEPER_POLL_S)
 
 
 def _marked(mark: bytes) -> Iterator[int]:

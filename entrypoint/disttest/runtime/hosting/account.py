@@ -6,12 +6,12 @@ import functools
 import socket
 import sys
 import threading
-import time
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from disttest.clock import monotonic, sleep
 from disttest.model import Outcome
 from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
@@ -40,7 +40,7 @@ class Account:
         self._channel = channel
         self._raised: BaseException | None = None
         self._raised_at_s = 0.0
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
         self._reported = False
 
     def watch(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +58,7 @@ class Account:
 
     def note(self, error: BaseException) -> None:
         """The test raised this, just now."""
-        self._raised, self._raised_at_s = error, time.monotonic()
+        self._raised, self._raised_at_s = error, monotonic()
 
     def report_text(self, text: str) -> None:
         """The test says by itself that it failed; the text is a traceback."""
@@ -132,7 +132,7 @@ class Account:
         held_back: Raised | None = None,
     ) -> None:
         self._reported = True
-        now_s = time.monotonic()
+        now_s = monotonic()
         self._channel.send(
             PhaseEnded(
                 phase="call",
@@ -175,7 +175,7 @@ class ChannelPipe:
     def poll(self, timeout: float | None = 0.0) -> bool:
         """Nothing ever arrives."""
         if timeout:
-            time.sleep(timeout)
+            sleep(timeout)
         return False
 
     def recv(self) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from disttest.clock import monotonic
 from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
 from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
@@ -100,7 +100,7 @@ class ForkHost:
         """
         self._order, self._may_differ, self._is_torchs = order, may_differ, is_torchs
         self._launches = 0
-        self._began_s = time.monotonic()
+        self._began_s = monotonic()
 
     def settle(self) -> None:
         """The test is over; ranks that it never waited for are ended, and count against it."""
@@ -182,7 +182,7 @@ class ForkHost:
         if over is not None:
             over.dismiss(limit_s=0.0)
         if again:
-            self._began_s = time.monotonic()
+            self._began_s = monotonic()
             self._order = msgspec.structs.replace(self._running(), reuse=False)
             raise RanksWereUsed
         self._raise_outcome(records, rule)
@@ -202,11 +202,11 @@ class ForkHost:
             join: waits for them as the class does, and raises what it makes of them.
             said: the tracebacks that they sent, by process id; asked when they were waited for.
         """
-        began_s = time.monotonic()
+        began_s = monotonic()
         try:
             join()
         finally:
-            after_s, texts = time.monotonic() - began_s, said()
+            after_s, texts = monotonic() - began_s, said()
             found = [
                 foreign_record(rank, process.exitcode, after_s, texts.get(process.pid, ""))
                 for rank, process in enumerate(processes)
@@ -315,13 +315,13 @@ class ForkHost:
             logs.log(self._log(rank)).append(begins)
 
     def _limit_s(self) -> float:
-        return max(0.0, self._running().limit_s - (time.monotonic() - self._began_s))
+        return max(0.0, self._running().limit_s - (monotonic() - self._began_s))
 
     def _fork(self, team: Team, rank: int, main: RankMain) -> None:
         self._starter.fork(team, rank, self._log(rank), main)
 
     def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
-        now_s = time.monotonic()
+        now_s = monotonic()
         nodeid = self._running().nodeid
         attempt = HostedAttempt(
             test=TestCase(
@@ -344,7 +344,7 @@ class ForkHost:
         supervisor.begin(attempt)
         with self._heeding_the_world(supervisor, attempt):
             supervisor.watch(attempt)
-        attempt.hold(time.monotonic(), on=False)
+        attempt.hold(monotonic(), on=False)
         self._began_s += attempt.paused_s
         supervisor.close_logs(attempt)
         self._stop = attempt.stop
@@ -383,10 +383,10 @@ class ForkHost:
         def on_message() -> None:
             for message in self._channel.receive(wait=False):
                 if isinstance(message, Cancel):
-                    attempt.cancel(message.reason, time.monotonic())
+                    attempt.cancel(message.reason, monotonic())
             if self._channel.closed_by_peer:
                 supervisor.ignore(self._channel)
-                attempt.cancel("the world is gone", time.monotonic())
+                attempt.cancel("the world is gone", monotonic())
 
         supervisor.watch_also(self._channel, on_message)
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.deadlock.board import WaitBoard
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
@@ -135,9 +135,9 @@ class Team:
         handles = self.supervisor.handles
         for handle in handles:
             handle.channel.send(Leave())
-        deadline = time.monotonic() + limit_s
+        deadline = monotonic() + limit_s
         for handle in handles:
-            handle.child.wait(deadline - time.monotonic())
+            handle.child.wait(deadline - monotonic())
         end_all([handle.child for handle in handles], term_grace_s=RANK_TERM_S)
         for rank in self.ranks:
             _ = rank.exitcode  # remembered: tests may look at it later

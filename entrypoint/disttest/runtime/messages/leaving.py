@@ -12,6 +12,9 @@ import os
 
 from disttest.boards import Board
 
+# Bound at import: tests may monkeypatch os.getpid.
+_getpid = os.getpid
+
 _SIZE = 4096
 _IN_ORDER = b"\1"
 _LEAVING = b"\2"
@@ -51,7 +54,7 @@ class LeaveNote:
             fd: inherited from the guard; None where nobody wants to know.
         """
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
-        self._pid = os.getpid()
+        self._pid = _getpid()
         if fd is not None:
             self._memory = mmap.mmap(fd, _SIZE)
             os.close(fd)
@@ -59,16 +62,16 @@ class LeaveNote:
 
     def doing(self, what: str) -> None:
         """Say what is done from here on."""
-        if os.getpid() == self._pid:  # a copy of this process has nothing to say
+        if _getpid() == self._pid:  # a copy of this process has nothing to say
             text = what.encode("utf-8", "replace")[: _SIZE - 2]
             self._memory[1 : len(text) + 2] = text + b"\0"
 
     def leaving(self, keepers: str) -> None:
         """Say that pytest is done, and what may keep the process."""
         self.doing(keepers)
-        if os.getpid() == self._pid:
+        if _getpid() == self._pid:
             self._memory[:1] = _LEAVING
 
     def _leave(self) -> None:
-        if os.getpid() == self._pid:
+        if _getpid() == self._pid:
             self._memory[:1] = _IN_ORDER

@@ -11,12 +11,12 @@ import pdb
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from disttest.clock import sleep
 from disttest.errors import UsageError
 from disttest.limits import TICK_S
 from disttest.options.run import WorldSettings
@@ -79,7 +79,7 @@ def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
     threading.current_thread().is_pydev_daemon_thread = True  # type: ignore[attr-defined]
     while True:
         hold(debugpy.is_client_connected())
-        time.sleep(TICK_S)
+        sleep(TICK_S)
 
 
 class StopsWhereATestFails:

@@ -7,10 +7,10 @@ such test in thirty, for no fault of its own.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from disttest.clock import monotonic, sleep
 from disttest.deadlock.layout import write_ranks
 from disttest.deadlock.snapshot import groups_in_the_making
 from disttest.limits import LATE_PEER_POLL_S, LATE_PEER_S
@@ -46,9 +46,9 @@ class LatePeers(Tool):
 
     def wait(self) -> None:
         """Until nobody is late, or for a moment: a rank may have died in there."""
-        deadline = time.monotonic() + LATE_PEER_S
-        while self._somebody_is_late() and time.monotonic() < deadline:
-            time.sleep(LATE_PEER_POLL_S)
+        deadline = monotonic() + LATE_PEER_S
+        while self._somebody_is_late() and monotonic() < deadline:
+            sleep(LATE_PEER_POLL_S)
 
     def _somebody_is_late(self) -> bool:
         if not self._made:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.deadlock.board import WaitBoard
 from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
 from disttest.deadlock.proof import Situation, find_deadlock
@@ -56,7 +56,7 @@ class DeadlockWatch:
 
     def begin(self) -> None:
         """A test begins, or its ranks are waited for; they have begun to write by themselves."""
-        self._next_s = time.monotonic() + TICK_S
+        self._next_s = monotonic() + TICK_S
         self._slots: Sequence[bytes] = ()
         self._on_gpu: frozenset[int] | None = None
         """None: not read since the slots have changed."""
@@ -67,7 +67,7 @@ class DeadlockWatch:
 
     def look(self, attempt: Attempt) -> None:
         """Look, if it is time; a deadlock that is proven becomes the attempt's."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         if now_s < self._next_s:
             return
         self._next_s = now_s + TICK_S

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
+from disttest.clock import monotonic
 from disttest.host.process import end_all
 from disttest.limits import RANK_TERM_S
 from disttest.runtime.messages.protocol import Leave
@@ -27,9 +27,9 @@ def dismiss(ranks: Supervisor, limit_s: float) -> Dismissal:
     end_all([handle.child for handle in living if handle.gone])  # given up: it does not listen
     for handle in living:
         handle.channel.send(Leave())
-    deadline = time.monotonic() + limit_s
+    deadline = monotonic() + limit_s
     for handle in living:
-        handle.child.wait(deadline - time.monotonic())
+        handle.child.wait(deadline - monotonic())
     stuck = [handle for handle in living if handle.child.poll() is None]
     slow = [handle.rank for handle in stuck if not _was_killed(ranks.attempt, handle.rank)]
     end_all([handle.child for handle in stuck], term_grace_s=RANK_TERM_S)

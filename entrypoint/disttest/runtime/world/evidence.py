@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from disttest.clock import monotonic, sleep
 from disttest.host.proc import catches, process_state
 from disttest.host.process import STACKS_SIGNAL, Child
 from disttest.limits import EVIDENCE_POLL_S
@@ -138,9 +138,9 @@ def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[st
     """The stacks of all, asked at once, while the ranks go on; empty for one that has not told them whole in time."""
     for source in sources:
         source.ask_stacks()
-    deadline_s = time.monotonic() + limit_s
-    while not all(source.has_told_stacks() for source in sources) and time.monotonic() < deadline_s:
-        time.sleep(EVIDENCE_POLL_S)
+    deadline_s = monotonic() + limit_s
+    while not all(source.has_told_stacks() for source in sources) and monotonic() < deadline_s:
+        sleep(EVIDENCE_POLL_S)
     return [source.read().stacks if source.has_told_stacks() else "" for source in sources]
 
 
@@ -178,13 +178,13 @@ class _Interview:
 def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:
     """Ask all at once, wait until the answers are there (or for the limit), return the evidence of each."""
     interviews = [_Interview(source, flight) for source, flight in asked]
-    start_s = time.monotonic()
-    while (spent_s := time.monotonic() - start_s) < limit_s:
+    start_s = monotonic()
+    while (spent_s := monotonic() - start_s) < limit_s:
         may_wait = spent_s < _SILENT_SHARE * limit_s
         going_on = [
             interview.goes_on(may_wait=may_wait) for interview in interviews
         ]  # every one takes its look
         if not any(going_on):
             break
-        time.sleep(EVIDENCE_POLL_S)
+        sleep(EVIDENCE_POLL_S)
     return [interview.source.read() for interview in interviews]

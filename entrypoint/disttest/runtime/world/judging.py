@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
 from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
@@ -39,7 +39,7 @@ def judge_attempt(
     circumstances: dict[str, Any] = {
         "attempt": attempt.number,
         "started_at_s": attempt.started_at_s,
-        "duration_s": time.monotonic() - attempt.started_s,
+        "duration_s": monotonic() - attempt.started_s,
         "world_id": world_id,
         "cancelled": attempt.cancelled,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from disttest.clock import monotonic
 from disttest.host.process import Child, end_all, spawn_child
 from disttest.limits import NATIVE_STACKS_S, RANK_TERM_S
 
@@ -22,12 +22,12 @@ def native_stacks(children: Sequence[Child], *, limit_s: float | None = None) ->
     program = _find_py_spy()
     if program is None:
         return ["py-spy is not installed: pip install 'dist-tests[native]'"] * len(children)
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="disttest-native-") as folder:
         answers = [Path(folder) / f"{child.pid}.txt" for child in children]
         spies = [_spy(program, child, answer) for child, answer in zip(children, answers, strict=True)]
         for spy in spies:
-            spy.wait(deadline_s - time.monotonic())
+            spy.wait(deadline_s - monotonic())
         late = [spy.poll() is None for spy in spies]
         end_all(spies, term_grace_s=RANK_TERM_S)
         return [

@@ -10,7 +10,6 @@ import contextlib
 import re
 import selectors
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.errors import ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
@@ -156,9 +156,9 @@ class Supervisor:
     def watch(self, attempt: Attempt) -> None:
         """Return when every rank is done, dead or ended."""
         logs = [self._log(progress) for progress in attempt.ranks]
-        tick_s = time.monotonic() + TICK_S
+        tick_s = monotonic() + TICK_S
         while not attempt.is_over:
-            now_s = time.monotonic()
+            now_s = monotonic()
             attempt.hold(now_s, on=self._is_held(attempt))
             attempt.give_up_rendering(older_than_s=RENDERING_S)
             if attempt.overdue(now_s, self._settings.grace):
@@ -266,7 +266,7 @@ class Supervisor:
         if progress.killed or progress.lost:
             return
         progress.death = handle.child.poll()
-        progress.died_at_s = time.monotonic() if at_s is None else at_s
+        progress.died_at_s = monotonic() if at_s is None else at_s
         progress.phase = handle.phase()
         progress.ready = handle.ready
         if not handle.ready:
@@ -368,11 +368,11 @@ class Supervisor:
             progress = self.attempt.of(handle.rank)
             progress.phase = handle.phase()
             progress.lost = progress.lost or why
-            progress.died_at_s = time.monotonic()
+            progress.died_at_s = monotonic()
             self.attempt.note_failure(progress.died_at_s)
 
     def _on_death(self, handle: RankProcessHandle) -> None:
-        now_s = time.monotonic()
+        now_s = monotonic()
         self.ignore(handle.child)
         # What it said before it died counts. A grandchild may hold the channel open: do not wait for its end.
         with contextlib.suppress(BlockingIOError):
@@ -385,5 +385,5 @@ class Supervisor:
 
 def _within(report: PhaseEnded, started_s: float) -> PhaseEnded:
     """The report with its time inside the attempt: the clock of a rank is in the hands of its test."""
-    at_s = min(max(report.ended_at_s, started_s), time.monotonic())
+    at_s = min(max(report.ended_at_s, started_s), monotonic())
     return report if at_s == report.ended_at_s else msgspec.structs.replace(report, ended_at_s=at_s)

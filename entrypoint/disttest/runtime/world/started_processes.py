@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from itertools import islice
 from pathlib import Path
 
 import psutil
 
+from disttest.clock import monotonic, sleep
 from disttest.host.descendants import command_of
 from disttest.host.proc import catches, descendants
 from disttest.host.process import STACKS_SIGNAL, Exit, exit_of_zombie, send_signal, signal_name
@@ -86,9 +86,9 @@ def _ask(pid: int, stacks: Path) -> str:
         return ""
     before = size = stacks.stat().st_size
     send_signal(pid, STACKS_SIGNAL)
-    deadline = time.monotonic() + TICK_S
-    while time.monotonic() < deadline:
-        time.sleep(EVIDENCE_POLL_S)
+    deadline = monotonic() + TICK_S
+    while monotonic() < deadline:
+        sleep(EVIDENCE_POLL_S)
         grown = stacks.stat().st_size
         if grown == size > before:
             break

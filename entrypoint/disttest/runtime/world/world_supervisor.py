@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from disttest.clock import monotonic
 from disttest.deadlock.board import WaitBoard
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.descendants import children_of, kill_descendants
@@ -114,9 +114,9 @@ class WorldSupervisor:
             self._ranks.add(self._start_one(rank, listener))
         self._marks.mark("forks of ranks")
         self._store = host_store(listener)
-        deadline = time.monotonic() + self._order.settings.unless_debugged(WORLD_START_S)
+        deadline = monotonic() + self._order.settings.unless_debugged(WORLD_START_S)
         while not all(handle.ready or handle.gone for handle in self._ranks.handles):
-            if time.monotonic() > deadline or self._reason:
+            if monotonic() > deadline or self._reason:
                 break
             self._ranks.wait(TICK_S)
 
@@ -206,7 +206,7 @@ class WorldSupervisor:
 
     def _on_new_start(self, attempt: Attempt) -> None:
         """The main process runs the test once more, in new ranks."""
-        attempt.start_again(time.monotonic())
+        attempt.start_again(monotonic())
         self._controller.send(TestBegan(nodeid=attempt.test.nodeid, again=True))
 
     def _delete_keys(self, attempt: Attempt) -> None:
@@ -243,7 +243,7 @@ class WorldSupervisor:
         ]
         number = self._order.attempts[index]
         attempt = self._new_attempt(
-            test=test, number=number, started_s=time.monotonic(), started_at_s=self._clock(), ranks=ranks
+            test=test, number=number, started_s=monotonic(), started_at_s=self._clock(), ranks=ranks
         )
         self._began.append((test.nodeid, attempt.started_s))
         self._phases.reset()
@@ -292,8 +292,8 @@ class WorldSupervisor:
             self._ranks.note_end(progress)
         end_all([self._ranks.handle(progress.rank).child for progress in silenced])
         self._dismiss(BROKEN_LEAVE_S)
-        limit_s = time.monotonic() + ORPHANS_S
-        while (left := self._strays()) and time.monotonic() < limit_s:
+        limit_s = monotonic() + ORPHANS_S
+        while (left := self._strays()) and monotonic() < limit_s:
             self._ranks.wait(TICK_S)
         strays = name_strays(left, self._began)
         self._ranks.ignore(self._segments)
@@ -358,7 +358,7 @@ class WorldSupervisor:
         attempt = self._ranks.attempt
         if attempt is None or attempt.cancelled:
             return
-        attempt.cancel(reason, time.monotonic())
+        attempt.cancel(reason, monotonic())
         if self._kind is WorldKind.MAIN:  # it knows what its ranks are doing
             for handle in self._ranks.handles:
                 handle.channel.send(Cancel(reason=reason))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.sanitizers.values.trace import Trace
@@ -82,7 +83,7 @@ def _attempt(path: Path) -> int:
 
 def _read(path: Path) -> ValuesFile:
     try:
-        data = path.read_bytes()
+        data = read_input(path)
         version = msgspec.json.decode(data, type=_Version).version
         if version != VERSION:
             raise UsageError(f"{path} has format {version}; this version of disttest reads format {VERSION}")

@@ -44,7 +44,7 @@ class _Bench:
         self.now_s = 100.0
         self.memory = SimpleNamespace(available=6, total=8)
         self.scheduler: Any = _Scheduler()
-        monkeypatch.setattr(spare_slots.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(spare_slots, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(spare_slots.psutil, "virtual_memory", lambda: self.memory)
         self.spare = SpareSlots(self.scheduler, MACHINE, 2, lambda: self.seen)
 

@@ -45,7 +45,8 @@ def stage():
 @pytest.fixture
 def clock(stage, monkeypatch):
     clock = Clock(stage.ranks[1])
-    monkeypatch.setattr(late_peers, "time", clock)
+    monkeypatch.setattr(late_peers, "monotonic", clock.monotonic)
+    monkeypatch.setattr(late_peers, "sleep", clock.sleep)
     return clock
 
 

@@ -39,7 +39,7 @@ def looking(monkeypatch: pytest.MonkeyPatch):
 
     ranks = [SimpleNamespace(rank=rank, pid=1000 + rank) for rank in range(RANKS)]
     attempt: Any = SimpleNamespace(ranks=ranks, living=lambda: ranks, deadlock=None, failed_s=None)
-    monkeypatch.setattr(deadlock_watch.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(deadlock_watch, "monotonic", lambda: now_s)
     monkeypatch.setattr(deadlock_watch, "cpu_ticks", lambda pid: round(now_s / TICK_S) * spends.get(pid, 20))
     monkeypatch.setattr(
         deadlock_watch, "read_slot", lambda slot: read.append(slot) or SimpleNamespace(waits=())

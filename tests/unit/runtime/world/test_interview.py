@@ -34,7 +34,8 @@ class FakeTime:
 @pytest.fixture(autouse=True)
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
-    monkeypatch.setattr(evidence, "time", fake)
+    monkeypatch.setattr(evidence, "monotonic", fake.monotonic)
+    monkeypatch.setattr(evidence, "sleep", fake.sleep)
     return fake
 
 
