@@ -105,7 +105,12 @@ def test_floors_turn_red_what_hardly_ran(lab):
     lab.write(test_planned=TESTS)
 
     few = lab.run("test_planned.py", "--min-tests", "100")
+    told = lab.run("explain", "results")
+    merged = lab.run("merge", "results", "--results", "merged")
     skipped = lab.run("test_planned.py", "--world-sizes", "3", "--max-skip-ratio", "0.5")
 
     assert (1, 1) == (few.exit_code, skipped.exit_code)
     assert "100" in few.output
+    # What is stored ends as the run did.
+    assert (1, 1) == (told.exit_code, merged.exit_code)
+    assert "the run ended with exit code 1: only" in told.output

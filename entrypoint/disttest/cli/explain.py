@@ -7,8 +7,14 @@ import click
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[DIR] [TEST]")
-def explain(words: tuple[str, ...]) -> None:
-    """Tell the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST."""
+@click.pass_context
+def explain(context: click.Context, words: tuple[str, ...]) -> None:
+    """Tell the finding of every failed test of the last run here (or that in DIR), or of tests whose id contains TEST.
+
+    The exit code is that of the run.
+    """
     from disttest.cli.explanation import explain_run
 
-    click.echo(explain_run(words))
+    explanation = explain_run(words)
+    click.echo(explanation.text)
+    context.exit(explanation.exit_code)

@@ -4,29 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from disttest.cli.stored_run import find_run, select
+from disttest.cli.stored_run import find_run, read_run, select
+from disttest.errors import MEANINGS, ExitCode
 from disttest.reports.location import Repository, locate
-from disttest.results.fold import RunResult, TestOutcome, fold
-from disttest.results.journal import FILE_NAME, read_events
+from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import describe_ranks
 from disttest.results.repeat import command_lines
 from disttest.results.sanitized import describe_findings
 
 
-def explain_run(words: Sequence[str]) -> str:
-    """The finding of each test that is meant.
+class Explanation(NamedTuple):
+    """What is told of a run, and the exit code of the run."""
+
+    text: str
+    exit_code: int
+
+
+def explain_run(words: Sequence[str]) -> Explanation:
+    """The finding of each test that is meant; without a test, what the run came to as well.
 
     Args:
         words: a results directory, a part of a test's id, or both in this order.
 
     Raises:
-        UsageError: no test is meant.
+        UsageError: no test is meant, or there is no journal.
     """
     results_dir, test = find_run(words)
-    run = fold(read_events(results_dir / FILE_NAME))
-    found = select(run, test)
-    return "\n\n".join(render_explanation(outcome, run, results_dir) for outcome in found) or "nothing failed"
+    run = read_run(results_dir)
+    parts = [render_explanation(outcome, run, results_dir) for outcome in select(run, test)]
+    if not test:
+        parts += [
+            f"{error.nodeid} could not be collected: {error.message}" for error in run.collection_errors
+        ]
+        parts += _conclusion(run)
+    return Explanation("\n\n".join(parts) or "nothing failed", run.exit_code)
+
+
+def _conclusion(run: RunResult) -> list[str]:
+    """How the run ended, unless its failed tests say so."""
+    code = run.exit_code
+    if not code or (code == ExitCode.FAILED and run.bad and not run.reason):
+        return []
+    known = MEANINGS[ExitCode(code)] if code in set(ExitCode) else ""
+    why = run.reason or known
+    return [f"the run ended with exit code {code}{f': {why}' if why else ''}"]
 
 
 def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) -> str:

@@ -21,6 +21,7 @@ from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import short_path
 from disttest.results.floors import Floors, check_floors, idle_suites
 from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, record_end
 
 
 def finish_run(
@@ -57,6 +58,9 @@ def finish_run(
     click.echo(f"disttest: reports and logs in {short_path(results)}")
     demands = Demands(nothing_is_fine=empty_shard, idle=idle, broken=broken, lost=lost)
     code = settle(run.exit_code, demands)
+    if code and code != run.exit_code:
+        reasons = (*lost, *broken, *idle)
+        record_end(results / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=reasons)
     for message in _published(lambda: publish_outputs(run_outputs(run, results, code), environ)):
         warn(message)
     return code

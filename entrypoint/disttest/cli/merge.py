@@ -18,6 +18,7 @@ from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, record_end
 from disttest.results.shards import find_plan
 
 Write = Callable[[RunResult, Path], Any]
@@ -56,7 +57,10 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
         for message in broken:
             warn(message)
         click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
-        leave(settle(run.exit_code, Demands(broken=broken)))
+        code = settle(run.exit_code, Demands(broken=broken))
+        if code != run.exit_code:
+            record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=broken)
+        leave(code)
 
     return merge_
 

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,7 +21,7 @@ from disttest.host.lines import LONGEST_LINE, Lines
 from disttest.host.process import is_copy
 from disttest.masking import masker
 from disttest.model import UNREADABLE
-from disttest.results.events import AnyEvent, Event, Noted
+from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 
 FILE_NAME = "events.jsonl"
 _NAMES = ("nodeid", "slug", "log")
@@ -151,6 +151,13 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def record_end(path: Path, *, at_s: float, exit_code: int, reasons: Sequence[str]) -> None:
+    """Append the last word of the command to a journal, where it differs from that of the run: a floor was not kept."""
+    event = RunFinished(at_s=at_s, exit_code=exit_code, reason="; ".join(reasons))
+    with contextlib.suppress(OSError, JournalError), contextlib.closing(Journal(path)) as journal:
+        journal.append(event)
 
 
 def _write_line(fd: int, line: bytes) -> None:

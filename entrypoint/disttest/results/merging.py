@@ -152,7 +152,9 @@ class _Merge:
             self._ends.add(name, shard.end, label=source.label)
             yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
         yield from self._missing()
-        code, reason = self._ends.conclude(self._verdicts.values(), vanished=bool(self._vanished))
+        code, reason = self._ends.conclude(
+            self._verdicts.values(), vanished=bool(self._vanished), planned=self._plan is not None
+        )
         yield RunFinished(at_s=self._last_at_s, exit_code=code, reason=reason)
 
     def _started(self) -> RunStarted:

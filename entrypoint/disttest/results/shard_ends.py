@@ -54,19 +54,26 @@ class ShardEnds:
         if label:
             self._names[label] = name
 
-    def conclude(self, tests: Iterable[Judged], *, vanished: bool) -> Conclusion:
-        """The gravest of what the shards have come to; tests and files of all others speak for themselves."""
+    def conclude(self, tests: Iterable[Judged], *, vanished: bool, planned: bool = False) -> Conclusion:
+        """The gravest of what the shards have come to; tests and files of all others speak for themselves.
+
+        Args:
+            tests: of all shards.
+            vanished: a planned test was not there any more.
+            planned: a plan says what is owed, so that nothing to run may be fine.
+        """
         judged = list(tests)
         if not self._ends and not judged:
             return Conclusion(ExitCode.NOTHING_COLLECTED, "no shard had anything to run")
-        rest = conclude(self._facts_of_the_rest(judged)).exit_code
-        codes = [rest, *(end.exit_code for end in self._ends.values() if end.has_concluded or not rest)]
+        rest = conclude(self._facts_of_the_rest(judged, empty=not judged and not planned)).exit_code
+        is_fine = rest in (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
+        codes = [rest, *(end.exit_code for end in self._ends.values() if end.has_concluded or is_fine)]
         reasons = "; ".join(f"{name}: {end.reason}" for name, end in self._ends.items() if end.reason)
         called = any(end.exit_code != ExitCode.NOTHING_COLLECTED for end in self._ends.values())
         something_ran = vanished or (bool(judged) and called)
         return Conclusion(join_exit_codes(codes, something_ran=something_ran), reasons)
 
-    def _facts_of_the_rest(self, judged: Iterable[Judged]) -> Facts:
+    def _facts_of_the_rest(self, judged: Iterable[Judged], *, empty: bool) -> Facts:
         """What no shard has told of itself: some have died, never reported, or said that they are green."""
         told = {name for name, end in self._ends.items() if end.is_red}
         bad = [test for test in judged if test.bad and self._names.get(test.label) not in told]
@@ -74,4 +81,5 @@ class ShardEnds:
             uncollected=any(end.uncollected for name, end in self._ends.items() if name not in told),
             failed=any(not test.infrastructure for test in bad),
             spoiled=any(test.infrastructure for test in bad),
+            empty=empty,
         )

@@ -1,5 +1,6 @@
 """``disttest explain`` tells a stored failure as the run did: the finding first, the command that repeats it last."""
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -9,7 +10,9 @@ from click.testing import CliRunner
 from sample_runs import ASSERTION, SampleRun, rank
 
 from disttest.cli.main import command
+from disttest.errors import UsageError
 from disttest.model import Outcome, RankEnd
+from disttest.results.events import CollectionFailed
 from disttest.results.journal import FILE_NAME, Journal
 from tests.unit.results.test_explain import CASES
 
@@ -33,17 +36,21 @@ def results(tmp_path):
         name="test_flaky", attempts=[{"outcome": Outcome.FAILED, "message": "rank 0 of 2 failed: no"}]
     )
     sample.finish()
-    journal = Journal(tmp_path / FILE_NAME)
-    for event in sample.events:
-        journal.append(event)
-    journal.close()
-    return tmp_path
+    return store(tmp_path, sample)
 
 
-def told(*arguments):
+def told(*arguments, code=1):
     done = CliRunner().invoke(command, ["explain", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     return done.output.splitlines()
+
+
+def store(folder, sample):
+    """Write a run's journal."""
+    with contextlib.closing(Journal(folder / FILE_NAME)) as journal:
+        for event in sample.events:
+            journal.append(event)
+    return folder
 
 
 def test_a_failure_begins_with_its_finding_and_ends_with_the_command(results):
@@ -68,7 +75,55 @@ def test_a_test_alone_is_looked_for_in_the_last_run_here(results, tmp_path, monk
 
     assert told("results-2", "test_bad") == told("test_bad")
     assert told("results-2") == told()
-    assert ["nothing failed"] == told("results")
+    assert ["the run ended with exit code 3: the run died without a last word"] == told("results", code=3)
+
+
+ENDS = {
+    "green": (0, "", "nothing failed"),
+    "a floor": (1, "only 1 tests ran", "the run ended with exit code 1: only 1 tests ran"),
+    "no test": (5, "", "the run ended with exit code 5: there was no test"),
+    "a signal": (143, "", "the run ended with exit code 143"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_run_without_a_failed_test_is_told_as_it_ended(tmp_path, end):
+    code, reason, text = ENDS[end]
+    sample = SampleRun()
+    sample.test()
+    sample.finish(code, reason)
+
+    assert [text] == told(store(tmp_path, sample), code=code)
+
+
+def test_a_file_that_was_not_collected_is_told(tmp_path):
+    sample = SampleRun()
+    sample.events.append(CollectionFailed(at_s=sample.now, nodeid="test_c.py", message="no such module"))
+    sample.finish(2)
+
+    lines = told(store(tmp_path, sample), code=2)
+    assert "test_c.py could not be collected: no such module" == lines[0]
+    assert "the run ended with exit code 2: interrupted, or a file could not be collected" == lines[-1]
+
+
+def test_a_failed_run_names_its_own_reason_beside_its_failures(tmp_path):
+    sample = SampleRun()
+    sample.test(Outcome.FAILED, message="boom")
+    sample.finish(124, "the deadline of the run passed")
+
+    assert (
+        "the run ended with exit code 124: the deadline of the run passed"
+        == told(store(tmp_path, sample), code=124)[-1]
+    )
+
+
+@pytest.mark.parametrize("text", ["", "garbage\n", "{}\n"])
+def test_garbage_is_no_journal(tmp_path, text):
+    (tmp_path / FILE_NAME).write_text(text)
+
+    done = CliRunner().invoke(command, ["explain", str(tmp_path)])
+    assert isinstance(done.exception, UsageError)
+    assert "is not a journal: no line is an event" in str(done.exception)
 
 
 def test_without_a_name_what_failed_and_what_was_flaky_is_told(results):

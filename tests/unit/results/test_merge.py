@@ -295,6 +295,12 @@ def test_the_no_op_shard_may_report(artifacts: Path, into: Path) -> None:
     assert (0, ()) == (run.exit_code, run.tests)
 
 
+def test_a_shard_without_any_test_is_no_pass_even_if_it_says_so(artifacts: Path, into: Path) -> None:
+    ShardRun(artifacts / "r", 1).finish(0)
+
+    assert 5 == merge([artifacts], into).exit_code
+
+
 def test_shards_that_ran_nothing_at_all_are_not_a_pass(artifacts: Path, into: Path) -> None:
     ShardRun(artifacts / "r", 1).finish(5)
 
