@@ -10,10 +10,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
+from disttest.clock import monotonic
+from disttest.clock import sleep as clock_sleep
 from disttest.host.descendants import children_of
 from disttest.host.proc import is_alive
 from disttest.host.process import Child, end_all, send_signal, spawn_child
@@ -55,7 +56,7 @@ class MpsDaemon:
         """Whether the daemon was started and has not ended."""
         return self._child is not None and not self._child.has_ended()
 
-    def start(self, *, sleep: Callable[[float], None] = time.sleep) -> str:
+    def start(self, *, sleep: Callable[[float], None] = clock_sleep) -> str:
         """Start the daemon and wait until it answers.
 
         Returns:
@@ -72,8 +73,8 @@ class MpsDaemon:
             self._child = spawn_child(
                 [self._binary, "-f"], extra_env=self.environment, stdout=output.fileno(), new_session=True
             )
-        deadline_s = time.monotonic() + MPS_START_S
-        while self.lives and time.monotonic() < deadline_s:
+        deadline_s = monotonic() + MPS_START_S
+        while self.lives and monotonic() < deadline_s:
             if answers(self._binary, self.environment):
                 return ""
             sleep(MPS_POLL_S)
@@ -99,11 +100,11 @@ class MpsDaemon:
         _end_servers(servers)
 
 
-def _end_servers(pids: set[int], *, sleep: Callable[[float], None] = time.sleep) -> None:
+def _end_servers(pids: set[int], *, sleep: Callable[[float], None] = clock_sleep) -> None:
     """Wait until these processes have gone; kill those that have not after a while."""
-    kill_at_s = time.monotonic() + MPS_ANSWER_S
-    while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < kill_at_s + KILL_S:
-        for pid in left if time.monotonic() >= kill_at_s else ():
+    kill_at_s = monotonic() + MPS_ANSWER_S
+    while (left := {pid for pid in pids if is_alive(pid)}) and monotonic() < kill_at_s + KILL_S:
+        for pid in left if monotonic() >= kill_at_s else ():
             send_signal(pid, signal.SIGKILL)
         sleep(MPS_POLL_S)
 

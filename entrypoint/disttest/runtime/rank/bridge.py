@@ -151,6 +151,8 @@ def expected_failure(item: pytest.Item, error: BaseException) -> str | None:
     if isinstance(kinds, (type, tuple)) and not isinstance(error, kinds):
         return None
     return marked.reason  # RaisesGroup and the like would have to run code of the test
+
+
 def leave_as_copy(report: pytest.TestReport) -> None:
     """End a fork that a test has made and that came back into pytest: it reports by its exit code, to its parent.
 

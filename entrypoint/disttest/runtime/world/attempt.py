@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from disttest.clock import monotonic
 from disttest.host.process import Exit, signal_name
 from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
 from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, RankRecord, TestCase, WorldKind
@@ -93,7 +93,7 @@ class RankProgress:
     def take_report(self, report: PhaseEnded) -> None:
         """Keep a report, but not the texts of more subtests than a message can carry."""
         if report.unrendered:
-            self.rendering, self.rendering_since_s = report, time.monotonic()
+            self.rendering, self.rendering_since_s = report, monotonic()
             self.because_of = report.because_of
             self.in_flight = report.held_back
             return
@@ -300,7 +300,7 @@ class Attempt:
 
     def give_up_rendering(self, *, older_than_s: float = 0.0) -> None:
         """Judge ranks by what is known before their reports are rendered, if that takes longer than this."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         for progress in self.ranks:
             if progress.rendering is not None and now_s - progress.rendering_since_s >= older_than_s:
                 self.note_failure(progress.rendering.ended_at_s)
@@ -310,7 +310,7 @@ class Attempt:
         progress = self.of(rank)
         progress.in_flight = raised
         if raised.is_assertion and progress.rendering is None:
-            now_s = time.monotonic()
+            now_s = monotonic()
             progress.rendering = PhaseEnded(
                 phase=phase,
                 outcome=failed_outcome(phase, xfail=xfail),
