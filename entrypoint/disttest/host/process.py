@@ -21,6 +21,7 @@ from typing import IO, NoReturn
 
 from disttest.clock import monotonic
 from disttest.descriptors import new_streams, take_descriptors
+from disttest.host.copies import is_copy, note_original
 from disttest.host.proc import stat_of
 from disttest.limits import KILL_S
 from disttest.model import Frozen
@@ -270,22 +271,6 @@ def _fork() -> int:
     if not pid:
         note_original()
     return pid
-
-
-# Bound at import: tests may monkeypatch os.getpid.
-_getpid = os.getpid
-_original_pid = _getpid()
-
-
-def note_original() -> None:
-    """Take this process for an original: a program that starts, or a fork that disttest has made."""
-    global _original_pid
-    _original_pid = _getpid()
-
-
-def is_copy() -> bool:
-    """Whether a test, a fixture or a hook has forked this process: its parent goes on with the same work."""
-    return _getpid() != _original_pid
 
 
 def leave_if_copy(code: int = 0) -> None:

@@ -35,7 +35,6 @@ from disttest.results.events import (
     WorldEnded,
     WorldStarted,
 )
-from disttest.results.verdict import not_run
 
 DIED_EARLY = "the run died without a last word"
 
@@ -263,6 +262,8 @@ class Folding:
             how: the process ended.
             at_s: when it did.
         """
+        from disttest.results.verdict import not_run  # heavy, and needed after a crash only
+
         # A world's test does not run in the pytest process.
         started = next((each for each in self.running.values() if not each.world_id), None)
         if started is None:

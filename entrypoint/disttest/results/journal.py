@@ -17,8 +17,8 @@ import msgspec
 
 from disttest.beneath import open_regular
 from disttest.errors import JournalError, UsageError
+from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
-from disttest.host.process import is_copy
 from disttest.masking import masker
 from disttest.model import UNREADABLE
 from disttest.results.events import AnyEvent, Event, Noted, RunFinished

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from _pytest.skipping import xfailed_key
 
-from disttest.host.process import is_copy, leave_if_copy
+from disttest.host.copies import is_copy
+from disttest.host.process import leave_if_copy
 from disttest.limits import PHASE_TOLD_S
 from disttest.model import Outcome
 from disttest.results.headline import headline
@@ -28,7 +29,6 @@ from disttest.runtime.messages.raised import (
     first_exit,
     stop_of,
 )
-from disttest.runtime.rank.waits import awaited_ranks
 
 DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
@@ -119,7 +119,7 @@ class Bridge:
             ended_at_s=self._ended_at_s,
             message=clean_text(raised.message)[:2000],
             details=shorten(clean_text(raised.details)),
-            because_of=awaited_ranks() if is_consequence(raised.message) else (),
+            because_of=_awaited_ranks() if is_consequence(raised.message) else (),
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -129,6 +129,13 @@ class Bridge:
         took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
         (self._channel.send if urgent else self._channel.hold)(message)
+
+
+def _awaited_ranks() -> tuple[int, ...]:
+    # Imported here: it brings the observing layer, which plain pytest runs without.
+    from disttest.runtime.rank.waits import awaited_ranks
+
+    return awaited_ranks()
 
 
 def raised_in(item: pytest.Item, call: pytest.CallInfo[None]) -> BaseException | None:
