@@ -238,3 +238,55 @@ def test_a_port_that_a_fixture_chooses_is_hosted_by_rank_0(lab, launched):
     ended = lab.write(test_port=suite).run(*launched, "test_port.py")
 
     assert 0 == ended.exit_code, ended.output
+
+
+HOOKS = """
+    import os
+    from pathlib import Path
+
+    def note(what):
+        with Path(f"rank-{os.environ.get('RANK', 'none')}-{what}").open("a") as file:
+            file.write(f"{what}\\n")
+
+    def pytest_runtest_logreport(report):
+        if report.failed:
+            note(f"failed.{report.nodeid.partition('::')[2].partition('[')[0]}")
+        if report.when == "call":
+            note("calls")
+
+    def pytest_runtest_logfinish(nodeid):
+        note("finished")
+
+    def pytest_sessionfinish(session, exitstatus):
+        Path(f"rank-{os.environ.get('RANK', 'none')}-session").write_text(f"{int(exitstatus)} {session.testsfailed}")
+"""
+
+
+def test_hooks_of_conftests_run_in_each_rank_and_nowhere_else(lab):
+    """As under torchrun; the failure of rank 1 is followed by a new world, whose sessions still know of it."""
+    lab.write(
+        conftest=HOOKS,
+        test_hooks="""
+        import os
+
+        def test_good():
+            pass
+
+        def test_fails_on_rank_1():
+            assert os.environ["RANK"] != "1"
+
+        def test_later():
+            pass
+    """,
+    )
+
+    ended = lab.run("run", "test_hooks.py", "--spmd", "2")
+
+    assert ended.exit_code == 1, ended.output
+    found = {path.name: path.read_text() for path in lab.folder.glob("rank-*")}
+    calls = {name: text.count("\n") for name, text in found.items() if name.endswith(("calls", "finished"))}
+    assert {f"rank-{rank}-{what}": 3 for rank in (0, 1) for what in ("calls", "finished")} == calls
+    assert ["rank-1-failed.test_fails_on_rank_1"] == [name for name in found if "failed" in name]
+    assert {"rank-0-session": "0 0", "rank-1-session": "1 1"} == {
+        name: text for name, text in found.items() if name.endswith("session")
+    }

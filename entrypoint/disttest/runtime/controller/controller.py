@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -93,6 +94,7 @@ class Controller(Listener):
         """What the names of its worlds begin with."""
         self._settled = settled_by_plugins(session.config)
         self._worlds = 0
+        self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
         self._asked: RunStop | None = None
         """A test has ended the run."""
@@ -222,6 +224,7 @@ class Controller(Listener):
             attempts=tuple(map(self._retries.attempt_of, gang.nodeids)),
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
             defaults=self._shared_gpus.variables(gang, slots),
+            failed_before=dict(self._failed_of_rank),
             home=self._workplace.home,
             scratch_dir=str(scratch),
             settings=self._options.for_worlds(),
@@ -245,6 +248,7 @@ class Controller(Listener):
             self._recorder.test_finished(not_run(test.nodeid, self._enough, at_s=judged.result.started_at_s))
             return
         good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
+        self._failed_of_rank.update(record.rank for record in judged.result.ranks if record.has_failed)
         self._shared_gpus.judged(world.gang, world.slots, good=good)
         if judged.stop is not None and self._asked is None:
             reason = f"{test.nodeid} ended the run: {judged.stop.reason}"

@@ -63,6 +63,7 @@ from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank import worker_id
 from disttest.runtime.rank.bridge import leave_as_copy
+from disttest.runtime.rank.suite_hooks import leave_hooks_to_ranks
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -203,6 +204,8 @@ class RunSession:
         """In launcher mode, have the ids of tests say in which world they run."""
         if (shape := spmd_shape(self.options, self.host)) is not None:
             name_worlds(items, shape)
+            if self.rank_order is None:
+                leave_hooks_to_ranks(self.config)
 
     def keep_planned(self, items: list[pytest.Item]) -> None:
         """Keep the tests of this shard, if the run has a plan."""

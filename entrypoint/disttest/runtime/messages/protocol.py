@@ -303,6 +303,8 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     settings: WorldSettings
     threads: int
     """Compute threads of each rank."""
+    failed_before: dict[int, int] = {}
+    """Rank -> its failed tests in earlier worlds of the run; ranks without any are left out."""
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()

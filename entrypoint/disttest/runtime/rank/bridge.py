@@ -29,6 +29,7 @@ from disttest.runtime.messages.raised import (
     first_exit,
     stop_of,
 )
+from disttest.runtime.rank.suite_hooks import OF_REPORTS, remove_hooks
 
 DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
@@ -46,12 +47,13 @@ class Bridge:
         self._ended_at_s = 0.0
         self._phase = "setup"
 
-    def take_over(self) -> None:
-        """Silence every reporter that was inherited, and become the only one."""
-        for name in ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish"):
-            hook = getattr(self._config.hook, name)
-            for implementation in list(hook.get_hookimpls()):
-                hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
+    def take_over(self, *, silences: Callable[[object], bool] = lambda _: True) -> None:
+        """Silence the reporters that were inherited, and become the only one.
+
+        Args:
+            silences: whether the hooks of a plugin are removed.
+        """
+        remove_hooks(self._config, OF_REPORTS, of=silences)
         self._config.pluginmanager.register(self, "disttest-bridge")
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

@@ -238,7 +238,12 @@ def next_order(channel: Channel) -> RunTest | None:
 
 
 def serve_orders(
-    spec: RankSpec, channel: Channel, session: pytest.Session, run: Callable[[RunTest], None]
+    spec: RankSpec,
+    channel: Channel,
+    session: pytest.Session,
+    run: Callable[[RunTest], None],
+    *,
+    silences: Callable[[object], bool] = lambda _: True,
 ) -> None:
     """The life of a process that is no rank, once it has settled in: tests until told to leave, and their last fixtures.
 
@@ -247,11 +252,13 @@ def serve_orders(
         channel: to its world.
         session: pytest's.
         run: what is done for one test.
+        silences: whether the reporting hooks of a plugin are removed.
     """
     phase = PhaseCell(spec.phases, spec.place)
     rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
     debug_in_rank(spec.settings, rank, session.config, phase.hold)
-    Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail)).take_over()
+    bridge = Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail))
+    bridge.take_over(silences=silences)
     own_tmp_path(session.config, spec.scratch)
     channel.send(RankReady())
     while (order := next_order(channel)) is not None:

@@ -68,6 +68,8 @@ class RankSpec(Frozen):
     """The results directory, for those that supervise ranks of their own."""
     defaults: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables of its environment, unless the user has set them."""
+    failed_before: int = 0
+    """Tests that have failed in the ranks of this number, in earlier worlds of the run."""
     kind: WorldKind = WorldKind.RANKS
     isolation: Isolation = Isolation.WARM
     """Fresh: it runs one test."""

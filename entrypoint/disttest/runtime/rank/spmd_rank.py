@@ -21,6 +21,7 @@ from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 
 
@@ -46,6 +47,11 @@ def serve_spmd(
         save_coverage()
         channel.send(TestDone(leaks=watchdog.stop_leftover()))
 
-    serve_orders(spec, channel, session, run)
+    suite = SuiteSession(session, spec.failed_before)
+    session.config.pluginmanager.register(suite, "disttest-suite-session")
+    serve_orders(
+        spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
+    )
+    suite.finish()
     save_coverage()
     leave(0)

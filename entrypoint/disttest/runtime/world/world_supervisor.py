@@ -142,6 +142,7 @@ class WorldSupervisor:
             master_port=self._master_port(listener),
             devices=order.devices,
             defaults=order.defaults,
+            failed_before=order.failed_before.get(rank, 0),
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             phases=self._phases.path,
