@@ -66,7 +66,7 @@ def test_one_without_our_handler_is_named_and_not_signalled(
     said = Descendants(os.getpid()).describe(tmp_path / "stacks")
 
     assert f"process {child.pid} (rank 3, " in said
-    assert "(it does not tell its Python stack)" in said
+    assert "(its Python stack is not available)" in said
     assert child.poll() is None
 
 

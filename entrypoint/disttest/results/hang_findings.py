@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -19,8 +20,13 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<func
 _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe|deadlock))/|/disttest/masking\.py$|^<"
 )
+_STARTED_PROCESS = "\n\nprocess "
+"""Precedes the name and the stacks of each process that an ordinary test has started, behind its own."""
+_NAME = re.compile(r"(?P<pid>\d+)(?: \((?P<role>rank \d+(?: of mp\.spawn)?|\w*Process-\d+))?")
+"""The name of such a process, without its command line."""
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
+_MOST_BELOW = 4
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
@@ -198,7 +204,9 @@ def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | 
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
-    return Finding(f"{_all_whereabouts(hung)}, not waiting for another rank{rest}", _only(hung))
+    below = "; ".join(islice((words for rank in hung for words in _started_processes(rank)), _MOST_BELOW))
+    waits = f"; {below}" if below else ", not waiting for another rank"
+    return Finding(f"{_all_whereabouts(hung)}{waits}{rest}", _only(hung))
 
 
 def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:
@@ -242,9 +250,22 @@ def _has_finished(rank: RankRecord) -> bool:
 
 def _frames(rank: RankRecord) -> Iterator[Frame]:
     """Frames of the main thread, innermost first (faulthandler tells the main thread last)."""
-    main = rank.stacks.split("\n\n")[-1]
-    for match in _FRAME.finditer(main):
+    own, *_ = rank.stacks.split(_STARTED_PROCESS)
+    yield from _main_thread(own)
+
+
+def _main_thread(stacks: str) -> Iterator[Frame]:
+    for match in _FRAME.finditer(stacks.split("\n\n")[-1]):
         yield Frame(match["file"], int(match["line"]), match["function"])
+
+
+def _started_processes(rank: RankRecord) -> Iterator[str]:
+    """``process 12 (rank 1 of mp.spawn) is in work at test_step.py:39``, for each that is in the user's code."""
+    for text in rank.stacks.split(_STARTED_PROCESS)[1:]:
+        name, frame = _NAME.match(text), _user_frame(list(_main_thread(text)))
+        if name and frame:
+            role = f" ({name['role']})" if name["role"] else ""
+            yield f"process {name['pid']}{role} is in {frame.function} at {frame}"
 
 
 def _user_frame(frames: Sequence[Frame]) -> Frame | None:

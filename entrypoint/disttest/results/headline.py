@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice, takewhile
 
+from disttest.model import short_place
+
 _TRACEBACK = "Traceback (most recent call last):"
 _OPEN_END = re.compile(r"[!:]$")
 """``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which."""
@@ -17,6 +19,10 @@ _DIFFERENCE = re.compile(
 _LATER = "Mismatched elements"
 """How many differ matters less than where."""
 _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
+_SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$", re.MULTILINE)
+"""What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised."""
+_FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in ', re.MULTILINE)
+_LIBRARY = re.compile(r"/site-packages/|/lib/python3\.\d+/")
 _MOST_LINES = 2
 _LONGEST = 300
 """Characters of a line that was added."""
@@ -28,6 +34,8 @@ def headline(text: str) -> str:
     if not lines:
         return ""
     first, *rest = lines
+    if spawned := _SPAWNED.search(text):
+        return f"rank {spawned['rank']} of mp.spawn failed{_place_of(text)}: {raised_line(text[spawned.end() :])}"
     if not _OPEN_END.search(first):
         return first
     if _TRACEBACK in rest:  # torch's threaded classes: one text of what all threads have raised
@@ -37,6 +45,12 @@ def headline(text: str) -> str:
     below = sorted(_values(rest), key=lambda line: line.startswith(_LATER))
     told = [line[:_LONGEST].removesuffix(".") for line in below[:_MOST_LINES]]
     return _where_first(first, told) or " ".join([first, "; ".join(told)]).strip()
+
+
+def _place_of(text: str) -> str:
+    """`` at test_step.py:39``: the innermost line of a traceback that is not a library's; empty if there is none."""
+    own = [frame for frame in _FRAME.finditer(text) if not _LIBRARY.search(frame["file"])]
+    return f" at {short_place(own[-1]['file'], int(own[-1]['line']))}" if own else ""
 
 
 def _where_first(first: str, told: list[str]) -> str:

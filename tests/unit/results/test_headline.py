@@ -75,6 +75,13 @@ To execute this test, run the following from the base repo dir:
             f"RuntimeError: Thread 0 exited with exception:\n{PLAIN}\nThread 1 exited with exception:\n{CHAINED}",
             "RuntimeError: Thread 0 exited with exception: KeyError: 'no such layer'",
         ),
+        (
+            "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\n"
+            "Traceback (most recent call last):\n"
+            '  File "/venv/lib/python3.11/site-packages/torch/multiprocessing/spawn.py", line 87, in _wrap\n    fn(i, *args)\n'
+            '  File "/work/test_step.py", line 14, in work\n    assert x == 3, "wrong sum"\nAssertionError: wrong sum\n',
+            "rank 1 of mp.spawn failed at test_step.py:14: AssertionError: wrong sum",
+        ),
         ("RuntimeError: stop!", "RuntimeError: stop!"),
         ("RuntimeError: stop!\nTo execute this test, run", "RuntimeError: stop!"),
         ("", ""),

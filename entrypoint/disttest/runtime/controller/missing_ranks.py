@@ -24,8 +24,12 @@ _READS = re.compile(
 _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\binit_process_group\b|\bfrom torch import [^#\n]*\bdistributed\b"
 )
+_STARTS_RANKS = re.compile(
+    r"\b(?:multiprocessing|torchrun|subprocess)\b|\bos\.fork\b|\btorch\.distributed\.(?:run|launch|launcher|elastic)\b"
+)
+"""A file with one of these starts processes by itself, which may well be ranks."""
 _NAMED = 5
-_MARK = "Mark those that need ranks with @pytest.mark.world_size(2), if they do not start their own"
+_MARK = "Mark those that need ranks with @pytest.mark.world_size(2)"
 
 
 class NoWorlds:
@@ -82,9 +86,10 @@ def _is_distributed(item: pytest.Item) -> bool:
 @cache
 def _uses_distributed(path: Path) -> bool:
     try:
-        return _DISTRIBUTED.search(path.read_text(errors="replace")) is not None
+        source = path.read_text(errors="replace")
     except OSError:
         return False
+    return _DISTRIBUTED.search(source) is not None and _STARTS_RANKS.search(source) is None
 
 
 def reads_at_import(root: Path) -> Iterator[str]:

@@ -143,6 +143,22 @@ def register_stacks(path: Path) -> None:
         pending.rename(path)
 
 
+def join_stacks(path: Path) -> None:
+    """Answer the stacks signal into the file of another process, behind what is there.
+
+    Raises:
+        OSError: there is no such file any more.
+    """
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC), "ab", buffering=0)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True, chain=False)
+    _stacks_files[path] = file
+
+
+def stacks_path() -> Path | None:
+    """Where this process answers the stacks signal; None if it does not."""
+    return next(reversed(_stacks_files), None)
+
+
 def renew_libraries(threads: int) -> None:
     """Renew what a fork copied: thread counts, cached device counts, log streams."""
     for handler in _stream_handlers():

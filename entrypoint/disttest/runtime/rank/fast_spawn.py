@@ -24,11 +24,13 @@ from multiprocessing import (
 )
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import disttest
 from disttest.descriptors import is_open
 from disttest.host.process import umask_now
+from disttest.runtime.messages.roles import role_file
+from disttest.runtime.rank.child import join_stacks, stacks_path
 
 _PRELOADED = ("numpy", "torch", "torch.distributed", "torch.multiprocessing")
 """What children would import by themselves: taken over if this process has it."""
@@ -82,7 +84,8 @@ class _Popen(popen_forkserver.Popen):
         data = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump(_Inherited(self, spawn.get_preparation_data(process_obj._name)), data)  # noqa: SLF001
+            preparation = spawn.get_preparation_data(process_obj._name)  # noqa: SLF001
+            reduction.dump(_Inherited(self, preparation, _role_of(process_obj)), data)
             reduction.dump(process_obj, data)
         finally:
             set_spawning_popen(None)
@@ -97,16 +100,21 @@ class _Popen(popen_forkserver.Popen):
 class _Inherited:
     """What a child reads first: as it is read, it puts in place what a new interpreter would have inherited."""
 
-    def __init__(self, popen: popen_fork.Popen, preparation: dict[str, Any]) -> None:
+    def __init__(self, popen: popen_fork.Popen, preparation: dict[str, Any], role: str) -> None:
         outputs = [(fd, popen.duplicate_for_child(fd)) for fd in (1, 2) if is_open(fd)]
-        self._state = (dict(os.environ), outputs, umask_now(), preparation)  # noqa: TID251
+        answers = Answers(stacks_path(), role)
+        self._state = (dict(os.environ), outputs, umask_now(), answers, preparation)  # noqa: TID251
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_inherit, self._state)
 
 
 def _inherit(
-    environ: Mapping[str, str], outputs: list[tuple[int, int]], umask: int, preparation: dict[str, Any]
+    environ: Mapping[str, str],
+    outputs: list[tuple[int, int]],
+    umask: int,
+    answers: Answers,
+    preparation: dict[str, Any],
 ) -> dict[str, Any]:
     """In the child: take over what its parent has.
 
@@ -114,6 +122,7 @@ def _inherit(
         environ: all variables.
         outputs: descriptors, each with its place among those that came along.
         umask: for new files.
+        answers: where it answers its supervisor.
         preparation: handed on.
     """
     for name in os.environ.keys() - environ.keys():  # noqa: TID251
@@ -124,9 +133,33 @@ def _inherit(
         os.dup2(came_along[place], fd)
         os.close(came_along[place])
     os.umask(umask)
+    answers.prepare()
     if "numpy" in sys.modules:  # random seeds itself anew after a fork, numpy as it is imported
         sys.modules["numpy"].random.seed()
     return preparation
+
+
+def _role_of(process_obj: Any) -> str:
+    """``rank 1 of mp.spawn``, or the name that multiprocessing gives it."""
+    target: Any = getattr(process_obj, "_target", None)
+    args: Any = getattr(process_obj, "_args", ())
+    is_torchs = getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+    return f"rank {args[1]} of mp.spawn" if is_torchs else str(process_obj.name)
+
+
+class Answers(NamedTuple):
+    """How a spawned process answers the supervisor of its test: with its stacks, and with its role."""
+
+    stacks: Path | None
+    role: str
+
+    def prepare(self) -> None:
+        """Answer from here on, in the process itself."""
+        if self.stacks is None:
+            return
+        with contextlib.suppress(OSError):  # the test has ended
+            join_stacks(self.stacks)
+            role_file(self.stacks, os.getpid()).write_text(self.role)
 
 
 def _wanted() -> Iterator[str]:

@@ -12,6 +12,7 @@ from disttest.host.descendants import command_of
 from disttest.host.proc import catches, descendants
 from disttest.host.process import STACKS_SIGNAL, Exit, exit_of_zombie, send_signal, signal_name
 from disttest.limits import EVIDENCE_POLL_S, TICK_S
+from disttest.runtime.messages.roles import role_file
 
 _MOST_NAMED = 16
 _COMMAND = 80
@@ -50,9 +51,10 @@ class Descendants:
         living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
         for pid in islice(living, _MOST_NAMED):
             self._learn(pid)
-            parts.append(
-                f"{self._names[pid]}:\n{_ask(pid, stacks) or '  (it does not tell its Python stack)'}"
-            )
+            name = _with_role(self._names[pid], role_file(stacks, pid))
+            if _is_helper_of_python(name):
+                continue
+            parts.append(f"{name}:\n{_ask(pid, stacks) or '  (its Python stack is not available)'}")
         return "\n\n".join(parts)
 
     def _learn(self, pid: int) -> None:
@@ -68,6 +70,23 @@ class Descendants:
             f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
         )
         return f"{self._names.get(pid, f'process {pid}')} {how}, and nobody waited for it"
+
+
+def _is_helper_of_python(name: str) -> bool:
+    """Whether it is multiprocessing's resource tracker or fork server, which run no code of the test.
+
+    Forks of that server have its command line, but those that disttest has prepared have a role instead.
+    """
+    return "multiprocessing.resource_tracker import" in name or "multiprocessing.forkserver import" in name
+
+
+def _with_role(name: str, file: Path) -> str:
+    """The name with the role that a spawned process has noted, in the place of its command line."""
+    try:
+        role = file.read_text()
+    except OSError:
+        return name
+    return f"{name.partition(' (')[0]} ({role})"
 
 
 def _name(pid: int) -> str:

@@ -1,0 +1,67 @@
+"""Suites that start their ranks by mp.spawn: a hang and a failure name the rank and its line."""
+
+from __future__ import annotations
+
+import pytest
+
+SPAWNS = """
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def work(rank, path, hangs):
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        if rank == 1:
+            assert hangs, "wrong sum"  # line 11
+            dist.recv(x, 0)  # line 12
+        dist.barrier()  # line 13
+
+    def test_hangs(tmp_path):
+        mp.spawn(work, args=(str(tmp_path / "f"), True), nprocs=2, join=True)
+
+    def test_fails(tmp_path):
+        mp.spawn(work, args=(str(tmp_path / "f"), False), nprocs=2, join=True)
+"""
+FORKS = """
+    import multiprocessing
+    import threading
+
+    def work():
+        threading.Event().wait()  # line 6
+
+    def test_hangs():
+        context = multiprocessing.get_context("fork")
+        started = [context.Process(target=work) for _ in range(2)]
+        for each in started:
+            each.start()
+        for each in started:
+            each.join()  # line 14
+"""
+
+
+@pytest.fixture
+def spawned(lab):
+    lab.write(test_spawns=SPAWNS, test_forks=FORKS)
+    return lab.run("run", ".", "--contain", "--fast-spawn", "--timeout", "8")
+
+
+def test_ranks_of_mp_spawn_and_forks_are_named_with_their_lines(spawned):
+    hung = spawned.result("test_spawns.py::test_hangs")
+    assert hung.message.startswith("its process is in test_hangs at test_spawns.py:"), hung.message
+    assert "(rank 0 of mp.spawn) is in work at test_spawns.py:13" in hung.message
+    assert "(rank 1 of mp.spawn) is in work at test_spawns.py:12" in hung.message
+    (record,) = hung.ranks
+    assert 2 == record.stacks.count(" of mp.spawn):\n")
+    assert "not available" not in record.stacks
+
+    failed = spawned.result("test_spawns.py::test_fails")
+    assert "rank 1 of mp.spawn failed at test_spawns.py:11: AssertionError: wrong sum" == failed.message
+
+    forked = spawned.result("test_forks.py::test_hangs")
+    assert forked.message.startswith("its process is in test_hangs at test_forks.py:14; process "), (
+        forked.message
+    )
+    assert 2 == forked.message.count(" is in work at test_forks.py:6")
+    assert "no test ran in a world" not in spawned.output
