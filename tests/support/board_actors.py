@@ -68,7 +68,18 @@ class Actor:
         self.tool.on_issue(call)
         return call
 
-    def wait(self, call=None, *, kind=WaitKind.WORK, keys=(), ranks=(), calls=(), timeout_s=1800.0, thread=1):
+    def wait(
+        self,
+        call=None,
+        *,
+        kind=WaitKind.WORK,
+        keys=(),
+        ranks=(),
+        calls=(),
+        timeout_s=1800.0,
+        thread=1,
+        is_public=False,
+    ):
         wait = Wait(
             n=0,
             kind=kind,
@@ -79,6 +90,7 @@ class Actor:
             thread=thread,
             ranks=ranks,
             calls=calls,
+            is_public=is_public,
         )
         self.tool.on_wait(wait)
         return wait

@@ -119,6 +119,8 @@ class BoardTool(BoardWriter, Tool):
     def on_issue(self, call: Call) -> None:
         """Count it; of a thread that C++ calls from, only its stack will tell when it is back in Python."""
         self._first_call = self._first_call or call.n
+        if call.group.is_foreign:
+            self._note_gap()  # a process that has no slot here may be a member
         if call.peer is not None:
             self._count(call)
         else:
@@ -202,7 +204,10 @@ class BoardTool(BoardWriter, Tool):
 
     def _write_rank(self) -> None:
         dist = sys.modules.get("torch.distributed")
-        rank = dist.get_rank() + 1 if dist is not None and dist.is_initialized() else 0
+        has_group = dist is not None and dist.is_initialized()
+        rank = dist.get_rank() + 1 if dist is not None and has_group else 0
+        if dist is not None and has_group and dist.get_world_size() != len(self._memory) // layout.SLOT:
+            self._note_gap()  # other processes may be members of the default group
         layout.RANK.pack_into(self._memory, self._base + layout.RANK_AT, rank)
 
     # --- point-to-point calls
@@ -277,7 +282,7 @@ class BoardTool(BoardWriter, Tool):
         limit_s = wait.timeout_s if wait.timeout_s is not None or call is None else call.timeout_s
         # The clock of a handle runs since its call, of which the moment is not known any more.
         from_s = self._began_s if call is not None and call.is_async else now_s
-        until_s = from_s + (_FOR_EVER if limit_s is None else limit_s)
+        until_s = now_s if wait.is_public else from_s + (_FOR_EVER if limit_s is None else limit_s)
         facts = (*_NO_CALL[:-1], self._makings[wait.ranks]) if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
         self._write_row(

@@ -38,7 +38,7 @@ class Waiting(Frozen):
     since_s: float
     """On the monotonic clock, as below."""
     until_s: float
-    """When it stops waiting by itself."""
+    """When it stops waiting by itself; a past moment if a process that is not a rank may end it."""
 
     @property
     def direction(self) -> Direction:

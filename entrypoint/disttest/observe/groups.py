@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from disttest.observe.records import Group
+from disttest.observe.records import Call, Group
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -24,6 +25,8 @@ class KnownGroup:
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self.shortest_s = _for_ever(group.timeout_s)
+        """The shortest time limit that it has had."""
         self.collectives = itertools.count(1)
         self.p2p: defaultdict[tuple[str, int, int], Iterator[int]] = defaultdict(lambda: itertools.count(1))
         """By operation, peer and tag."""
@@ -61,6 +64,21 @@ def renew_timeouts() -> None:
     """The time limit of some group has changed; their numbers go on."""
     for pg, found in list(_known.items()):
         found.group = _describe(pg, found.group.ranks)
+        found.shortest_s = min(found.shortest_s, _for_ever(found.group.timeout_s))
+
+
+def limit_of(call: Call) -> float | None:
+    """Return the shortest time after which a wait for a call may give up; None if torch does not tell.
+
+    Gloo lets a wait for an earlier message use the limit that the group has when the wait begins.
+    """
+    names = (each.shortest_s for each in list(_known.values()) if each.group.name == call.group.name)
+    limit_s = min(_for_ever(call.timeout_s), *names, float("inf"))
+    return None if math.isinf(limit_s) else limit_s
+
+
+def _for_ever(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else timeout_s
 
 
 def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
@@ -72,6 +90,7 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
         backend=_c10d().get_backend(pg) if pg in _c10d()._world.pg_map else pg.name(),  # noqa: SLF001
         timeout_s=_timeout_s(pg),
         queues=_queues(pg),
+        is_foreign=pg not in _c10d()._world.pg_map,  # noqa: SLF001
     )
 
 

@@ -159,6 +159,7 @@ def begin_wait(
     site: Site | None = None,
     ranks: tuple[int, ...] = (),
     calls: tuple[Call, ...] = (),
+    is_public: bool = False,
 ) -> Wait | None:
     """The thread begins to wait; None where nobody is to be told."""
     __tracebackhide__ = True
@@ -174,6 +175,7 @@ def begin_wait(
         thread=threading.get_ident(),
         ranks=ranks,
         calls=calls,
+        is_public=is_public,
     )
     tell("on_wait", wait)
     return wait

@@ -51,6 +51,8 @@ _ISSUING = (
     "send",
 )
 """Methods of a process group that issue a call, and return its handle."""
+_TIMEOUTS = frozenset({"set_timeout", "_set_default_timeout"})
+"""Methods that change the time limit of a group or of its backend; each class of a backend defines its own."""
 _STORE_WAITS = ("get", "multi_get", "queue_pop", "wait")
 _STORE_CALLS = (
     *("add", "append", "check", "compare_set", "delete_key", "list_keys", "multi_set", "num_keys"),
@@ -66,8 +68,10 @@ class Patches(Replacements):
         for name in _ISSUING:
             self.replace(dist.ProcessGroup, name, _issuing)
         self.replace(dist.ProcessGroup, "shutdown", _shutdown)
-        for owner in (dist.ProcessGroup, torch._C._distributed_c10d.Backend):  # noqa: SLF001
-            self.replace(owner, "set_timeout", _changes_timeout)
+        backend = torch._C._distributed_c10d.Backend  # noqa: SLF001
+        for owner in (dist.ProcessGroup, backend, *backend.__subclasses__()):
+            for name in _TIMEOUTS & vars(owner).keys():
+                self.replace(owner, name, _changes_timeout)
         self.replace(dist.Work, "wait", _work_wait)
         self.replace(dist.Work, "get_future", _get_future)
         self.replace(dist.Work, "is_completed", _polling)
@@ -150,7 +154,7 @@ def _begin_work_wait(call: Call | None, limit_s: float | None) -> Wait | None:
     return hub.begin_wait(
         WaitKind.WORK,
         call,
-        timeout_s=call.timeout_s if limit_s is None else limit_s,
+        timeout_s=groups.limit_of(call) if limit_s is None else limit_s,
         site=call.site if is_in_one else None,
     )
 
@@ -171,7 +175,7 @@ def _future_wait(original: Original) -> Original:
         if hub.is_idle() or self.done():
             return original(self, *args, **kwargs)
         call = hub.handles.get(self)
-        with hub.waiting(WaitKind.FUTURE, call, timeout_s=call.timeout_s if call else None):
+        with hub.waiting(WaitKind.FUTURE, call, timeout_s=groups.limit_of(call) if call else None):
             return original(self, *args, **kwargs)
 
     return wait
@@ -211,10 +215,22 @@ def _store_wait(original: Original) -> Original:
         names = (keys,) if isinstance(keys, str) else tuple(map(str, keys))
         own = _seconds(args, kwargs)
         limit_s = self.timeout.total_seconds() if own is None else own
-        with hub.waiting(WaitKind.STORE, keys=names, timeout_s=limit_s):
+        with hub.waiting(WaitKind.STORE, keys=names, timeout_s=limit_s, is_public=_is_public(self)):
             return original(self, keys, *args, **kwargs)
 
     return wait
+
+
+def _is_public(store: Any) -> bool:
+    """Whether processes that are not ranks may set keys of a store.
+
+    A HashStore is in the memory of this process. The default group's store has a prefix of its own, which is known
+    only to the ranks. A file, and a server at an address that the test has chosen, are open to everybody.
+    """
+    default = c10d._get_default_store() if dist.is_initialized() else None  # noqa: SLF001
+    while store is not default and isinstance(store, c10d.PrefixStore):
+        store = store.underlying_store
+    return store is not default and not isinstance(store, torch._C._distributed_c10d.HashStore)  # noqa: SLF001
 
 
 def _store_call(original: Original) -> Original:

@@ -78,6 +78,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """How long its calls wait unless they say otherwise; None if torch does not tell."""
     queues: bool = False
     """Whether its calls with tensors of a GPU return when they are in a queue of it, as over NCCL."""
+    is_foreign: bool = False
+    """Torch does not list it: its members may be processes that are not ranks of the default group."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -183,3 +185,5 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of the default group: the members of a group that is being made."""
     calls: tuple[Call, ...] = ()
     """In the queue of the GPU that is waited for: the last one of each group, without tensors, the newest last."""
+    is_public: bool = False
+    """Processes that are not ranks can end it, too: they can reach the store."""

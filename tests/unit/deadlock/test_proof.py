@@ -606,3 +606,14 @@ def test_a_call_that_is_no_longer_on_the_board_counts_as_over():
         return program
 
     assert stage_of(long_ago(FIRST, SECOND), long_ago(SECOND, FIRST)).judge() is None
+
+
+def test_a_key_that_other_processes_can_set_is_no_proof():
+    assert stage_of(waits_for_key, waits_for_key).judge() is not None
+    assert stage_of(waits_for_key, lambda a: waits_for_key(a, is_public=True)).judge() is None
+
+
+def test_a_group_that_torch_does_not_list_may_have_other_members():
+    foreign = msgspec.structs.replace(ALL, name="7", is_foreign=True)
+
+    assert stage_of(reduce, lambda a: a.do("allreduce", foreign)).judge() is None
