@@ -120,7 +120,7 @@ class Stage:
     def snapshot(self, rank):
         return read_slot(self.board.slot(rank))
 
-    def situation(self, over=(), dead=()):
+    def situation(self, over=(), dead=(), limit_s=LIMIT_S):
         found = {actor.rank: self.snapshot(actor.rank) for actor in self.ranks}
         gone = {*over, *dead}
         return Situation(
@@ -128,9 +128,9 @@ class Stage:
             over={rank: slot for rank, slot in found.items() if rank in gone},
             now_s=self.began_s + NOW_S,
             began_s=self.began_s,
-            deadline_s=self.began_s + LIMIT_S,
+            deadline_s=self.began_s + limit_s,
             dead=frozenset(dead),
         )
 
-    def judge(self, over=(), dead=()):
-        return find_deadlock(self.situation(over, dead))
+    def judge(self, over=(), dead=(), limit_s=LIMIT_S):
+        return find_deadlock(self.situation(over, dead, limit_s))

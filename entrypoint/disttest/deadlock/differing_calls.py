@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 
 from disttest.deadlock import wait_words
@@ -11,6 +13,17 @@ from disttest.observe.operations import title_of
 
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks may bring different tensors to."""
+_EVEN = frozenset(
+    {
+        *("allreduce", "allreduce_coalesced", "broadcast", "reduce"),
+        *("allgather_base", "allgather_into_tensor_coalesced", "allgather_coalesced"),
+        *("reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    }
+)
+"""Collectives to which all ranks have to bring tensors of the same size."""
+_EVEN_IN_GLOO = frozenset({"allgather", "gather", "reduce_scatter"})
+"""Those that take a list of tensors."""
+_TENSOR = re.compile(r"(\w+)\[([\d, ]*)\]")
 
 
 def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str:
@@ -44,6 +57,34 @@ def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
         alone = [ranks_[0] for ranks_ in by_call.values() if len(ranks_) == 1]
         return alone[0] if len(by_call) == 2 and len(alone) == 1 else None
     return None
+
+
+def have_other_sizes(mine: IssuedCollective, theirs: IssuedCollective, *, in_queue: bool) -> bool:
+    """Return whether two parts of one collective bring different numbers of bytes, which its ranks may not.
+
+    Args:
+        mine: a rank's part.
+        theirs: that of another rank.
+        in_queue: the calls are in the queues of GPUs; NCCL sends parts of different sizes one by one.
+    """
+    if (
+        not mine.tensors
+        or not theirs.tensors
+        or mine.op not in (_EVEN if in_queue else _EVEN | _EVEN_IN_GLOO)
+    ):
+        return False
+    return _sizes(mine.tensors) != _sizes(theirs.tensors)
+
+
+def _sizes(tensors: str) -> list[int]:
+    """The bits of each tensor: shapes may differ, and gloo ignores types."""
+    return [_size(*tensor) for tensor in _TENSOR.findall(tensors)]
+
+
+def _size(dtype: str, shape: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    numel = math.prod(int(length) for length in shape.split(",") if length.strip())
+    return numel * (int(bits[0]) if bits else 8)
 
 
 def _differing(

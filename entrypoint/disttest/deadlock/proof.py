@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from disttest.deadlock import wait_words
+from disttest.deadlock.differing_calls import have_other_sizes
 from disttest.deadlock.layout import Direction, read_ranks
 from disttest.deadlock.queued_calls import (
     QueuedCall,
@@ -23,10 +24,13 @@ from disttest.deadlock.queued_calls import (
     parts_of,
     queued_behind,
 )
-from disttest.deadlock.snapshot import Counts, Snapshot, Waiting
+from disttest.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
+
+FOR_EVER_S = 1800.0
+"""torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
 
 
 class Open(Frozen):
@@ -85,7 +89,7 @@ def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situatio
     for wait, found in waits:
         if found is None and (wait.in_cpp or wait.thread in held):
             continue  # it is not known to wait for that, or its GPU waits for another call, too
-        if found is None or wait.until_s < situation.deadline_s:
+        if found is None or wait.until_s < min(situation.deadline_s, situation.began_s + FOR_EVER_S):
             yield None
         else:
             yield found
@@ -137,15 +141,49 @@ def _open_collective(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]
         if theirs is None:
             continue
         if theirs.op != wait.op:
-            other = f"{title_of(theirs.op)} in its place"
+            other = f"{title_of(theirs.op)} in its place{_line(theirs, member, wait, everybody)}"
             return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
         if theirs.root != wait.root:
-            other = f"it with root {theirs.root} instead of {wait.root}"
+            other = (
+                f"it with root {theirs.root} instead of {wait.root}{_line(theirs, member, wait, everybody)}"
+            )
             return Open(rank=rank, wait=wait, kind=DeadlockKind.ROOTS, ranks=(member,), other=other)
+    uneven = next(filter(None, (_open_uneven(rank, m, wait, everybody) for m in members)), None)
+    if uneven is not None:
+        return uneven
     if not missing:
         return _open_queued(rank, wait, everybody) if wait.kind is WaitKind.DEVICE else None
     first = _first_missing(rank, wait, everybody, missing)
     return Open(rank=rank, wait=first, kind=DeadlockKind.CYCLE, ranks=missing)
+
+
+def _open_uneven(rank: int, member: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
+    """The first call up to this one to which the two ranks have brought tensors of different sizes.
+
+    Gloo takes no note of sizes: a part that is too short keeps its receiver waiting, one call later at the latest, and
+    what is left of one that is too long is taken for the next call.
+    """
+    assert wait.group is not None
+    state = everybody[rank].groups.get(wait.group)
+    in_queue = wait.kind is WaitKind.DEVICE
+    for seq in sorted(state.calls) if state else ():
+        mine, theirs = (called(everybody[each], wait.group, seq) for each in (rank, member))
+        if mine is None or theirs is None or seq > wait.seq or mine.op != theirs.op:
+            continue
+        if not needs(mine.op, mine.root, rank, member, in_queue=in_queue):
+            continue
+        if have_other_sizes(mine, theirs, in_queue=in_queue):
+            call = "it" if seq == wait.seq else f"{title_of(mine.op)} #{seq}"
+            line = _line(theirs, member, wait, everybody)
+            other = f"{call} with {theirs.tensors} instead of {mine.tensors}{line}"
+            return Open(rank=rank, wait=wait, kind=DeadlockKind.MISMATCH, ranks=(member,), other=other)
+    return None
+
+
+def _line(call: IssuedCollective, rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> str:
+    """`` at a.py:5``, of a call whose rank does not wait there: the line is in no other part of the message."""
+    waits_there = any((each.group, each.seq) == (wait.group, wait.seq) for each in everybody[rank].waits)
+    return f" at {call.where}" if call.where and not waits_there else ""
 
 
 def _first_missing(

@@ -10,7 +10,8 @@ _MOST_EDGES = 8
 _ADVICE = {
     DeadlockKind.FINISHED: "Every rank of a group has to make its calls: look for a branch, a loop or an early return that "
     "differs.",
-    DeadlockKind.MISMATCH: "Ranks have to call the same things in one order: look for a branch that differs before these lines.",
+    DeadlockKind.MISMATCH: "Ranks have to call the same things in one order, with tensors of the same size: look for a branch "
+    "that differs before these lines, or for a length that each rank computes from its own data.",
     DeadlockKind.ROOTS: "All ranks have to name the same root (src, dst): it is a rank of the default group.",
     DeadlockKind.GROUPS: "Use groups in one order on all ranks that share them, or wait for the handles later.",
     DeadlockKind.CYCLE: "Ranks have to make their calls in an order in which each one meets its partner.",

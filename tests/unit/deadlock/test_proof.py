@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from board_actors import Stage, group_of
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from disttest.deadlock.layout import RING, Direction
 from disttest.deadlock.proof import find_deadlock
+from disttest.limits import NO_LIMIT_S
 from disttest.model import DeadlockKind
-from disttest.observe import ANY_SOURCE, WaitKind
+from disttest.observe import ANY_SOURCE, Site, WaitKind
 
 ALL = group_of(0, 1)
 
@@ -617,3 +620,96 @@ def test_a_group_that_torch_does_not_list_may_have_other_members():
     foreign = msgspec.structs.replace(ALL, name="7", is_foreign=True)
 
     assert stage_of(reduce, lambda a: a.do("allreduce", foreign)).judge() is None
+
+
+# --- tensors of other sizes
+
+
+def tensor(*shape, dtype="torch.float32"):
+    return SimpleNamespace(dtype=dtype, shape=shape)
+
+
+def brings(*tensors, op="allreduce", **more):
+    return lambda actor: actor.do(op, ALL, inputs=tensors, **more)
+
+
+def test_other_sizes():
+    deadlock = stage_of(brings(tensor(2)), brings(tensor(3))).judge()
+
+    assert deadlock.kind is DeadlockKind.MISMATCH
+    assert edges(deadlock) == [
+        (
+            0,
+            "all_reduce #1 of group default",
+            (1,),
+            "which has called it with float32[3] instead of float32[2]",
+        ),
+        (
+            1,
+            "all_reduce #1 of group default",
+            (0,),
+            "which has called it with float32[2] instead of float32[3]",
+        ),
+    ]
+
+
+def test_a_rank_that_has_finished_brought_another_size():
+    site = Site(test_other_sizes.__code__, 7)
+    deadlock = stage_of(brings(tensor(2)), lambda a: a.call("allreduce", ALL, inputs=(tensor(3),), site=site))
+
+    (edge,) = deadlock.judge(over=[1]).edges
+    assert edge.reason == "which has called it with float32[3] instead of float32[2] at test_proof.py:7"
+
+
+def test_an_earlier_call_was_of_another_size():
+    def program(first):
+        def calls(actor):
+            actor.done(actor.do("broadcast", ALL, inputs=(tensor(first),), root=0))
+            actor.do("allreduce", ALL, inputs=(tensor(4),))
+
+        return calls
+
+    deadlock = stage_of(program(4), program(5)).judge()
+    assert edges(deadlock)[0][3] == "which has called broadcast #1 with float32[5] instead of float32[4]"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "op"),
+    [
+        ([tensor(4)], [tensor(2, 2)], "allreduce"),
+        ([tensor()], [tensor(1)], "allreduce"),
+        ([tensor(4)], [tensor(4, dtype="torch.int32")], "allreduce"),
+        ([tensor(4)], [tensor(6)], "alltoall_base"),
+        ([tensor(4), tensor(4)], [], "scatter"),
+        ([tensor(4)], [], "allreduce"),
+    ],
+    ids=["flat", "scalar", "as other type", "uneven", "scatter", "not told"],
+)
+def test_sizes_that_fit_or_may_differ(first, second, op):
+    assert stage_of(brings(*first, op=op), brings(*second, op=op)).judge() is None
+
+
+def test_types_of_other_widths():
+    deadlock = stage_of(brings(tensor(4)), brings(tensor(4, dtype="torch.float64"))).judge()
+    assert edges(deadlock)[0][3] == "which has called it with float64[4] instead of float32[4]"
+
+
+def test_a_gpu_may_bring_uneven_lists():
+    def queues(size, op):
+        return lambda actor: actor.queue(actor.call(op, ALL, inputs=(tensor(size),)))
+
+    assert stage_of(queues(2, "allgather"), queues(3, "allgather")).judge() is None
+    assert stage_of(queues(2, "allreduce"), queues(3, "allreduce")).judge() is not None
+
+
+# --- limits
+
+
+@pytest.mark.parametrize("limit_s", [3600.0, NO_LIMIT_S])
+def test_the_limit_of_the_group_ends_in_the_same_failure(limit_s):
+    assert stage_of(reduce, idle).judge(over=[1], limit_s=limit_s) is not None
+
+
+def test_a_shorter_limit_may_be_meant():
+    impatient = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=1000.0), idle)
+    assert impatient.judge(over=[1], limit_s=NO_LIMIT_S) is None

@@ -32,7 +32,14 @@ KEPT = 100
 ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 
 _encoder = msgspec.json.Encoder()
-_INTERNAL = ("/torch/", "/disttest/runtime/", "/disttest/observe/", "/_pytest/", "/pluggy/")
+_INTERNAL = (
+    "/torch/",
+    "/disttest/runtime/",
+    "/disttest/observe/",
+    "/_pytest/",
+    "/pluggy/",
+    "/typing_extensions.py",
+)
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",

@@ -190,7 +190,10 @@ class Supervisor:
         # At the deadline the ranks are noted before the question: its signal ends calls that wait (pause, sleep and poll
         # return EINTR and never restart), and a report that follows would show a pass that no test has reached.
         living = self._note_ends(attempt) if deadline_passed else attempt.living()
-        evidence = self._question(living)
+        finished = self._finished(attempt) if deadline_passed else []
+        evidence = self._question([*living, *finished])
+        for progress in finished:
+            progress.collectives = evidence[progress.rank].collectives
         if deadline_passed:
             self.on_evidence()
         self._take_in_flight(attempt, living, evidence)
@@ -216,10 +219,16 @@ class Supervisor:
             self.note_end(progress)
         return living
 
-    def _question(self, living: Sequence[RankProgress]) -> dict[int, RankEvidence]:
-        asked = [(self.handle(progress.rank).evidence, self._flight(progress)) for progress in living]
+    @staticmethod
+    def _finished(attempt: Attempt) -> list[RankProgress]:
+        """The ranks that have finished: one may have made a call that the others still wait in, with another tensor."""
+        over = (progress for progress in attempt.ranks if progress.is_over and not progress.killed)
+        return [progress for progress in over if progress.death is None and not progress.lost]
+
+    def _question(self, asked_of: Sequence[RankProgress]) -> dict[int, RankEvidence]:
+        asked = [(self.handle(progress.rank).evidence, self._flight(progress)) for progress in asked_of]
         told = question(asked, limit_s=EVIDENCE_S)
-        return {progress.rank: each for progress, each in zip(living, told, strict=True)}
+        return {progress.rank: each for progress, each in zip(asked_of, told, strict=True)}
 
     def _take_in_flight(
         self, attempt: Attempt, asked: Sequence[RankProgress], evidence: Mapping[int, RankEvidence]
