@@ -31,6 +31,8 @@ from disttest.observe.records import ANY_SOURCE, WaitKind
 
 FOR_EVER_S = 1800.0
 """torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
+FOR_EVER_IN_STORES_S = 300.0
+"""The same of stores, in which groups are made, too."""
 
 
 class Open(Frozen):
@@ -89,10 +91,17 @@ def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situatio
     for wait, found in waits:
         if found is None and (wait.in_cpp or wait.thread in held):
             continue  # it is not known to wait for that, or its GPU waits for another call, too
-        if found is None or wait.until_s < min(situation.deadline_s, situation.began_s + FOR_EVER_S):
+        if found is None or _gives_up(wait, situation):
             yield None
         else:
             yield found
+
+
+def _gives_up(wait: Waiting, situation: Situation) -> bool:
+    """Whether it may end by itself before the test does."""
+    in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
+    for_ever_s = FOR_EVER_IN_STORES_S if in_store else FOR_EVER_S
+    return wait.until_s < min(situation.deadline_s, situation.began_s + for_ever_s)
 
 
 def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:

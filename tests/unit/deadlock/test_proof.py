@@ -710,6 +710,12 @@ def test_the_limit_of_the_group_ends_in_the_same_failure(limit_s):
     assert stage_of(reduce, idle).judge(over=[1], limit_s=limit_s) is not None
 
 
+def test_the_limit_of_a_store_ends_in_the_same_failure():
+    stage = stage_of(lambda a: waits_for_key(a, timeout_s=300.0), waits_for_key)
+    assert stage.judge(limit_s=NO_LIMIT_S) is not None
+    assert stage_of(lambda a: waits_for_key(a, timeout_s=200.0)).judge(limit_s=NO_LIMIT_S) is None
+
+
 def test_a_shorter_limit_may_be_meant():
     impatient = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=1000.0), idle)
     assert impatient.judge(over=[1], limit_s=NO_LIMIT_S) is None
