@@ -155,3 +155,57 @@ def test_one_rank_waits_and_the_other_blocks(world):
         dist.all_reduce(torch.ones(4))
     else:
         dist.all_reduce(torch.ones(4), async_op=True).wait()
+
+
+@fine("groups", size=2)
+def test_each_rank_alone_in_a_group_of_its_own(world):
+    own = dist.new_group([world.rank])
+    dist.all_reduce(torch.ones(1), group=own)
+    dist.all_reduce(torch.ones(1), group=dist.new_group())
+
+
+@fine("groups", size=4)
+def test_groups_that_only_their_members_make(world):
+    half = [0, 1] if world.rank < 2 else [2, 3]
+    dist.all_reduce(torch.ones(1), group=dist.new_group(half, use_local_synchronization=True))
+    if world.is_first:
+        dist.new_group([0], use_local_synchronization=True)
+    dist.barrier()
+
+
+@fine("groups", size=4)
+def test_subgroups_and_meshes_that_everybody_makes(world):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    own, _ = dist.new_subgroups(2)
+    for group in (mesh["tp"].get_group(), own, mesh["dp"].get_group()):
+        dist.all_gather_object([None] * 2, world.rank, group=group)
+
+
+@fine("sizes", size=2)
+def test_a_matrix_on_one_rank_is_flat_on_the_other_in_a_message(world):
+    if world.is_first:
+        dist.send(torch.ones(8), 1)
+    else:
+        dist.recv(torch.zeros(2, 4), 0)
+
+
+@fine("store", size=2)
+def test_ranks_meet_at_the_store_and_count(world):
+    store = dist.distributed_c10d._get_default_store()
+    store.add("arrived", 1)
+    if world.is_first:
+        store.set("settings", "42")
+    assert store.get("settings") == b"42"
+    dist.all_reduce(torch.tensor(float(store.add("arrived", 0))))
+
+
+@fine("hooks", size=2)
+def test_gradients_are_reduced_by_hooks_as_they_come(world):
+    model, works = layers(), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda each: works.append(dist.all_reduce(each.grad, async_op=True))
+        )
+    model(torch.ones(2, 4) * world.rank).sum().backward()
+    for work in works:
+        work.wait()

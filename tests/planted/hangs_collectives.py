@@ -254,6 +254,40 @@ def test_only_half_of_the_ranks_cut_the_world_into_subgroups(world):
         dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
 
 
+@hangs("group-numbers", size=2, waits=(0, 1), says=("new_group(0-1) as group #", "new_group(1)"))
+def test_one_rank_has_made_a_group_for_itself(world):
+    if world.rank == 1:
+        dist.new_group([1])
+    dist.new_group([0, 1])
+
+
+@hangs("group-numbers", size=3, waits=(0, 1, 2), says="in its place", report="pytorch/pytorch#140820")
+def test_one_rank_skips_a_group_that_it_is_no_member_of(world):
+    if world.rank != 2:
+        dist.new_group([0])
+    dist.new_group([0, 1, 2])
+
+
+# --- tensors of other sizes
+
+
+@hangs("sizes", size=3, waits=(0, 1), says="float32[5] instead of float32[6]", report="NVIDIA/nccl#1394")
+def test_the_last_rank_reduces_a_shorter_tensor(world):
+    dist.all_reduce(torch.ones(5 if world.rank == 2 else 6))
+
+
+@hangs("sizes", size=3, waits=(0, 1), says=("reduce_scatter_tensor", "instead of"), report="NVIDIA/nccl#531")
+def test_the_last_rank_scatters_a_shorter_tensor(world):
+    length = 5 if world.rank == 2 else 6
+    dist.reduce_scatter_tensor(torch.zeros(length), torch.ones(3 * length))
+
+
+@hangs("sizes", size=3, waits=(0, 1), says="float32[10]", report="NVIDIA/nccl#1417")
+def test_a_flattened_bucket_lacks_a_parameter(world):
+    parameters = [torch.ones(2, 2), torch.ones(4), *([torch.ones(2)] if world.rank == 2 else [torch.ones(4)])]
+    dist.all_reduce(torch.cat([each.flatten() for each in parameters]), async_op=True).wait()
+
+
 # --- different roots, or a reduction to one against one to all
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from planted import disagrees
+from torch.distributed.device_mesh import init_device_mesh
 
 leaves_calls_open = pytest.mark.fresh_world
 """What it leaves would meet the calls of the next test of a warm world."""
@@ -307,3 +308,21 @@ def test_one_rank_forgets_to_wait(world):
     work = dist.all_gather_into_tensor(torch.zeros(8), torch.ones(4), async_op=True)
     if world.is_first:
         work.wait()
+
+
+# --- groups that not all ranks make alike
+
+
+@disagrees(
+    "extra", size=2, ranks=(0,), says=("group", "never made it"), report="meta-pytorch/torchcomms#2287"
+)
+@leaves_calls_open
+def test_one_rank_makes_a_group_for_itself(world):
+    if world.is_first:
+        dist.new_group([0])
+
+
+@disagrees("mismatch", size=2, ranks=(0, 1), says=("mesh_dp", "mesh_tp"), report="pytorch/pytorch#140820")
+@leaves_calls_open
+def test_the_mesh_of_one_rank_is_transposed(world):
+    init_device_mesh("cpu", (2, 1) if world.is_first else (1, 2), mesh_dim_names=("dp", "tp"))

@@ -79,6 +79,7 @@ class Actor:
         timeout_s=1800.0,
         thread=1,
         is_public=False,
+        group_name="",
     ):
         wait = Wait(
             n=0,
@@ -91,6 +92,7 @@ class Actor:
             ranks=ranks,
             calls=calls,
             is_public=is_public,
+            group_name=group_name,
         )
         self.tool.on_wait(wait)
         return wait

@@ -24,7 +24,7 @@ _FOR_EVER = float("inf")
 _form = operator.attrgetter("dtype", "shape")
 _MOST_QUEUED = 4
 """Groups of which the last call in the queue of a GPU gets a row."""
-_NO_CALL = (0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
+_NO_CALL = (0, 0, 0, layout.NO_RANK, layout.NO_RANK, 0, 0)
 
 _pack_wait, _pack_last = layout.WAIT.pack_into, layout.LAST.pack_into
 _pack_signature, _pack_counts = layout.SIGNATURE.pack_into, layout.COUNTS.pack_into
@@ -136,11 +136,19 @@ class BoardTool(BoardWriter, Tool):
         if gaps():
             self._note_gap()
         if wait.ranks:
-            self._makings[wait.ranks] += 1
+            self._note_making(wait)
         thread = self._threads.get(wait.thread) or self._take_row(wait.thread)
         if thread is not None:
             thread.stack.append(wait)
             self._write(thread, wait)
+
+    def _note_making(self, wait: Wait) -> None:
+        place = layout.MAKINGS.places()[self._makings.total() % layout.MAKINGS.rows]
+        self._makings[wait.ranks] += 1
+        name, ranks = self._text(wait.group_name), self._keys(wait)
+        if wait.group_name and not name:
+            self._note_gap()  # it would be taken for another group than that of the same name elsewhere
+        layout.MAKING.pack_into(self._memory, self._base + place, name, ranks, self._place(wait.site))
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """It has stopped waiting; it may be inside of another wait, which began before."""
@@ -283,11 +291,14 @@ class BoardTool(BoardWriter, Tool):
         # The clock of a handle runs since its call, of which the moment is not known any more.
         from_s = self._began_s if call is not None and call.is_async else now_s
         until_s = now_s if wait.is_public else from_s + (_FOR_EVER if limit_s is None else limit_s)
-        facts = (*_NO_CALL[:-1], self._makings[wait.ranks]) if call is None else self._facts(call)
+        facts = self._making_facts(wait) if call is None else self._facts(call)
         where, kind = self._place(wait.site), _KIND[wait.kind]
         self._write_row(
             thread.row, WaitState.WAITING, kind, where, self._keys(wait), facts, wait.thread, now_s, until_s
         )
+
+    def _making_facts(self, wait: Wait) -> tuple[int, ...]:
+        return (0, 0, self._text(wait.group_name), *_NO_CALL[3:-1], self._makings[wait.ranks])
 
     def _write_device(self, thread: _WaitingThread, wait: Wait) -> None:
         """A row for each call; those of an earlier test are over."""
@@ -315,6 +326,7 @@ class BoardTool(BoardWriter, Tool):
         return (
             self._texts.get(call.op) or self._text(call.op),
             self._groups.get(call.group.name, 0),
+            0,
             layout.NO_RANK if peer is None else peer,
             layout.NO_RANK if root is None else root,
             call.tag,

@@ -1,6 +1,6 @@
 """How a rank's slot of the board is laid out, for the rank that writes it and the world that reads it.
 
-A header, three tables of fixed rows, and the texts that rows name by their place. No table is longer than the slot, so
+A header, four tables of fixed rows, and the texts that rows name by their place. No table is longer than the slot, so
 that one full of anything is read in bounded time.
 """
 
@@ -47,8 +47,8 @@ class Table(NamedTuple):
 NO_RANK = -2
 """In place of a root where there is none, or of a peer."""
 
-WAIT = struct.Struct("<BBHHHHxxiiqqQdd")
-"""State, kind, place, keys, operation, group, peer, root, tag, number, thread, since when, until when."""
+WAIT = struct.Struct("<BBHHHHHiiqqQdd")
+"""State, kind, place, keys, operation, group, name, peer, root, tag, number, thread, since when, until when."""
 WAITS = Table(16, WAIT.size, 16)
 
 GROUP = struct.Struct("<HHHxxI")
@@ -66,7 +66,12 @@ COUNTS = struct.Struct("<II")
 COUNTS_AT = CHANNEL.size - COUNTS.size
 CHANNELS = Table(GROUPS.end, CHANNEL.size, 60)
 
-TEXTS = CHANNELS.end
+MAKING = struct.Struct("<HHH")
+"""Name and ranks of a group that the rank has begun to make, place."""
+MAKINGS = Table(CHANNELS.end, MAKING.size, 16)
+"""The last ones, the oldest of them overwritten."""
+
+TEXTS = MAKINGS.end
 """Texts: two bytes of length, then UTF-8; 0 names the empty one."""
 LAST_TENSORS = TEXTS + 4096
 """Texts of tensors end here at the latest, however many shapes a test has: the rest is for what proofs are made of."""

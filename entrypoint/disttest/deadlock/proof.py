@@ -25,14 +25,10 @@ from disttest.deadlock.queued_calls import (
     queued_behind,
 )
 from disttest.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
+from disttest.limits import PATIENCE_IN_STORES_S, PATIENCE_S
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
-
-FOR_EVER_S = 1800.0
-"""torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
-FOR_EVER_IN_STORES_S = 300.0
-"""The same of stores, in which groups are made, too."""
 
 
 class Open(Frozen):
@@ -100,8 +96,8 @@ def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situatio
 def _gives_up(wait: Waiting, situation: Situation) -> bool:
     """Whether it may end by itself before the test does."""
     in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
-    for_ever_s = FOR_EVER_IN_STORES_S if in_store else FOR_EVER_S
-    return wait.until_s < min(situation.deadline_s, situation.began_s + for_ever_s)
+    patience_s = PATIENCE_IN_STORES_S if in_store else PATIENCE_S
+    return wait.until_s < min(situation.deadline_s, situation.began_s + patience_s)
 
 
 def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
@@ -125,11 +121,25 @@ def _open_making(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) ->
     if any(member not in everybody for member in members):
         return None
     missing = tuple(m for m in members if not any(_is_same(wait, other) for other in everybody[m].waits))
-    return Open(rank=rank, wait=wait, kind=DeadlockKind.ALONE, ranks=missing) if missing else None
+    if not missing:
+        return None
+    other = next(filter(None, (_made_instead(wait, everybody[m]) for m in missing)), "")
+    return Open(rank=rank, wait=wait, kind=DeadlockKind.ALONE, ranks=missing, other=other)
 
 
 def _is_same(making: Waiting, other: Waiting) -> bool:
-    return other.kind is WaitKind.GROUP and other.keys == making.keys
+    """Whether two ranks make one group: they meet under its name, which is its number among those that each has made."""
+    return other.kind is WaitKind.GROUP and (other.keys, other.name) == (making.keys, making.name)
+
+
+def _made_instead(wait: Waiting, snapshot: Snapshot) -> str:
+    """The group that a rank has made, or makes, in place of one that another rank makes."""
+    same = snapshot.makings.get(wait.name)
+    if wait.name and same is not None and same.ranks != wait.keys:
+        line = f" at {same.where}" if same.where else ""
+        return f"{wait_words.making_name(same.ranks, wait.name)} in its place{line}"
+    other = next((w for w in snapshot.waits if w.kind is WaitKind.GROUP and w.keys == wait.keys), None)
+    return f"{wait_words.making_name(other.keys, other.name)} in its place" if other else ""
 
 
 def _others(rank: int, everybody: Mapping[int, Snapshot]) -> tuple[int, ...]:

@@ -37,6 +37,8 @@ class Waiting(Frozen):
     seq: int
     since_s: float
     """On the monotonic clock, as below."""
+    name: str
+    """Of a group that is being made."""
     until_s: float
     """When it stops waiting by itself; a past moment if a process that is not a rank may end it."""
 
@@ -76,6 +78,14 @@ class Counts(Frozen):
     """So many at least are known to be done."""
 
 
+class Making(Frozen):
+    """A group that a rank has begun to make."""
+
+    ranks: str
+    """Its members, as ``layout.write_ranks`` writes them."""
+    where: str
+
+
 class Snapshot(Frozen):
     """A rank, at one moment."""
 
@@ -89,6 +99,8 @@ class Snapshot(Frozen):
     rank: int = -1
     """In the default group; -1 before it has one."""
     waits: tuple[Waiting, ...] = ()
+    makings: dict[str, Making] = msgspec.field(default_factory=dict)
+    """The last groups that it has begun to make, by name."""
     groups: dict[GroupKey, GroupState] = msgspec.field(default_factory=dict)
     channels: dict[ChannelKey, Counts] = msgspec.field(default_factory=dict)
 
@@ -131,6 +143,7 @@ class _Reader:
             expectation=self._text(layout.LENGTH.unpack_from(slot, layout.EXPECTATION_AT)[0]),
             rank=layout.RANK.unpack_from(slot, layout.RANK_AT)[0] - 1,
             waits=tuple(filter(None, map(self.waiting, layout.WAITS.places()))),
+            makings=dict(filter(None, map(self._making, layout.MAKINGS.places()))),
             groups=groups,
             channels=dict(filter(None, map(self._channel, layout.CHANNELS.places()))),
         )
@@ -167,7 +180,7 @@ class _Reader:
         )
 
     def waiting(self, place: int) -> Waiting | None:
-        state, kind, where, keys, op, group, peer, root, tag, seq, thread, since_s, until_s = (
+        state, kind, where, keys, op, group, name, peer, root, tag, seq, thread, since_s, until_s = (
             layout.WAIT.unpack_from(self._slot, place)
         )
         if state == WaitState.FREE:
@@ -185,8 +198,13 @@ class _Reader:
             tag=tag,
             seq=seq,
             since_s=since_s,
+            name=self._text(name),
             until_s=until_s,
         )
+
+    def _making(self, place: int) -> tuple[str, Making] | None:
+        name, ranks, where = layout.MAKING.unpack_from(self._slot, place)
+        return (self._text(name), Making(ranks=self._text(ranks), where=self._text(where))) if name else None
 
     def _channel(self, place: int) -> tuple[ChannelKey, Counts] | None:
         group, direction, peer, tag, issued, done = layout.CHANNEL.unpack_from(self._slot, place)

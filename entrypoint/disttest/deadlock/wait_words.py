@@ -22,7 +22,12 @@ def wait_name(wait: Waiting, group: str) -> str:
         return _call(wait, group)
     if wait.kind is WaitKind.STORE:
         return f"key{'s' if ', ' in wait.keys else ''} {wait.keys!r} of a store"
-    return f"new_group({wait.keys})"
+    return making_name(wait.keys, wait.name)
+
+
+def making_name(ranks: str, name: str) -> str:
+    """``new_group(0-1) as group #2``."""
+    return f"new_group({ranks}) as group #{name}" if name.isdecimal() else f"new_group({ranks})"
 
 
 def _call(wait: Waiting, group: str) -> str:

@@ -158,6 +158,8 @@ def begin_wait(
     timeout_s: float | None = None,
     site: Site | None = None,
     ranks: tuple[int, ...] = (),
+    group_name: str = "",
+    group_description: str = "",
     calls: tuple[Call, ...] = (),
     is_public: bool = False,
 ) -> Wait | None:
@@ -174,6 +176,8 @@ def begin_wait(
         site=site or call_site(),
         thread=threading.get_ident(),
         ranks=ranks,
+        group_name=group_name,
+        group_description=group_description,
         calls=calls,
         is_public=is_public,
     )

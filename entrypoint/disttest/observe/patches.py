@@ -259,7 +259,14 @@ def _make_group(original: Original) -> Original:
     def make(group_size: int, group_rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         members = tuple(ranks or range(group_size))
-        with hub.waiting(WaitKind.GROUP, timeout_s=_shortest(args, kwargs), ranks=members):
+        name = str(kwargs.get("group_name") or (args[2] if len(args) > 2 else ""))
+        with hub.waiting(
+            WaitKind.GROUP,
+            timeout_s=_shortest(args, kwargs),
+            ranks=members,
+            group_name=name,
+            group_description=str(kwargs.get("group_desc") or ""),
+        ):
             made = original(group_size, group_rank, ranks, *args, **kwargs)
         if isinstance(made[0], dist.ProcessGroup) and not hub.is_idle():
             hub.tell("on_group", groups.note_made(made[0], tuple(ranks)), made=True)

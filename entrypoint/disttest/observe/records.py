@@ -183,6 +183,10 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     thread: int
     ranks: tuple[int, ...] = ()
     """Of the default group: the members of a group that is being made."""
+    group_name: str = ""
+    """torch's name of that group: its number, unless only its members make it."""
+    group_description: str = ""
+    """As its maker has called it; a dimension of a DeviceMesh is ``mesh_`` and its name."""
     calls: tuple[Call, ...] = ()
     """In the queue of the GPU that is waited for: the last one of each group, without tensors, the newest last."""
     is_public: bool = False

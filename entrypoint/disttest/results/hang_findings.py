@@ -199,14 +199,23 @@ def _tear_down(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Findi
 
 
 def _slow(ranks: Sequence[RankRecord], hung: Sequence[RankRecord]) -> Finding | None:
-    """No rank waits for another one: somebody is just busy (or asleep) in Python."""
+    """No rank is known to wait for another one: a rank is busy (or asleep) in Python, or waits in torch for what is not known."""
     if not any(_user_frame(list(_frames(r))) or r.stacks.startswith(PROCESS_STATE) for r in hung):
         return None
     done = [rank for rank in ranks if _has_finished(rank)]
     rest = f"; {rank_names([rank.rank for rank in done])} had finished" if done else ""
+    if any(last_call(rank) for rank in hung):
+        return Finding(f"{_all_calls(hung)}{rest}")
     below = "; ".join(islice((words for rank in hung for words in _started_processes(rank)), _MOST_BELOW))
     waits = f"; {below}" if below else ", not waiting for another rank"
     return Finding(f"{_all_whereabouts(hung)}{waits}{rest}", _only(hung))
+
+
+def _all_calls(ranks: Sequence[RankRecord]) -> str:
+    """Where ranks are, of whom some wait in calls of torch that the recorder does not know: groups, stores."""
+    calls = ((rank, last_call(rank)) for rank in ranks[:4])
+    parts = (f"rank {rank.rank} waits in {call}" if call else whereabouts(rank) for rank, call in calls)
+    return ", ".join(parts) + (", …" if len(ranks) > 4 else "")
 
 
 def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:

@@ -719,3 +719,41 @@ def test_the_limit_of_a_store_ends_in_the_same_failure():
 def test_a_shorter_limit_may_be_meant():
     impatient = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=1000.0), idle)
     assert impatient.judge(over=[1], limit_s=NO_LIMIT_S) is None
+
+
+# --- groups under other numbers
+
+
+def makes(*ranks, number):
+    def program(actor):
+        return actor.wait(kind=WaitKind.GROUP, ranks=ranks, group_name=number)
+
+    return program
+
+
+def test_a_group_is_made_under_one_number():
+    assert stage_of(makes(0, 1, number="1"), makes(0, 1, number="1")).judge() is None
+
+
+def test_the_same_members_under_other_numbers():
+    deadlock = stage_of(makes(0, 1, number="1"), makes(0, 1, number="2")).judge()
+
+    assert deadlock.kind is DeadlockKind.ALONE
+    assert edges(deadlock) == [
+        (0, "new_group(0-1) as group #1", (1,), "which has called new_group(0-1) as group #2 in its place"),
+        (1, "new_group(0-1) as group #2", (0,), "which has called new_group(0-1) as group #1 in its place"),
+    ]
+
+
+def test_a_rank_has_made_another_group_under_the_number():
+    def alone_first(actor):
+        actor.done(makes(1, number="1")(actor))
+        makes(0, 1, number="2")(actor)
+
+    deadlock = stage_of(makes(0, 1, number="1"), alone_first).judge()
+    assert edges(deadlock)[0][3] == "which has called new_group(1) as group #1 in its place"
+
+
+def test_a_group_that_its_members_make_alone_has_no_number():
+    deadlock = stage_of(makes(0, 1, number="5a09"), idle).judge(over=[1])
+    assert edges(deadlock) == [(0, "new_group(0-1)", (1,), "which has finished the test")]

@@ -14,7 +14,7 @@ from disttest.model import SanitizerFinding
 from disttest.observe import ANY_SOURCE, Spec
 from disttest.sanitizers.order.order_judge import judge_order, limits_of
 from disttest.sanitizers.order.order_kinds import OrderFindingKind
-from disttest.sanitizers.order.stream import CallSignature, Stream, StreamGroup
+from disttest.sanitizers.order.stream import CallSignature, GroupMaking, Stream, StreamGroup
 
 FOUR = Spec("float32", (4,))
 
@@ -360,3 +360,38 @@ def test_any_exchange_of_two_neighbours_of_two_groups_is_found(length, data):
     swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
 
     assert [finding.kind for finding in judge(calls, swapped)] == [OrderFindingKind.GROUP_ORDER]
+
+
+class TestGroups:
+    def judge(self, *makings: Sequence[GroupMaking]) -> tuple[SanitizerFinding, ...]:
+        streams = {rank: Stream(makings=tuple(each)) for rank, each in enumerate(makings)}
+        return judge_order(streams)
+
+    def made(self, number: int, *ranks: int, **fields: Any) -> GroupMaking:
+        return GroupMaking(number=str(number), ranks=ranks, file="a.py", **fields)
+
+    def test_other_members_under_one_number(self):
+        orders = [self.made(1, 0, line=3), self.made(2, 0, 1, line=4)], [self.made(1, 0, 1, line=6)]
+        finding = only(self.judge(*orders))
+
+        assert finding.kind == OrderFindingKind.MISMATCH
+        assert finding.message == (
+            "ranks disagree about group #1: rank 0 made it of rank 0 at a.py:3, rank 1 made it of ranks 0,1 at a.py:6"
+        )
+
+    def test_a_group_that_one_rank_has_not_made(self):
+        finding = only(self.judge([self.made(1, 0, 1), self.made(2, 0)], [self.made(1, 0, 1)]))
+
+        assert finding.kind == OrderFindingKind.EXTRA
+        assert "rank 1 never made it" in finding.message
+
+    def test_the_same_number_after_the_default_group_was_destroyed(self):
+        both = [self.made(1, 0, 1), self.made(1, 0)]
+        assert self.judge(both, [self.made(1, 0, 1, line=9), self.made(1, 0)]) == ()
+
+    def test_dimensions_of_a_mesh(self):
+        (one, other) = (self.made(1, 0, dimension=name) for name in ("mesh_dp", "mesh_tp"))
+        assert "for mesh_dp" in only(self.judge([one], [other])).message
+
+    def test_each_rank_alone(self):
+        assert self.judge([self.made(1, 0)], [self.made(1, 1)]) == ()

@@ -12,6 +12,7 @@ from disttest.sanitizers.order.extras import find_extras, find_never_waited
 from disttest.sanitizers.order.mismatches import find_mismatches
 from disttest.sanitizers.order.ordering import find_order
 from disttest.sanitizers.order.stream import Stream
+from disttest.sanitizers.order.unlike_groups import find_unlike_groups
 from disttest.sanitizers.sanitizer import Judgement
 
 _decoder = msgspec.json.Decoder(Stream)
@@ -32,6 +33,7 @@ def judge_order(streams: Mapping[int, Stream]) -> tuple[SanitizerFinding, ...]:
         call.where for finding in extras for order in finding.orders for call in order.calls if call.decides
     }
     return (
+        *find_unlike_groups(streams),
         *find_mismatches(exchanges),
         *extras,
         *find_order(exchanges),

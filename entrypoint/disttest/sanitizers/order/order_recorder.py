@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from disttest.observe import Call, Wait, as_text, spec_of
 from disttest.sanitizers.order.handles import is_thrown_away
-from disttest.sanitizers.order.stream import MOST_CALLS, CallSignature, Stream, StreamGroup
+from disttest.sanitizers.order.stream import MOST_CALLS, CallSignature, GroupMaking, Stream, StreamGroup
 from disttest.sanitizers.sanitizer import SanitizerRecorder
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class OrderRecorder(SanitizerRecorder):
         self._codes: list[CodeType | None] = []
         """Keeps alive what keys name by its address."""
         self._threads: dict[int, int] = {}
+        self._makings: list[GroupMaking] = []
         self._beyond = 0
         self._doubtful = False
 
@@ -78,6 +79,7 @@ class OrderRecorder(SanitizerRecorder):
         return Stream(
             signatures=tuple(self._signatures),
             calls=tuple(self._calls),
+            makings=tuple(self._makings),
             beyond=self._beyond,
             doubtful=self._doubtful,
         )
@@ -115,6 +117,20 @@ class OrderRecorder(SanitizerRecorder):
         """Note that one was refused."""
         del call, error
         self._doubtful = True
+
+    def on_wait(self, wait: Wait) -> None:
+        """Note a group that all ranks have to make; one that its members make alone has no number."""
+        if wait.group_name.isdecimal() and len(self._makings) < MOST_CALLS:
+            name = wait.group_description
+            self._makings.append(
+                GroupMaking(
+                    number=wait.group_name,
+                    ranks=wait.ranks,
+                    dimension=as_text(name) if name.startswith("mesh_") else "",
+                    file=as_text(wait.site.file),
+                    line=wait.site.line,
+                )
+            )
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Note that a wait has raised."""

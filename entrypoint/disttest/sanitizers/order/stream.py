@@ -65,12 +65,30 @@ class CallSignature(Frozen):
         return short_place(self.file, self.line)
 
 
+class GroupMaking(Frozen):
+    """A group that a rank has made with all others, as a member or not."""
+
+    number: str
+    """torch's name of it."""
+    ranks: tuple[int, ...]
+    dimension: str = ""
+    """Of a DeviceMesh, as ``mesh_dp``."""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """``test_step.py:39``; empty where Python has not called."""
+        return short_place(self.file, self.line)
+
+
 class Stream(Frozen):
     """All calls of one rank in one test."""
 
     signatures: tuple[CallSignature, ...] = ()
     calls: tuple[int, ...] = ()
     """Each an index of ``signatures``, in the order of issue."""
+    makings: tuple[GroupMaking, ...] = ()
     beyond: int = 0
     """How many more there were."""
     doubtful: bool = False
