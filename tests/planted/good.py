@@ -209,3 +209,8 @@ def test_gradients_are_reduced_by_hooks_as_they_come(world):
     model(torch.ones(2, 4) * world.rank).sum().backward()
     for work in works:
         work.wait()
+
+
+@fine("sizes", size=2)
+def test_a_rank_without_a_batch_adds_one_zero_to_a_loss(world):
+    dist.all_reduce(torch.tensor(3.0) if world.is_first else torch.zeros(1))

@@ -38,7 +38,7 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         if none is known.
     """
     for group, seq, called in _differing(ranks, aborted):
-        name = wait_words.group_name(group[0], ranks[aborted].groups[group])
+        name = wait_words.group_name(group, ranks[aborted].groups[group])
         return f"{RANKS_DISAGREE}{seq} of group {name}: {_tell(called)}"
     return ""
 

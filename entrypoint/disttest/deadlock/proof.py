@@ -252,7 +252,7 @@ def _told_behind(call: QueuedCall, everybody: Mapping[int, Snapshot]) -> str:
     signature = before and called(everybody[before.rank], before.group, before.seq)
     if before is None or signature is None:
         return ""
-    group = wait_words.group_name(before.group[0], everybody[before.rank].groups.get(before.group))
+    group = wait_words.group_name(before.group, everybody[before.rank].groups.get(before.group))
     return f"{title_of(signature.op)} #{before.seq} of group {group} before it"
 
 
@@ -333,7 +333,7 @@ def _kind(found: Sequence[Open], over: Mapping[int, Snapshot]) -> DeadlockKind:
 def _edge(each: Open, situation: Situation) -> Edge:
     wait = each.wait
     state = situation.ranks[each.rank].groups.get(wait.group) if wait.group else None
-    group = wait_words.group_name(wait.group[0], state) if wait.group else ""
+    group = wait_words.group_name(wait.group, state) if wait.group else ""
     told = situation.began_s <= wait.since_s <= situation.now_s
     since_s = wait.since_s if told else situation.now_s
     return Edge(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from disttest.deadlock.layout import Direction
-from disttest.deadlock.snapshot import GroupState, Waiting
+from disttest.deadlock.snapshot import GroupKey, GroupState, Waiting
+from disttest.model import group_title
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
 
 
-def group_name(name: str, state: GroupState | None) -> str:
-    """``default``, what its maker has called it, or its number."""
-    return state.description if state and state.description else f"#{name}"
+def group_name(group: GroupKey, state: GroupState | None) -> str:
+    """``default``, what its maker has called it, or its number and ranks."""
+    name, ranks = group
+    return group_title(name, state.description if state else "", ranks)
 
 
 def wait_name(wait: Waiting, group: str) -> str:

@@ -28,6 +28,7 @@ from disttest.model.rank_record import (
     RANKS_DISAGREE,
     Collective,
     RankRecord,
+    group_title,
     rank_name,
     rank_names,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "WindowEdge",
     "WorldKind",
     "WorldShape",
+    "group_title",
     "rank_name",
     "rank_names",
     "short_place",

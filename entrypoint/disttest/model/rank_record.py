@@ -25,6 +25,19 @@ def rank_names(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, sorted(ranks)))}"
 
 
+def group_title(name: str, description: str, ranks: Collection[int]) -> str:
+    """``default``, as its maker has called it, or its number and ranks: ``#1 (ranks 0,1)``.
+
+    Args:
+        name: torch's; a hash where only its members have made the group.
+        description: empty where its maker has not described it.
+        ranks: of the default group.
+    """
+    return description or (
+        f"#{name} ({rank_names(ranks)})" if name.isdecimal() else f"of {rank_names(ranks)}"
+    )
+
+
 class Collective(Frozen):
     """One collective (or point-to-point call) as a rank's flight recorder has it."""
 

@@ -395,3 +395,19 @@ class TestGroups:
 
     def test_each_rank_alone(self):
         assert self.judge([self.made(1, 0)], [self.made(1, 1)]) == ()
+
+
+@pytest.mark.parametrize(("one", "other"), [((), (1,)), ((4,), (1, 4)), ((2, 1, 3), (2, 3))])
+def test_dimensions_of_length_one_change_no_order(one, other):
+    first, second = (all_reduce(inputs=(Spec("float32", shape),)) for shape in (one, other))
+    assert judge([first], [second]) == ()
+
+
+def test_a_nameless_group_is_named_by_its_number_and_ranks():
+    group = StreamGroup(name="3", description="", ranks=(0, 1))
+    assert "collective #1 of group #3 (ranks 0,1)" in only(judge([all_reduce(group)], [])).message
+
+
+def test_a_nameless_group_of_its_members_alone_is_named_by_ranks():
+    group = StreamGroup(name="5af0", description="", ranks=(0, 1))
+    assert "collective #1 of group of ranks 0,1:" in only(judge([all_reduce(group)], [])).message

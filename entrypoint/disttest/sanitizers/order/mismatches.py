@@ -147,7 +147,7 @@ def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None
         return None
     match calls[0].op:
         case op if op in _SAME_SHAPES:
-            return _differing(exchange, exchanges, _SHAPE, lambda call: [each.shape for each in call.inputs])
+            return _differing(exchange, exchanges, _SHAPE, lambda call: list(map(_form, call.inputs)))
         case op if op in _SAME_SIZES:
             return _differing(exchange, exchanges, _SHAPE, lambda call: [each.numel for each in call.inputs])
         case "allgather" | "gather":
@@ -156,6 +156,11 @@ def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None
             return _other_parts(exchange, exchanges, lambda call: call.inputs, lambda call: call.outputs)
         case _:
             return None  # what may differ from rank to rank
+
+
+def _form(spec: Spec) -> list[int]:
+    """Its shape without dimensions of length one, which change no order: a loss is of shape [] or [1]."""
+    return [length for length in spec.shape if length != 1]
 
 
 _Tensors = Callable[[CallSignature], Sequence[Spec]]
@@ -171,7 +176,7 @@ def _other_parts(
             continue  # not the root
         for rank, part in zip(exchange.members, parts, strict=True):
             mine = own(exchanges.of(exchange, rank))
-            if holder != rank and len(mine) == 1 and mine[0].shape != part.shape:
+            if holder != rank and len(mine) == 1 and _form(mine[0]) != _form(part):
                 return _Difference(_SHAPE, holder, rank)
     return None
 

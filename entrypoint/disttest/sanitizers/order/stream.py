@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.model import Frozen, short_place
+from disttest.model import Frozen, group_title, short_place
 from disttest.observe import Spec
 
 MOST_CALLS = 20_000
@@ -19,7 +19,7 @@ class StreamGroup(Frozen):
     @property
     def title(self) -> str:
         """How messages name it."""
-        return self.description or self.name
+        return group_title(self.name, self.description, self.ranks)
 
 
 class CallSignature(Frozen):
