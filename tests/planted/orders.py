@@ -326,3 +326,13 @@ def test_one_rank_makes_a_group_for_itself(world):
 @leaves_calls_open
 def test_the_mesh_of_one_rank_is_transposed(world):
     init_device_mesh("cpu", (2, 1) if world.is_first else (1, 2), mesh_dim_names=("dp", "tp"))
+
+
+# --- rows that one rank gives and the other does not take
+
+
+@disagrees("mismatch", size=2, ranks=(0, 1), says=("all_to_all_single", "giving 2,1"))
+@leaves_calls_open
+def test_a_token_is_dropped_between_counting_and_sending(world):
+    give = [2, 1] if world.is_first else [2, 2]
+    dist.all_to_all_single(torch.zeros(4), torch.ones(sum(give)), [2, 2], give)

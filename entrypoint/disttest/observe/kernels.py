@@ -34,6 +34,7 @@ from disttest.observe.sites import call_site
 _KEY = "BackendSelect"
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
 _OF_GROUP = -1
+_EQUAL_PARTS: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 Kernel = Callable[..., Any]
 
@@ -211,6 +212,7 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         timeout_s=group.group.timeout_s if milliseconds == _OF_GROUP else milliseconds / 1000,
         inputs=inputs,
         outputs=outputs,
+        splits=_splits(operation, args) if operation.splits else _EQUAL_PARTS,
         site=call_site(),
         thread=threading.get_ident(),
         by_cpp=not thread.from_python,
@@ -218,6 +220,11 @@ def _record(operation: Operation, args: tuple[Any, ...], inputs: Any, outputs: A
         is_functional=thread.issued is not None,
         behind=_behind(group.group, inputs or outputs),
     )
+
+
+def _splits(operation: Operation, args: tuple[Any, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    taken, given = (tuple(map(int, argument(args, place, ()))) for place in operation.splits or ())
+    return taken, given
 
 
 def _functional(redispatch: Kernel) -> Kernel:

@@ -30,6 +30,8 @@ class Operation:
     root: int | None = None
     peer: int | None = None
     tag: int | None = None
+    splits: tuple[int, int] | None = None
+    """Sizes of the parts of outputs and of inputs, one for each rank; empty lists: equal parts."""
     blocks: bool = False
     """It has no handle: it returns when it is done."""
 
@@ -60,7 +62,7 @@ OPERATIONS = (
     Operation("gather_into_tensor_", 1, 0, 2, 4, 5, root=3),
     Operation("scatter_", 1, 0, 2, 4, 5, root=3),
     Operation("alltoall_", 1, 0, 2, 3, 4),
-    Operation("alltoall_base_", 1, 0, 2, 5, 6),
+    Operation("alltoall_base_", 1, 0, 2, 5, 6, splits=(3, 4)),
     Operation("barrier", None, None, 1, 3, 4),
     Operation("monitored_barrier_", None, None, 1, None, 3, blocks=True),
     Operation("send", 0, None, 1, peer=2, tag=3),

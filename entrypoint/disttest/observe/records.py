@@ -111,6 +111,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     inputs: tuple[torch.Tensor, ...]
     outputs: tuple[torch.Tensor, ...]
     """Empty for collectives in place."""
+    splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Rows that it takes from and gives to each rank of the group, of an all_to_all_single; empty: equal parts."""
     site: Site
     thread: int
     """``threading.get_ident()``."""

@@ -411,3 +411,22 @@ def test_a_nameless_group_is_named_by_its_number_and_ranks():
 def test_a_nameless_group_of_its_members_alone_is_named_by_ranks():
     group = StreamGroup(name="5af0", description="", ranks=(0, 1))
     assert "collective #1 of group of ranks 0,1:" in only(judge([all_reduce(group)], [])).message
+
+
+class TestSplits:
+    def call(self, taken: tuple[int, ...], given: tuple[int, ...], rows: int = 4) -> CallSignature:
+        four = (Spec("float32", (rows, 3)),)
+        return CallSignature(op="alltoall_base", group=PAIR, inputs=four, outputs=four, splits=(taken, given))
+
+    def test_fewer_rows_are_given_than_taken(self):
+        finding = only(judge([self.call((2, 2), (2, 1))], [self.call((2, 2), (2, 2))]))
+
+        assert finding.kind == OrderFindingKind.MISMATCH
+        assert "rank 0 called all_to_all_single of float32[4, 3] taking 2,2 giving 2,1" in finding.message
+
+    def test_uneven_parts_that_fit(self):
+        assert judge([self.call((1, 3), (1, 1))], [self.call((1, 2), (3, 2))]) == ()
+
+    def test_equal_parts_with_and_without_sizes(self):
+        assert judge([self.call((), ())], [self.call((2, 2), ())]) == ()
+        assert judge([self.call((), ())], [self.call((), (), rows=6)]) != ()

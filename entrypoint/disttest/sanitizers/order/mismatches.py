@@ -40,6 +40,12 @@ _SHAPE = Consequence(
     "Give the tensor the same shape on all ranks; flatten it on all of them if the order of memory is what is meant.",
 )
 
+_SPLITS = Consequence(
+    "Gloo lets it pass where the receiver expects more than it is sent, and the rest of its tensor is left as it was; other "
+    "sizes abort or hang, and NCCL hangs.",
+    "Make the rows that each rank gives to another one the rows that this one takes from it: exchange the sizes first.",
+)
+
 _SAME_SHAPES = frozenset({"allreduce", "allreduce_coalesced", "broadcast", "reduce"})
 _SAME_SIZES = frozenset(
     {
@@ -154,6 +160,8 @@ def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None
             return _other_parts(exchange, exchanges, lambda call: call.outputs, lambda call: call.inputs)
         case "reduce_scatter" | "scatter":
             return _other_parts(exchange, exchanges, lambda call: call.inputs, lambda call: call.outputs)
+        case "alltoall_base":
+            return _other_splits(exchange, exchanges)
         case _:
             return None  # what may differ from rank to rank
 
@@ -179,6 +187,35 @@ def _other_parts(
             if holder != rank and len(mine) == 1 and _form(mine[0]) != _form(part):
                 return _Difference(_SHAPE, holder, rank)
     return None
+
+
+def _other_splits(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    """Whether a rank gives another one a different number of rows than that takes from it."""
+    members = exchange.members
+    rows = {rank: _rows(exchanges.of(exchange, rank), len(members)) for rank in members}
+    for place, giver in enumerate(members):
+        for other, taker in enumerate(members):
+            given, taken = rows[giver].given, rows[taker].taken
+            if given and taken and given[other] != taken[place]:
+                return _Difference(_SPLITS, giver, taker)
+    return None
+
+
+class _Rows(NamedTuple):
+    """By rank; empty where they are not known."""
+
+    taken: Sequence[int]
+    given: Sequence[int]
+
+
+def _rows(call: CallSignature, size: int) -> _Rows:
+    taken, given = call.splits
+    return _Rows(taken or _equal_parts(call.outputs, size), given or _equal_parts(call.inputs, size))
+
+
+def _equal_parts(specs: Sequence[Spec], size: int) -> Sequence[int]:
+    rows = specs[0].shape[0] if specs and specs[0].shape else 0
+    return [] if rows % size else [rows // size] * size
 
 
 def _other_message(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:

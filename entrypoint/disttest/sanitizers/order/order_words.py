@@ -16,6 +16,8 @@ def describe(call: CallSignature) -> str:
     if tensors:
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         parts.append(f"of {tensors[0]}{more}")
+    for way, split in zip(("taking", "giving"), call.splits, strict=True):
+        parts += [f"{way} {','.join(map(str, split))}"] if split else []
     return " ".join(parts)
 
 

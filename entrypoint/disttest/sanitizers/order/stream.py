@@ -35,6 +35,8 @@ class CallSignature(Frozen):
     """Empty: none, or not known."""
     inputs: tuple[Spec, ...] = ()
     outputs: tuple[Spec, ...] = ()
+    splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """As in :class:`disttest.observe.Call`."""
     file: str = ""
     line: int = 0
     thread: int = 0
