@@ -63,9 +63,9 @@ NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
 DEADLOCK_STACKS_S = 0.3
 """How long ranks may take to tell their stacks, which have to confirm what they say they wait in."""
-PATIENCE_S = 1800.0
+TORCH_GROUP_LIMIT_S = 1800.0
 """torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
-PATIENCE_IN_STORES_S = 300.0
+TORCH_STORE_LIMIT_S = 300.0
 """The same of stores, in which groups are made, too."""
 DEADLOCK_FIRST_PAUSE_S = 1.0
 """Until stacks that did not confirm it are asked for again; then twice as long each time."""

@@ -25,7 +25,7 @@ from disttest.deadlock.queued_calls import (
     queued_behind,
 )
 from disttest.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
-from disttest.limits import PATIENCE_IN_STORES_S, PATIENCE_S
+from disttest.limits import TORCH_GROUP_LIMIT_S, TORCH_STORE_LIMIT_S
 from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
@@ -96,8 +96,8 @@ def open_waits(rank: int, everybody: Mapping[int, Snapshot], situation: Situatio
 def _gives_up(wait: Waiting, situation: Situation) -> bool:
     """Whether it may end by itself before the test does."""
     in_store = wait.kind in (WaitKind.STORE, WaitKind.GROUP)
-    patience_s = PATIENCE_IN_STORES_S if in_store else PATIENCE_S
-    return wait.until_s < min(situation.deadline_s, situation.began_s + patience_s)
+    limit_s = TORCH_STORE_LIMIT_S if in_store else TORCH_GROUP_LIMIT_S
+    return wait.until_s < min(situation.deadline_s, situation.began_s + limit_s)
 
 
 def _open(rank: int, wait: Waiting, everybody: Mapping[int, Snapshot]) -> Open | None:
