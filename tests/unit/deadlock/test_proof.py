@@ -717,8 +717,8 @@ def test_the_limit_of_a_store_ends_in_the_same_failure():
 
 
 def test_a_shorter_limit_may_be_meant():
-    impatient = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=1000.0), idle)
-    assert impatient.judge(over=[1], limit_s=NO_LIMIT_S) is None
+    stage = stage_of(lambda a: a.wait(a.call("allreduce", ALL), timeout_s=1000.0), idle)
+    assert stage.judge(over=[1], limit_s=NO_LIMIT_S) is None
 
 
 # --- groups under other numbers
