@@ -88,7 +88,7 @@ def _describe(pg: dist.ProcessGroup, ranks: tuple[int, ...]) -> Group:
         description={"default_pg": "default", "undefined": ""}.get(description, description),
         ranks=ranks,
         backend=_c10d().get_backend(pg) if pg in _c10d()._world.pg_map else pg.name(),  # noqa: SLF001
-        timeout_s=_timeout_s(pg),
+        timeout_s=timeout_s(pg),
         queues=_queues(pg),
         is_foreign=pg not in _c10d()._world.pg_map,  # noqa: SLF001
     )
@@ -100,7 +100,7 @@ def _ranks(pg: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(sorted(places, key=places.get)) if places else tuple(range(pg.size()))
 
 
-def _timeout_s(pg: dist.ProcessGroup) -> float | None:
+def timeout_s(pg: dist.ProcessGroup) -> float | None:
     """Its own, as one of its backends has it: torch has no public way to ask."""
     try:
         devices = pg._device_types  # noqa: SLF001

@@ -72,6 +72,7 @@ class Patches(Replacements):
         for owner in (dist.ProcessGroup, backend, *backend.__subclasses__()):
             for name in _TIMEOUTS & vars(owner).keys():
                 self.replace(owner, name, _changes_timeout)
+        self.replace(dist.ProcessGroup, "abort", _abort)
         self.replace(dist.Work, "wait", _work_wait)
         self.replace(dist.Work, "get_future", _get_future)
         self.replace(dist.Work, "is_completed", _polling)
@@ -286,6 +287,16 @@ def _shutdown(original: Original) -> Original:
             hub.tell("on_group", group, made=False)
 
     return shutdown
+
+
+def _abort(original: Original) -> Original:
+    def abort(self: Any) -> None:
+        __tracebackhide__ = True
+        original(self)
+        if not hub.is_idle():
+            hub.tell("on_abort", groups.known(self).group)
+
+    return abort
 
 
 def _changes_timeout(original: Original) -> Original:

@@ -46,6 +46,9 @@ class Tool:
     def on_group(self, group: Group, *, made: bool) -> None:
         """A group has been made, or destroyed."""
 
+    def on_abort(self, group: Group) -> None:
+        """A group has been aborted, which is not its destruction: torch still lists it."""
+
     def on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An operation on tensors is about to be run; told only while a tool asks for them (``watching_operations``).
 

@@ -111,6 +111,8 @@ class TestDone(Message):
     """What leaked cannot be cleaned: no further test may run in this process."""
     store_keys: tuple[str, ...] = ()
     """Keys that the test has left in the store of the world, which deletes them once all ranks are done."""
+    broken: tuple[str, ...] = ()
+    """What makes process groups unusable for the next test; it matters only if this test has not failed."""
     exit_code: int | None = None
     """The rank leaves with this code, now; None: it stays for the next order."""
     stays: bool = False

@@ -53,7 +53,7 @@ from disttest.runtime.rank.rank_chaos import Chaos
 from disttest.runtime.rank.rank_recording import RankRecording
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.sanitizer_recorders import Recorders
-from disttest.runtime.rank.waits import begin_waits, watch_waits
+from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:
@@ -188,7 +188,8 @@ def serve(
     if spec.settings.awaits_debugger(spec.rank):
         stop = await_debugger(spec.settings, phase.hold)
         session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
-    watch_waits(spec.board, spec.place)  # before it is noted what torch looks like
+    is_reused = spec.isolation is not Isolation.FRESH
+    watch_waits(spec.board, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
     reach_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
@@ -306,6 +307,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             # The store is on one node, whose world does not know when the ranks of the others are done.
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
+            broken=tuple(map(clean_text, broken_groups())),
             seen=state.recorders.reports() | chaos.seen(items),
             exit_code=0 if chaos.leaves else None,
             cpu_steps=state.marks.take(),

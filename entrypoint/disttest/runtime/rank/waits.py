@@ -9,6 +9,8 @@ from pathlib import Path
 
 from disttest import observe
 from disttest.deadlock.board_tool import BoardTool
+from disttest.runtime.rank.broken_groups import BrokenGroups
+from disttest.runtime.rank.facets.process_groups import names_of_groups
 from disttest.runtime.rank.failed_waits import FailedWaits
 from disttest.runtime.rank.gloo_loops import CalmGlooLoops
 from disttest.runtime.rank.late_peers import LatePeers
@@ -17,6 +19,7 @@ from disttest.testing.deadlocks import provide_board
 _tool: BoardTool | None = None
 _late: LatePeers | None = None
 _failed: FailedWaits | None = None
+_broken: BrokenGroups | None = None
 
 
 @contextlib.contextmanager
@@ -32,20 +35,22 @@ def prepare_to_watch() -> None:
         observe.install()
 
 
-def watch_waits(board: Path | None, place: int) -> None:
+def watch_waits(board: Path | None, place: int, *, is_reused: bool = False) -> None:
     """From here on this process writes what it waits in.
 
     Args:
         board: of its world; None: nobody would look.
         place: of this rank there.
+        is_reused: the process runs several tests, so that one can break the groups of the next.
     """
-    global _tool, _late, _failed  # one rank per process is what a rank is
+    global _tool, _late, _failed, _broken  # one rank per process is what a rank is
     if board is None or not _has_torch():
         return
     _tool = BoardTool(board, place)
     _late = LatePeers(_tool.peers)
     _failed = FailedWaits(_tool.slots, place)
-    observe.install(_tool, _late, _failed, CalmGlooLoops())
+    _broken = BrokenGroups() if is_reused else None
+    observe.install(_tool, _late, _failed, CalmGlooLoops(), *filter(None, [_broken]))
     provide_board(_tool.expect)
 
 
@@ -55,6 +60,13 @@ def begin_waits() -> None:
         _tool.begin(has_gap=bool(observe.gaps()))
         _late.begin()
         _failed.begin()
+    if _broken is not None:
+        _broken.begin()
+
+
+def broken_groups() -> tuple[str, ...]:
+    """Notes on groups that are still alive, and that the test made unusable for the next one."""
+    return _broken.among(names_of_groups()) if _broken is not None else ()
 
 
 def awaited_ranks() -> tuple[int, ...]:

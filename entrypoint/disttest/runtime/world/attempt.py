@@ -136,6 +136,11 @@ class RankProgress:
                     return report
         return None
 
+    @property
+    def may_run_another(self) -> bool:
+        """Whether its process is as it was before the test."""
+        return self.done is not None and not self.done.retire and not self.done.broken
+
     def record(self, started_at_s: float) -> RankRecord:
         """This rank's part of the attempt; times are on the monotonic clock."""
         report = self.verdict_report

@@ -44,6 +44,8 @@ def judge_attempt(
         "cancelled": attempt.cancelled,
     }
     records = [progress.record(attempt.started_s) for progress in attempt.ranks]
+    if attempt.failed_s is None:
+        records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
         result = judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
         if attempt.test.chaos is not None and not attempt.cancelled:
@@ -66,6 +68,12 @@ def judge_attempt(
     if told := [*map(_tell_superseded, superseded), *outdated]:
         result = msgspec.structs.replace(result, notes=(*result.notes, *told))
     return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
+
+
+def _with_broken_groups(record: RankRecord, progress: RankProgress) -> RankRecord:
+    """Name what makes the groups of a world unusable; of a failed test the failure says it."""
+    broken = progress.done.broken if progress.done else ()
+    return msgspec.structs.replace(record, leaks=(*record.leaks, *broken)) if broken else record
 
 
 def _tell_superseded(joined: RanksJoined) -> str:

@@ -315,7 +315,7 @@ class WorldSupervisor:
         """A world that saw any failure is not used again; nor one that could not be cleaned."""
         if attempt.failed_s is not None or attempt.cancelled:
             return False  # a main process outlives the failures of its ranks
-        return all(progress.done is not None and not progress.done.retire for progress in attempt.ranks)
+        return all(progress.may_run_another for progress in attempt.ranks)
 
     @property
     def _shape(self) -> WorldShape:

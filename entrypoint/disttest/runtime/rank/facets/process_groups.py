@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import re
 import resource
+import sys
 import threading
 import weakref
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from disttest.observe import store_calls, unobserved
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Setting, Values, presence, settings
+from disttest.observe.groups import timeout_s
+from disttest.runtime.rank.facets.facet import (
+    MISSING,
+    Facet,
+    Setting,
+    Values,
+    attribute,
+    is_same,
+    presence,
+    settings,
+)
 from disttest.runtime.rank.facets.interpreter import never
 
 _dist: Any = dist
@@ -21,29 +33,68 @@ _PREFIX = re.compile(r"disttest/\d+/(\d+//)?|/worker/attempt_\d+/")
 """What stands before the keys of a world's default group, and before those of a group made by ``env://``."""
 
 
-def read_groups() -> Values:
-    """Names of the living groups; the default group is named as such."""
+class _Living(NamedTuple):
+    """A group that is there."""
+
+    id: int
+    limit_s: float | None
+    """The time limit of its calls; None if torch does not report it."""
+    store_limit_s: float | None
+    """The time limit of the store of the default group."""
+
+
+def _groups() -> dict[str, Any]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    from torch.distributed import distributed_c10d as c10d
-
     default = dist.group.WORLD
     return {
-        "default" if group is default else name: id(group)
-        for group, name in c10d._world.pg_names.items()  # no public list of groups exists
+        "default" if group is default else name: group
+        for group, name in _c10d()._world.pg_names.items()  # no public list of groups exists
     }
 
 
-def _restore(name: str, then: Any) -> bool:
-    """Destroy a group that the test left; a default group that is gone or new cannot be put back."""
-    from torch.distributed import distributed_c10d as c10d
+def names_of_groups() -> frozenset[str]:
+    """torch's names of the living groups."""
+    return frozenset(_c10d()._world.pg_names.values()) if _groups() else frozenset()
 
-    if then is not MISSING or name == "default":
-        return False
-    for group, group_name in list(c10d._world.pg_names.items()):
-        if group_name == name:
+
+def read_groups() -> Values:
+    """The living groups by name; the default group is named as such."""
+    return {
+        name: _Living(id(group), timeout_s(group), _store_limit_s() if name == "default" else None)
+        for name, group in _groups().items()
+    }
+
+
+def _store_limit_s() -> float:
+    return float(_c10d()._get_default_store().timeout.total_seconds())
+
+
+def _restore(name: str, then: Any) -> bool:
+    """Destroy a group that the test left, or put its limits back; another default group cannot be put back."""
+    group = _groups().get(name)
+    if then is MISSING and name != "default":
+        if group is not None:
             dist.destroy_process_group(group)
-    return True
+        return True
+    if group is None or then is MISSING or then.id != id(group):
+        return False
+    if then.limit_s is not None:
+        _c10d()._set_pg_timeout(timedelta(seconds=then.limit_s), group)
+    if then.store_limit_s is not None:
+        _c10d()._get_default_store().set_timeout(timedelta(seconds=then.store_limit_s))
+    return is_same(read_groups().get(name), then)
+
+
+def _describe_group(what: str, now: Any, then: Any) -> str:
+    if now is MISSING or then is MISSING or now.id != then.id:
+        return presence(what, now, then)
+    store = "" if now.limit_s != then.limit_s else " store"
+    return f"time limit of {what}{store}: {then[1 + bool(store)]:g} s became {now[1 + bool(store)]:g} s"
+
+
+def _c10d() -> Any:
+    return sys.modules["torch.distributed.distributed_c10d"]
 
 
 class _Listed(NamedTuple):
@@ -109,9 +160,10 @@ FACETS = (
         by_world=True,
         forget=list_keys_anew,
     ),
-    Facet("process group", read_groups, _restore, presence, made_for_tests=True),
+    Facet("process group", read_groups, _restore, _describe_group, made_for_tests=True),
     settings(
         "torch.distributed",
         Setting("debug level", _dist.get_debug_level, _dist.set_debug_level),
+        Setting("time limit of new groups", *attribute(_c10d(), "default_pg_timeout")),
     ),
 )

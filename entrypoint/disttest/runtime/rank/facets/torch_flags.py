@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad
 import torch.nn.modules.module
+import torch.optim.optimizer  # torch.optim deletes the name: read it from sys.modules
 import torch.utils._device  # asking for the default device would import it
 import torch.utils.deterministic
 
@@ -102,24 +103,84 @@ def _put_hooks(then: Any) -> None:
         raise LookupError("hooks that were there are gone")
 
 
-_HOOK_TABLES: dict[str, MutableMapping[int, Any]] = {
-    name.removeprefix("_global_").replace("_", " "): table
-    for name, table in vars(torch.nn.modules.module).items()
-    if name.startswith("_global_") and isinstance(table, MutableMapping)
-}
+def _hooks_of_all(kind: str, module: Any) -> Facet:
+    """The hooks that a module of torch keeps for all objects of its class."""
+    tables: dict[str, MutableMapping[int, Any]] = {
+        name.removeprefix("_global_").replace("_", " "): table
+        for name, table in vars(module).items()
+        if name.startswith("_global_") and isinstance(table, MutableMapping)
+    }
+
+    def read() -> Values:
+        return {(name, key): hook for name, table in tables.items() if table for key, hook in table.items()}
+
+    def restore(name: tuple[str, int], then: Any) -> bool:
+        table = tables[name[0]]
+        if then is MISSING:
+            table.pop(name[1], None)
+        else:
+            table[name[1]] = then
+        return True
+
+    return Facet(kind, read, restore, presence)
 
 
-def _hooks() -> Values:
-    return {(name, key): hook for name, table in _HOOK_TABLES.items() if table for key, hook in table.items()}
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to answer after a test has set the precision of one backend only
+        return "set for one backend"
 
 
-def _restore_hook(name: tuple[str, int], then: Any) -> bool:
-    table = _HOOK_TABLES[name[0]]
-    if then is MISSING:
-        table.pop(name[1], None)
-    else:
-        table[name[1]] = then
-    return True
+_SWITCHES = (
+    ("mkldnn", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("deterministic mkldnn", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+    ("nnpack", "_get_nnpack_enabled", "_set_nnpack_enabled"),
+    ("quantized engine", "_get_qengine", "_set_qengine"),
+    ("flash attention", "_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("math attention", "_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("memory-efficient attention", "_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("cuDNN attention", "_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("attention of other backends", "_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+    ("order of attention backends", "_get_sdp_priority_order", "_set_sdp_priority_order"),
+    (
+        "reduced precision of float16 attention",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    (
+        "reduced precision of float16 on the CPU",
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_set_cpu_allow_fp16_reduced_precision_reduction",
+    ),
+    (
+        "checks of sparse tensors",
+        "_check_sparse_tensor_invariants",
+        "_set_check_sparse_tensor_invariants",
+    ),
+)
+"""Words of the note, getter and setter in ``torch._C``; torch 2.9 lacks some of them."""
+
+
+def _switches() -> Iterator[Setting]:
+    for words, get, put in _SWITCHES:
+        if hasattr(_C, get) and hasattr(_C, put):
+            yield Setting(words, getattr(_C, get), getattr(_C, put))
+    if hasattr(_C, "_get_fp32_precision_getter"):
+        for backend, operation in _PRECISIONS:
+            yield Setting(
+                f"float32 precision of {backend} {operation}",
+                partial(_C._get_fp32_precision_getter, backend, operation),
+                partial(_C._set_fp32_precision_setter, backend, operation),
+            )
+    yield Setting("opt_einsum", *attribute(torch.backends.opt_einsum, "enabled"))
+    yield Setting("strategy of opt_einsum", *attribute(torch.backends.opt_einsum, "strategy"))
+    yield Setting("fast path of attention", *attribute(torch.backends.mha, "_is_fastpath_enabled"))
+
+
+# Without matmul: the setting "matmul precision" covers it, and resets it for all backends.
+_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_FUTURE_FLAGS = ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion")
 
 
 FACETS = (
@@ -143,7 +204,7 @@ FACETS = (
             lambda: (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
             _put_cudnn,
         ),
-        Setting("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        Setting("matmul precision", _matmul_precision, torch.set_float32_matmul_precision),
         Setting("threads", torch.get_num_threads, torch.set_num_threads),
         Setting("threads between operators", torch.get_num_interop_threads),
         Setting("anomaly mode", _anomaly, lambda on: torch.autograd.set_detect_anomaly(*on)),
@@ -160,6 +221,11 @@ FACETS = (
         Setting("profiler", _C._autograd._profiler_enabled),
         Setting("default generator", *attribute(torch, "default_generator")),
     ),
+    settings("torch backend", *_switches()),
+    settings(
+        "torch.__future__",
+        *(Setting(name.strip("_"), *attribute(torch.__future__, name)) for name in _FUTURE_FLAGS),
+    ),
     settings("autocast", *_autocast()),
     settings(
         "torch mode",
@@ -171,5 +237,6 @@ FACETS = (
             "why saved-tensor hooks are off", _C._autograd._saved_tensors_hooks_get_disabled_error_message
         ),
     ),
-    Facet("hook of all modules", _hooks, _restore_hook, presence),
+    _hooks_of_all("hook of all modules", torch.nn.modules.module),
+    _hooks_of_all("hook of all optimizers", sys.modules["torch.optim.optimizer"]),
 )
