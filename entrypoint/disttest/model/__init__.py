@@ -32,6 +32,7 @@ from disttest.model.rank_record import (
     rank_name,
     rank_names,
 )
+from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
 from disttest.model.seen_calls import (
@@ -65,6 +66,7 @@ __all__ = [
     "DeadlockKind",
     "DeadlockRule",
     "Edge",
+    "FactKind",
     "Fault",
     "FaultKind",
     "FlakyRule",
@@ -79,6 +81,9 @@ __all__ = [
     "RankEnd",
     "RankRecord",
     "RecordRule",
+    "Recorded",
+    "RecordedFact",
+    "RecordedWarning",
     "SanitizerFinding",
     "Seconds",
     "SeenCall",

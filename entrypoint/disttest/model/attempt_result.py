@@ -7,6 +7,7 @@ from disttest.model.deadlock_proof import Deadlock
 from disttest.model.frozen import Count, Frozen, Moment, Seconds
 from disttest.model.outcomes import Cause, Outcome
 from disttest.model.rank_record import RankRecord
+from disttest.model.recorded import Recorded
 from disttest.model.seen_calls import SanitizerFinding
 
 
@@ -41,6 +42,8 @@ class TestResult(Frozen):
     """What sanitizers have found."""
     unharmed: tuple[UnharmedRank, ...] = ()
     """The calls of its ranks, where chaos has counted them."""
+    by_main: Recorded = Recorded()
+    """Warnings and facts of the process that ran the test, where that is not a rank."""
     recorded: tuple[int, ...] = ()
     """Ranks whose recording was kept, for ``disttest replay``."""
 

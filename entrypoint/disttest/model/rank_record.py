@@ -9,6 +9,7 @@ import msgspec
 
 from disttest.model.frozen import Frozen, Seconds
 from disttest.model.outcomes import Outcome, RankEnd
+from disttest.model.recorded import Recorded
 
 MAIN_RANK = -1
 RANKS_DISAGREE = "ranks disagree at collective #"
@@ -100,6 +101,8 @@ class RankRecord(Frozen):
     """Subtests of a test that passed which were skipped, or failed as expected."""
     leaks: tuple[str, ...] = ()
     """What the test left behind in this rank, by name."""
+    recorded: Recorded = Recorded()
+    """Warnings and facts that the test recorded in this rank."""
     durations_s: dict[str, Seconds] = msgspec.field(default_factory=dict)
     """Phase -> seconds."""
     node: str = ""

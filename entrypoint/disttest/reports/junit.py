@@ -18,12 +18,13 @@ from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import Outcome
+from disttest.model import FactKind, Outcome
 from disttest.reports.junit_budget import MAX_BYTES, TextBudget, budgets_for
 from disttest.reports.junit_case import SHORTEST_S, Cases, safe_seconds, safe_text
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import one_line
 from disttest.results.fold import RunResult, TestOutcome
+from disttest.results.recorded import facts_of
 
 COLLECTION_SUITE = "collection"
 CHUNK = 200
@@ -81,7 +82,7 @@ class _Document:
         head, tail = _around(ElementTree.Element("testsuites", _total(sums.values())))
         yield b"<?xml version='1.0' encoding='utf-8'?>\n" + head
         for name, tests in suites.items():
-            before, after = _around(self.suite(name, sums[name]))
+            before, after = _around(self.suite(name, sums[name], tests))
             yield before
             yield from self.cases(tests)
             if name == COLLECTION_SUITE:
@@ -115,9 +116,12 @@ class _Document:
             case Outcome.PASSED | Outcome.XPASSED:
                 return ""
 
-    def suite(self, name: str, sums: _Sum) -> ElementTree.Element:
+    def suite(self, name: str, sums: _Sum, tests: list[TestOutcome]) -> ElementTree.Element:
         started = datetime.fromtimestamp(max(0.0, self.run.started_at_s), UTC).isoformat(timespec="seconds")
         facts = dict(_facts(self.run))
+        for test in tests:
+            recorded = facts_of(test.final, FactKind.SUITE_PROPERTY)
+            facts |= {safe_text(fact, "-"): safe_text(value) for fact, value in recorded.items()}
         if self.budget.cut:
             facts["disttest.shortened"] = (
                 f"left out to stay under {MAX_BYTES // 1_000_000} MB: {self.budget.cut}"
@@ -134,8 +138,12 @@ class _Document:
     def cases(self, tests: list[TestOutcome]) -> Iterator[bytes]:
         for start in range(0, len(tests), CHUNK):
             chunk = tests[start : start + CHUNK]
-            earlier = [[*self.made.attempts(test)] for test in chunk]
-            yield from _cases([self.made.case(test) for test in chunk], earlier)
+            extras = [(self.made.attributes(test), [*self.made.extras(test)]) for test in chunk]
+            yield from _cases([self.made.case(test) for test in chunk], extras)
+
+
+_Extras = tuple[dict[str, str], list[ElementTree.Element]]
+_NOTHING: _Extras = ({}, [])
 
 
 def _insert_attempts(case: ElementTree.Element, elements: Iterable[ElementTree.Element]) -> None:
@@ -190,15 +198,15 @@ def _around(element: ElementTree.Element) -> tuple[bytes, bytes]:
     return before, after
 
 
-def _cases(
-    cases: list[junit_xml.TestCase], earlier: Sequence[list[ElementTree.Element]] = ()
-) -> Iterator[bytes]:
+def _cases(cases: list[junit_xml.TestCase], extras: Sequence[_Extras] = ()) -> Iterator[bytes]:
     """The elements of cases, as the package makes them, in line with the dialect."""
     suite: ElementTree.Element = junit_xml.TestSuite("", cases).build_xml_doc()
-    for case, attempts in zip_longest(suite.iter("testcase"), earlier, fillvalue=()):
+    for case, (attributes, elements) in zip_longest(suite.iter("testcase"), extras, fillvalue=_NOTHING):
         assert isinstance(case, ElementTree.Element)
-        _insert_attempts(case, attempts)
+        _insert_attempts(case, elements)
         _conform(case)
+        for name in attributes.keys() - case.attrib.keys():
+            case.set(name, attributes[name])
         yield ElementTree.tostring(case, encoding="utf-8")
 
 

@@ -7,14 +7,15 @@ through :func:`safe_text` and :func:`safe_seconds`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from xml.etree import ElementTree
 
 import junit_xml
 
-from disttest.model import Outcome, RankRecord, TestResult, rank_name
+from disttest.model import FactKind, Outcome, RankRecord, TestResult, rank_name
 from disttest.reports.aggregates import evidence
 from disttest.reports.junit_budget import TextBudget, has_failed
 from disttest.reports.location import Repository, locate
@@ -22,12 +23,14 @@ from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.narrative import how_failed
+from disttest.results.recorded import facts_of, warning_lines
 from disttest.results.repeat import command_lines
 from disttest.results.sanitized import describe_findings
 
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
 SHORTEST_S = 0.001
+_ATTRIBUTE = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class Cases:
@@ -139,6 +142,9 @@ class Cases:
             if len(outcome.attempts) > 1:
                 yield f"===== attempt {attempt.attempt}: {attempt.outcome}: {_message(attempt)} ====="
             yield from (f"note: {one_line(note)}" for note in attempt.notes)
+            yield from map(clean, warning_lines(attempt))
+            for title, content in facts_of(attempt, FactKind.SECTION).items():
+                yield _unattached(clean(f"----- {title} -----\n{content}"))
             yield from (clean(line) for line in describe_findings(attempt.findings))
             for rank in attempt.ranks:
                 yield from self._log_excerpt(attempt, rank)
@@ -159,15 +165,21 @@ class Cases:
                 if self.logs.path(rank.log) and clean(rank.log) == rank.log and "]]" not in rank.log:
                     yield f"[[ATTACHMENT|{rank.log}]]"
 
-    def attempts(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
-        """What the earlier attempts came to, in the elements of Maven's Surefire, which consumers of reruns read."""
-        if len(outcome.attempts) == 1:
-            return
-        properties = ElementTree.Element("properties")
-        for name, value in (("attempts", len(outcome.attempts)), ("flaky", outcome.flaky)):
-            fact = {"name": f"disttest.{name}", "value": str(value).lower()}
-            properties.append(ElementTree.Element("property", fact))
-        yield properties
+    def attributes(self, outcome: TestOutcome) -> dict[str, str]:
+        """The attributes that the test asked for with ``record_xml_attribute``."""
+        facts = facts_of(outcome.final, FactKind.ATTRIBUTE)
+        return {name: safe_text(value) for name, value in facts.items() if _ATTRIBUTE.fullmatch(name)}
+
+    def extras(self, outcome: TestOutcome) -> Iterator[ElementTree.Element]:
+        """Properties, then earlier attempts, in the elements of Maven's Surefire, which consumers of reruns read."""
+        facts = facts_of(outcome.final, FactKind.PROPERTY)
+        if len(outcome.attempts) > 1:
+            facts["disttest.attempts"] = str(len(outcome.attempts))
+            facts["disttest.flaky"] = str(outcome.flaky).lower()
+        if facts:
+            yield _properties(
+                {safe_text(n, "-"): safe_text(v, limit=self.budget.details) for n, v in facts.items()}
+            )
         prefix = "flaky" if outcome.flaky else "rerun"
         for attempt in outcome.attempts[:-1]:
             if not attempt.outcome.is_bad:
@@ -183,6 +195,13 @@ class Cases:
 def safe_text(text: str | bytes, default: str = "", *, limit: int = MAX_TEXT) -> str:
     """Text that the package can be given: cleaned, bounded, and never empty where a default is given."""
     return shorten(clean(text), limit).strip() or (clean(default).strip() or "-" if default else "")
+
+
+def _properties(facts: Mapping[str, str]) -> ElementTree.Element:
+    properties = ElementTree.Element("properties")
+    for name, value in facts.items():
+        properties.append(ElementTree.Element("property", {"name": name, "value": value}))
+    return properties
 
 
 def safe_seconds(seconds: float) -> float:

@@ -19,6 +19,7 @@ from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
+from disttest.results.recorded import fact_lines, has_records, warning_lines
 from disttest.results.repeat import repeat_command, replay_command
 
 MAX_TESTS = 20_000
@@ -107,7 +108,7 @@ def _shape_key(test: TestOutcome) -> tuple[int, str]:
 
 
 def _is_worth_opening(test: TestOutcome) -> bool:
-    told = any(attempt.notes or attempt.findings for attempt in test.attempts)
+    told = any(attempt.notes or attempt.findings or has_records(attempt) for attempt in test.attempts)
     return test.final.outcome.is_bad or len(test.attempts) > 1 or told
 
 
@@ -179,7 +180,7 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
         "victims": result.victims,
         "duration": round(max(0.0, result.duration_s), 4),
         "text": shorten("\n\n".join(aggregates.evidence(result)), budget.details),
-        "notes": [one_line(note) for note in result.notes],
+        "notes": [one_line(note) for note in (*result.notes, *warning_lines(result), *fact_lines(result))],
         "collectives": collective_table(result),
         "findings": [finding_data(finding) for finding in result.findings],
         "deadlock": deadlock_data(result.deadlock) if result.deadlock else None,

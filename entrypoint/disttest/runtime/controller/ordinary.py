@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dis
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+from _pytest.junitxml import xml_key
 
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.results.verdict import NOT_RUN
@@ -15,6 +18,7 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.protocol import RunStop, clean_text
 from disttest.runtime.messages.raised import describe_raised, failed_outcome, first_exit, stop_of
 from disttest.runtime.rank.bridge import longrepr_text, message_of, outcome_of
+from disttest.runtime.rank.recording import TestRecorder
 
 NOT_RETRIED = (
     "--retries is for tests with a world, which get a new one: ordinary tests run in the pytest process, and what a "
@@ -58,11 +62,20 @@ class OrdinaryTests:
         self._began_at_s = 0.0
         self._attempts: Counter[str] = Counter()
         """More than one where a plugin repeats tests."""
+        self._recording = TestRecorder()
         self._judged = ""
         """The test that was judged last."""
+        self._unwritten: tuple[TestResult, bool] | None = None
+        """The last result, and whether another attempt follows."""
+
+    def record_for_junit(self, config: pytest.Config) -> None:
+        """Keep attributes and properties of the suite, too, unless pytest itself writes them into a file."""
+        if config.stash.get(xml_key, None) is None:
+            self._recording.stand_in_for_junit(config)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
+        self._write()
         if nodeid in self._tests:
             self._began_at_s = self._recorder.now()
             self._attempts[nodeid] += 1
@@ -74,6 +87,7 @@ class OrdinaryTests:
             return
         reports = self._reports.setdefault(report.nodeid, [])
         reports.append(report)
+        self._recording.add_report(report)
         if report.when == "teardown":
             self._judge(report.nodeid)
 
@@ -83,11 +97,13 @@ class OrdinaryTests:
         try:
             result = yield
         except (pytest.exit.Exception, KeyboardInterrupt) as error:
+            self._write()
             if item.nodeid in self._tests and stop_of_test(error) is not None:
                 self._recorder.test_finished(self._stopped(item.nodeid, error))
             raise
         if item.nodeid in self._tests and self._judged != item.nodeid:
             self._judge(item.nodeid)
+        self._write()
         return result
 
     def _judge(self, nodeid: str) -> None:
@@ -95,10 +111,25 @@ class OrdinaryTests:
         reports = self._reports.pop(nodeid, [])
         result = self._result(nodeid, reports) if reports else self._not_run(nodeid)
         again = any(report.outcome == RERUN for report in reports)
-        self._recorder.test_finished(result, again=again)
+        self._unwritten = (result, again)
         if result.outcome.is_bad and self._unsaid and not again:
             self._unsaid = False
             self._recorder.noted(NOT_RETRIED)
+
+    def _write(self) -> None:
+        """Write a result once pytest has handed out the warnings of its test, which it does after the tear-down."""
+        if self._unwritten is None:
+            return
+        (result, again), self._unwritten = self._unwritten, None
+        by_main = self._recording.take()
+        self._recorder.test_finished(msgspec.structs.replace(result, by_main=by_main), again=again)
+
+    def pytest_warning_recorded(
+        self, warning_message: warnings.WarningMessage, when: str, nodeid: str
+    ) -> None:
+        """Keep a warning of an ordinary test."""
+        if when == "runtest" and nodeid in self._tests:
+            self._recording.warn(warning_message)
 
     def _stopped(self, nodeid: str, error: BaseException) -> TestResult:
         """The result of a test that has ended the run."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from disttest.masking import masker
 from disttest.model import Outcome, TestCase, TestResult, WorldKind, rank_name
 from disttest.results.directory import short_path
 from disttest.results.narrative import describe_ranks, without_stacks
+from disttest.results.recorded import warning_text, warnings_by_rank
 from disttest.results.sanitized import describe_findings
 from disttest.runtime.messages.portable import masked, sections_of, serialisable
 from disttest.runtime.messages.protocol import TestJudged
@@ -140,6 +143,28 @@ def late_reports(
     """The report of a rank that died after its test had been reported as good."""
     failure = WorldFailure(test, result, None, results_dir, again)
     return [_made_up(item, "teardown", "failed", failure)]
+
+
+def tell_warnings(item: pytest.Item, result: TestResult) -> None:
+    """Add the warnings of ranks to pytest's summary of warnings."""
+    for warning, ranks in warnings_by_rank(result).items():
+        message = warnings.WarningMessage(
+            message=_category(warning.category)(warning_text(warning, ranks)),
+            category=_category(warning.category),
+            filename=warning.file,
+            lineno=warning.line,
+        )
+        told = {"warning_message": message, "when": "runtest", "nodeid": item.nodeid, "location": None}
+        item.ihook.pytest_warning_recorded.call_historic(kwargs=told)
+
+
+def _category(name: str) -> type[Warning]:
+    """The class of a warning, or one of its name: a class may not be known in this process."""
+    module, _, own = name.rpartition(".")
+    found = getattr(sys.modules.get(module), own, None)
+    if isinstance(found, type) and issubclass(found, Warning) and found.__init__ is Warning.__init__:
+        return found  # a class with another __init__ may take other arguments than a text
+    return type(own, (UserWarning,), {"__module__": module})
 
 
 def masked_report(config: pytest.Config, report: pytest.TestReport) -> pytest.TestReport:

@@ -410,9 +410,9 @@ class RunSession:
         for _, test in self.pairs:
             recorder.collected(test)
         ordinary = {test.nodeid: test for _, test in self.ordinary}
-        self.config.pluginmanager.register(
-            OrdinaryTests(ordinary, recorder, retries=self.options.retries), "disttest-ordinary"
-        )
+        ordinary_tests = OrdinaryTests(ordinary, recorder, retries=self.options.retries)
+        ordinary_tests.record_for_junit(self.config)
+        self.config.pluginmanager.register(ordinary_tests, "disttest-ordinary")
         if self._guarded:
             limits = TimeLimits(ordinary, asked="timeout" in self.options.given)
             self.config.pluginmanager.register(limits, "disttest-time-limits")

@@ -15,7 +15,13 @@ from disttest.results.repeat import command_lines
 from disttest.results.verdict import spoiled
 from disttest.runtime.controller.device_health import blame_device
 from disttest.runtime.controller.early_skips import known_skip, vacuous
-from disttest.runtime.controller.pytest_reports import late_reports, reports_of, rerun_reports, skip_reports
+from disttest.runtime.controller.pytest_reports import (
+    late_reports,
+    reports_of,
+    rerun_reports,
+    skip_reports,
+    tell_warnings,
+)
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.messages.protocol import TestJudged
@@ -152,6 +158,7 @@ class Verdicts:
         if test.nodeid not in self._told:
             self._told.add(test.nodeid)
             self._tell_pytest(item, reports_of(item, test, judged, self._results(), again))
+            tell_warnings(item, judged.result)
         elif judged.result.outcome.is_bad:
             for report in late_reports(item, test, judged.result, self._results(), again):
                 item.ihook.pytest_runtest_logreport(report=report)
@@ -159,6 +166,7 @@ class Verdicts:
     def _tell_rerun(self, test: TestCase, judged: TestJudged) -> None:
         item = self._items[test.nodeid]
         self._tell_pytest(item, rerun_reports(item, test, judged, self._results()))
+        tell_warnings(item, judged.result)
 
     def _tell_pytest(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
         """All of a test at once, so that its output is one block however many worlds run."""

@@ -37,7 +37,7 @@ class Account:
             post_mortem: shows somebody where the test has failed, while the world stands still.
         """
         self.post_mortem = post_mortem
-        self._channel = channel
+        self.channel = channel
         self._raised: BaseException | None = None
         self._raised_at_s = 0.0
         self._began_s = monotonic()
@@ -133,7 +133,7 @@ class Account:
     ) -> None:
         self._reported = True
         now_s = monotonic()
-        self._channel.send(
+        self.channel.send(
             PhaseEnded(
                 phase="call",
                 outcome=outcome,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from disttest.descriptors import point_output_at
+from disttest.model import Recorded
 from disttest.runtime.hosting.account import Account, ChannelPipe, PostMortem, run_to_exit_code
-from disttest.runtime.messages.protocol import Channel, TestDone
+from disttest.runtime.messages.protocol import Channel, TestDone, TestRecorded
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
 from disttest.runtime.rank.rank import next_order
+from disttest.runtime.rank.recording import TestRecorder, recording_warnings
 from disttest.runtime.rank.waits import begin_waits
 from disttest.testing.hosting import Body, provide_host
 
@@ -52,7 +55,8 @@ def account_for(channel: Channel, post_mortem: PostMortem | None) -> Account:
 def run_once(rank: int, mine: Account, body: Body, skips: dict[int, str]) -> TestDone:
     """Run the body of one test; the rank leaves with the exit code that torch's harness would see."""
     pipe = ChannelPipe(mine)
-    code = run_to_exit_code(lambda: body(rank, pipe), mine)
+    with sending_warnings(mine.channel):
+        code = run_to_exit_code(lambda: body(rank, pipe), mine)
     mine.report_end(code, skips)
     return TestDone(exit_code=code)
 
@@ -72,10 +76,21 @@ def serve_tests(
         flight.note_start()
         begin_waits()
         mine = account_for(channel, mine.post_mortem)
-        error = unprepared or _attempt_to(lambda: run(order.nodeid))
+        with sending_warnings(channel):
+            error = unprepared or _attempt_to(lambda: run(order.nodeid))
         mine.report_kept(error, skips)
         channel.send(TestDone(leaks=watchdog.stop_leftover()))
     return TestDone(exit_code=0)
+
+
+@contextmanager
+def sending_warnings(channel: Channel) -> Iterator[None]:
+    """Send the warnings of a test to the main process, which pytest's own recorder does not reach."""
+    recorder = TestRecorder()
+    with recording_warnings(recorder):
+        yield
+    if (recorded := recorder.take()) != Recorded():
+        channel.hold(TestRecorded(recorded=recorded))
 
 
 def _attempt_to(action: Callable[[], None]) -> BaseException | None:

@@ -14,7 +14,7 @@ import pytest
 from disttest.host.process import flush_output
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.hosting.inheritance import Inheritance
-from disttest.runtime.hosting.ranks import account_for
+from disttest.runtime.hosting.ranks import account_for, sending_warnings
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
@@ -45,7 +45,8 @@ def serve_loans(
         state.hear(order.variables)
         mine = account_for(channel, None)
         pipe = ChannelPipe(mine)
-        code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
+        with sending_warnings(channel):
+            code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
         mine.report_end(code, skips)
         pipe.close()
         if code not in (0, *skips):

@@ -23,6 +23,7 @@ from disttest.model import (
     Frozen,
     Outcome,
     RankRecord,
+    Recorded,
     TestCase,
     TestResult,
     WorldKind,
@@ -99,6 +100,14 @@ class FaultStruck(Message):
 
     at_s: float
     """Monotonic clock."""
+
+
+class TestRecorded(Message):
+    """Rank to world: warnings and facts of the running test."""
+
+    __test__ = False
+
+    recorded: Recorded
 
 
 class TestDone(Message):
@@ -257,6 +266,7 @@ AnyMessage = (
     | Collected
     | PhaseEnded
     | FaultStruck
+    | TestRecorded
     | TestDone
     | RanksJoined
     | RunTest

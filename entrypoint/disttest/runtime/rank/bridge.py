@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import unittest
+import warnings
 from collections.abc import Callable, Generator
 from time import CLOCK_MONOTONIC, clock_gettime
 from typing import Any
@@ -16,12 +17,12 @@ from _pytest.skipping import xfailed_key
 from disttest.host.copies import is_copy
 from disttest.host.process import leave_if_copy
 from disttest.limits import PHASE_TOLD_S
-from disttest.model import Outcome
+from disttest.model import Outcome, Recorded
 from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
-from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, TestRecorded, clean_text
 from disttest.runtime.messages.raised import (
     describe_held_back,
     describe_raised,
@@ -29,6 +30,7 @@ from disttest.runtime.messages.raised import (
     first_exit,
     stop_of,
 )
+from disttest.runtime.rank.recording import TestRecorder
 from disttest.runtime.rank.suite_hooks import OF_REPORTS, remove_hooks
 
 DETAILS_LIMIT = 256 * 1024
@@ -46,6 +48,7 @@ class Bridge:
         self._on_phase = on_phase
         self._ended_at_s = 0.0
         self._phase = "setup"
+        self._recorder = TestRecorder()
 
     def take_over(self, *, silences: Callable[[object], bool] = lambda _: True) -> None:
         """Silence the reporters that were inherited, and become the only one.
@@ -55,6 +58,7 @@ class Bridge:
         """
         remove_hooks(self._config, OF_REPORTS, of=silences)
         self._config.pluginmanager.register(self, "disttest-bridge")
+        self._recorder.stand_in_for_junit(self._config)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """The set-up begins. Not ``tryfirst``: pytest looks at the marks before."""
@@ -81,6 +85,18 @@ class Bridge:
             self._ended_at_s = clock_gettime(CLOCK_MONOTONIC)
             self._channel.send(self._stopped(item, first_exit(error)))
             return True
+        finally:
+            self._send_recorded()
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        """Keep a warning of the test; pytest calls this after the last phase."""
+        if when == "runtest":
+            self._recorder.warn(warning_message)
+
+    def _send_recorded(self) -> None:
+        """Send warnings and facts; not urgent, so it goes with the next message."""
+        if (recorded := self._recorder.take()) != Recorded():
+            self._channel.hold(TestRecorded(recorded=recorded))
 
     def _stopped(self, item: pytest.Item, error: BaseException) -> PhaseEnded:
         stop = stop_of(error)
@@ -127,6 +143,7 @@ class Bridge:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A report is ready: send it at once if peers may wait for this rank in vain, else with the next one."""
         leave_as_copy(report)
+        self._recorder.add_report(report)
         message = _phase_ended(report, self._config, self._ended_at_s)
         took_long = message.duration_s > PHASE_TOLD_S and not message.partial
         urgent = message.outcome.is_final or took_long
@@ -204,6 +221,22 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
 
 def message_of(report: pytest.TestReport) -> str:
     """One line for the whole report."""
+    if hasattr(report, "context"):
+        return f"{_subtest(report.context)} {_message_of(report)}".strip()
+    return _message_of(report)
+
+
+def _subtest(context: Any) -> str:
+    """A subtest as pytest names it: ``[case] (i=2)``."""
+    message, arguments = getattr(context, "msg", None), getattr(context, "kwargs", None) or {}
+    words = [f"[{text_of(message)}]"] if message is not None else []
+    if arguments:
+        listed = ", ".join(f"{name}={text_of(value)}" for name, value in sorted(arguments.items()))
+        words.append(f"({listed})")
+    return " ".join(words)
+
+
+def _message_of(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return text_of(report.wasxfail)
     longrepr = report.longrepr

@@ -10,7 +10,17 @@ import msgspec
 from disttest.clock import monotonic
 from disttest.host.process import Exit, signal_name
 from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
-from disttest.model import Collective, Deadlock, FaultKind, Outcome, RankEnd, RankRecord, TestCase, WorldKind
+from disttest.model import (
+    Collective,
+    Deadlock,
+    FaultKind,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    Recorded,
+    TestCase,
+    WorldKind,
+)
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
@@ -59,6 +69,8 @@ class RankProgress:
     """The exception that was on its way when the rank was ended."""
     joined: list[RanksJoined] = field(default_factory=list)
     """What became of ranks that this process started by itself."""
+    recorded: Recorded = field(default_factory=Recorded)
+    """Warnings and facts that the test recorded."""
     done: TestDone | None = None
     struck_at_s: float | None = None
     """When the fault struck that chaos has planned for it; monotonic clock."""
@@ -184,6 +196,7 @@ class RankProgress:
             xfail=self.xfail,
             subtests_skipped=sum(r.partial and r.outcome in _LEFT_OUT for r in self.reports),
             leaks=self.done.leaks if self.done else (),
+            recorded=self.recorded,
             durations_s={r.phase: r.duration_s for r in self.reports if not r.partial},
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.model import MAIN_RANK, RankRecord, TestResult, VerdictRule, WorldKind
+from disttest.model import MAIN_RANK, RankRecord, Recorded, TestResult, VerdictRule, WorldKind
 from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
@@ -51,7 +51,7 @@ def judge_attempt(
         if attempt.test.chaos is not None and not attempt.cancelled:
             return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
         return sanitized(result, attempt.ranks, sanitize)
-    main = msgspec.structs.replace(records[0], rank=MAIN_RANK)
+    main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
     last = [each for each in attempt.ranks[0].joined if not each.superseded]
     joined = _that_counts(last, main, may_differ=attempt.test.ranks_may_differ)
@@ -64,6 +64,7 @@ def judge_attempt(
         deadlock=joined.deadlock if joined else None,
         **circumstances,
     )
+    result = msgspec.structs.replace(result, by_main=records[0].recorded)
     outdated = [f"{NEW_RANKS}: {each.outdated}" for each in attempt.ranks[0].joined if each.outdated]
     if told := [*map(_tell_superseded, superseded), *outdated]:
         result = msgspec.structs.replace(result, notes=(*result.notes, *told))

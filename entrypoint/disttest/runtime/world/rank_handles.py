@@ -37,6 +37,7 @@ from disttest.runtime.messages.protocol import (
     RankReady,
     RanksJoined,
     TestDone,
+    TestRecorded,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.deadlock_watch import DeadlockWatch
@@ -354,6 +355,8 @@ class Supervisor:
                     self.on_new_start(self.attempt)
             case FaultStruck():
                 progress.struck_at_s = message.at_s
+            case TestRecorded():
+                progress.recorded = message.recorded
             case TestDone():
                 progress.done = message
 

@@ -1,0 +1,68 @@
+"""Warnings and facts of one attempt, joined over its ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest.model import FactKind, Recorded, RecordedFact, RecordedWarning, TestResult, rank_names
+
+Ranks = tuple[int, ...]
+"""The ranks that recorded something; empty for a process that is not a rank."""
+
+
+def warnings_by_rank(result: TestResult) -> dict[RecordedWarning, Ranks]:
+    """Each warning with the ranks that gave it."""
+    found: dict[RecordedWarning, Ranks] = {}
+    for ranks, recorded in _sources(result):
+        for warning in recorded.warnings:
+            found[warning] = (*found.get(warning, ()), *ranks)
+    return found
+
+
+def warning_text(warning: RecordedWarning, ranks: Ranks) -> str:
+    """The message of a warning, after the ranks that gave it."""
+    return f"{rank_names(ranks)}: {warning.message}" if ranks else warning.message
+
+
+def warning_lines(result: TestResult) -> Iterator[str]:
+    """Yield one line for each warning: ``warning: rank 1: UserWarning: text (test_step.py:3)``."""
+    for warning, ranks in warnings_by_rank(result).items():
+        whose = f"{rank_names(ranks)}: " if ranks else ""
+        place = f" ({warning.file}:{warning.line})" if warning.file else ""
+        yield f"warning: {whose}{warning.category.rpartition('.')[2]}: {warning.message}{place}"
+
+
+def facts_of(result: TestResult, kind: FactKind) -> dict[str, str]:
+    """The facts of one kind by name; a fact on which ranks differ has the rank in its name: ``loss[rank 1]``."""
+    found: dict[RecordedFact, Ranks] = {}
+    sources = [*_sources(result)]
+    for ranks, recorded in sources:
+        for fact in recorded.facts:
+            if fact.kind is kind:
+                found[fact] = (*found.get(fact, ()), *ranks)
+    everyone = tuple(rank for ranks, _ in sources for rank in ranks)
+    facts: dict[str, str] = {}
+    for fact, ranks in found.items():
+        if not ranks or ranks == everyone:
+            facts[fact.name] = fact.value
+        for rank in ranks if ranks != everyone else ():
+            facts[f"{fact.name}[rank {rank}]"] = fact.value
+    return facts
+
+
+def fact_lines(result: TestResult) -> Iterator[str]:
+    """Yield one line for each fact: ``property loss[rank 1]: 1.5``."""
+    for kind in FactKind:
+        yield from (f"{kind} {name}: {value}" for name, value in facts_of(result, kind).items())
+
+
+def has_records(result: TestResult) -> bool:
+    """Whether any process recorded something."""
+    return any(recorded != Recorded() for _, recorded in _sources(result))
+
+
+def _sources(result: TestResult) -> Iterator[tuple[Ranks, Recorded]]:
+    yield (), result.by_main
+    for record in result.ranks:
+        if record.rank >= 0:
+            yield (record.rank,), record.recorded
