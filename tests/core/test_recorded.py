@@ -64,6 +64,11 @@ SUITE = """
         request.node.add_report_section("call", "monitor", f"seen on rank {world.rank}")
 
     @two
+    @pytest.mark.fresh_world
+    def test_in_a_later_fork(world):
+        warnings.warn("seen later")
+
+    @two
     def test_subtests(world, subtests):
         for i in range(3):
             with subtests.test("case", i=i):
@@ -157,6 +162,7 @@ def test_a_warning_is_told_once(ended):
     _, _, summary = ended.output.partition("warnings summary")
 
     assert 1 == summary.count(": seen by all")
+    assert "ranks 0,1: ranks 0,1" not in summary
 
 
 def test_filters_of_pytest_hold(ended):

@@ -58,6 +58,8 @@ class Bridge:
         """
         remove_hooks(self._config, OF_REPORTS, of=silences)
         self._config.pluginmanager.register(self, "disttest-bridge")
+        # pluggy repeats earlier warnings to a new plugin, those of ranks that pytest knows already among them.
+        self._recorder.take()
         self._recorder.stand_in_for_junit(self._config)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
