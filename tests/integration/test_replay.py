@@ -65,6 +65,16 @@ TESTS = """
             return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
         assert step(torch.ones(4) + world.rank).eq(7).all()
 
+    def test_receives(world):
+        box = ["hello"] if world.is_first else [None]
+        dist.broadcast_object_list(box, 0)
+        # The value of a buffer that is only written differs from run to run: here it is the process id.
+        buffer = torch.ones(8) if world.is_first else torch.full((8,), float(os.getpid()))
+        dist.broadcast(buffer, 0)
+        x = torch.full((8,), float(os.getpid()))
+        dist.scatter(x, [torch.ones(8)] * 2 if world.is_first else None, 0)
+        dist.all_gather_into_tensor(torch.full((16,), float(os.getpid())), x)
+
     @pytest.mark.timeout(20)
     def test_hangs(world):
         dist.all_reduce(torch.ones(2))
@@ -122,6 +132,8 @@ def replay(lab, name, rank, *arguments, **environ):
         ("test_exchanges", 1),
         ("test_functional", 0),
         ("test_compiled", 1),
+        ("test_receives", 0),
+        ("test_receives", 1),
     ],
 )
 def test_a_rank_alone_does_what_it_did(recorded, name, rank):

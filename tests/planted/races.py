@@ -3,6 +3,7 @@
 Where a report is named, the program has what its author describes, never its code.
 """
 
+import io
 import threading
 
 import torch
@@ -51,6 +52,22 @@ def test_a_list_is_made_of_what_is_on_its_way(world):
     losses = numbers(4)
     work = dist.all_reduce(losses, async_op=True)
     losses.tolist()
+    work.wait()
+
+
+@disagrees("output-read", size=2, ranks=BOTH, says=("all_reduce", "pickle"))
+def test_a_checkpoint_is_made_of_what_is_on_its_way(world):
+    weights = numbers()
+    work = dist.all_reduce(weights, async_op=True)
+    torch.save({"weights": weights}, io.BytesIO())
+    work.wait()
+
+
+@disagrees("output-read", size=2, ranks=BOTH, says=("all_reduce", "pickle"))
+def test_an_object_is_gathered_with_what_is_on_its_way(world):
+    losses = numbers(4)
+    work = dist.all_reduce(losses, async_op=True)
+    dist.all_gather_object([None, None], {"losses": losses})
     work.wait()
 
 

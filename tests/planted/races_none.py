@@ -1,5 +1,6 @@
 """Programs that touch tensors while calls are pending, and none that a call uses: nothing may be found in them."""
 
+import io
 import threading
 
 import torch
@@ -8,6 +9,24 @@ import torch.distributed._functional_collectives as functional
 from planted import fine
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+
+@fine("waits", size=2)
+def test_a_wait_copies_the_result_itself(world):
+    out, source = torch.empty(8), torch.ones(16)
+    work = dist.reduce_scatter_tensor(out, source, async_op=True)
+    source.norm()
+    work.wait()
+    assert out.sum() == 16
+
+
+@fine("waits", size=2)
+def test_a_checkpoint_is_made_of_an_input(world):
+    shard = torch.ones(4)
+    work = dist.all_gather_into_tensor(torch.zeros(8), shard, async_op=True)
+    torch.save(shard, io.BytesIO())
+    work.wait()
+    torch.save(shard, io.BytesIO())
 
 
 @fine("views", size=2)

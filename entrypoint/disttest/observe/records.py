@@ -131,6 +131,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether it is a send or a receive."""
         return self.peer is not None
 
+    def read_in(self, rank: int) -> tuple[torch.Tensor, ...]:
+        """The inputs whose values a rank hands over; the buffers in which others receive a broadcast are not read."""
+        return () if self.op == "broadcast" and self.root != rank else self.inputs
+
     def without_tensors(self) -> Call:
         """The same, holding no memory."""
         return msgspec.structs.replace(self, inputs=(), outputs=())

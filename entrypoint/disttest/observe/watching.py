@@ -18,7 +18,15 @@ from disttest.observe import hub
 from disttest.observe.frames import keep_from_dynamo
 from disttest.observe.replacing import Original, Replacements
 
-_PAST_THE_DISPATCHER = ("__array__", "__dlpack__", "__format__", "__repr__", "numpy", "tolist")
+_PAST_THE_DISPATCHER = (
+    "__array__",
+    "__dlpack__",
+    "__format__",
+    "__reduce_ex__",  # of torch.save and of object collectives
+    "__repr__",
+    "numpy",
+    "tolist",
+)
 
 
 class _WatchedThread(threading.local):

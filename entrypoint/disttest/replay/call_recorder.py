@@ -70,6 +70,7 @@ class CallRecorder(Tool):
     def __init__(self, path: Path, head: Head) -> None:
         self._writer = Writer(path)
         self._writer.write(head)
+        self._rank = head.rank
         self._thread = threading.get_ident()
         self._places: dict[_Key, int] = {}
         self._calls = 0
@@ -158,7 +159,7 @@ class CallRecorder(Tool):
                 f"the {call.op} at {call.site} is about sparse tensors, or some that are not on the CPU"
             )
             return 0
-        return digest_of_call(call)
+        return digest_of_call(call, self._rank)
 
     def _keep(self, pending: _Pending) -> None:
         """The result is there: write it down, once."""

@@ -87,7 +87,9 @@ class Player(Tool):
         """Give back what was recorded for a call, without handing it to its backend."""
         __tracebackhide__ = True
         del run
-        number = self._match(of_call(call), call.site, call.thread, digest_of_call(call))
+        number = self._match(
+            of_call(call), call.site, call.thread, digest_of_call(call, self._recording.head.rank)
+        )
         recording = self._recording
         future: Any = torch.futures.Future()
         error = recording.errors.get(number)

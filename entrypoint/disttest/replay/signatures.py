@@ -58,6 +58,6 @@ def digest_of_store(call: StoreCall) -> int:
     return zlib.crc32(repr([each for each in call.arguments if isinstance(each, int)]).encode())
 
 
-def digest_of_call(call: Call) -> int:
-    """CRC-32 of the values that it hands over, but for bytes: those may be pickles, which hold addresses."""
-    return digest_of([each for each in call.inputs if each.dtype is not torch.uint8])
+def digest_of_call(call: Call, rank: int) -> int:
+    """CRC-32 of the values that a rank hands over, but for bytes: those may be pickles, which hold addresses."""
+    return digest_of([each for each in call.read_in(rank) if each.dtype is not torch.uint8])

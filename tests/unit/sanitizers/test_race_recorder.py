@@ -32,6 +32,14 @@ def wait_for(waited, kind=WaitKind.WORK):
     return Wait(n=1, kind=kind, call=waited, keys=(), timeout_s=None, site=Site(call.__code__, 99), thread=1)
 
 
+def test_the_buffer_that_receives_a_broadcast_is_not_read():
+    buffer = (torch.ones(2),)
+
+    assert () == call(op="broadcast", inputs=buffer, root=0).read_in(1)
+    assert buffer is call(op="broadcast", inputs=buffer, root=0).read_in(0)
+    assert buffer is call(op="allreduce", inputs=buffer).read_in(1)
+
+
 class Operations:
     """In the place of the mode that tells of operations: whether somebody asks to be told."""
 

@@ -31,6 +31,7 @@ _DISPATCHING = (
     "/torch/utils/_python_dispatch.py",
 )
 _FREES = "resize_"
+_WORDS = {"__reduce_ex__": "pickle"}
 
 
 class RaceRecorder(SanitizerRecorder):
@@ -60,6 +61,8 @@ class RaceRecorder(SanitizerRecorder):
         self._beyond = 0
         self._doubtful = False
         self._has_issued = False
+        self._awaited: dict[int, int] = {}
+        """Thread -> number of the call that it waits for."""
         self._settle()
 
     def report(self) -> Races:
@@ -99,6 +102,8 @@ class RaceRecorder(SanitizerRecorder):
             self._watching.stand_by()
         if self._streams is not None:
             self._streams.order.begin_wait(wait.n)
+        if wait.call is not None:
+            self._awaited[threading.get_ident()] = wait.call.n
         window = self._windows.get(wait.call.n) if wait.call else None
         if window is not None and window.sums:
             for site in window.changed():
@@ -107,6 +112,7 @@ class RaceRecorder(SanitizerRecorder):
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Calls are over."""
         self._doubtful |= error is not None
+        self._awaited.pop(threading.get_ident(), None)
         over = [window for window in list(self._windows.values()) if self._policy.is_over(window.call, wait)]
         line = _line(wait.site)
         by_stream = self._streams is not None and self._is_of_stream(wait)
@@ -128,7 +134,7 @@ class RaceRecorder(SanitizerRecorder):
         """Look at its tensors."""
         if not self._windows or (self._is_of_cpp and _is_engine()):
             return
-        name = func.__name__.partition(".")[0]
+        name = _WORDS.get(func.__name__, func.__name__.partition(".")[0])
         if name == _FREES:
             self._resize(args)
             return
@@ -154,7 +160,11 @@ class RaceRecorder(SanitizerRecorder):
         view = self._make.view_of(tensor)
         if view is None:
             return
+        # A wait over gloo may itself copy the result into its place: that is a part of the call.
+        awaited = self._awaited.get(threading.get_ident())
         for window in list(self._windows.values()):
+            if window.call.n == awaited:
+                continue
             region = window.touched(view, writes=writes)
             if (
                 region is not None

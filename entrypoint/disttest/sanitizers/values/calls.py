@@ -36,7 +36,7 @@ class Calls:
 
     def issue(self, call: Call) -> None:
         """It is about to be handed to its backend."""
-        self._note(Role.INPUT, call, call.inputs)
+        self._note(Role.INPUT, call, call.read_in(self._rank))
         if call.op in _SENDING or (call.op in TO_ROOT and call.root != self._rank):
             return
         self._pending[call.n] = call
