@@ -243,6 +243,17 @@ class TestVerdict:
         assert (None if lost_all else 3) == result.culprit
         assert (() if lost_all else ("rank 3 on n2: ValueError: boom",)) == result.notes
 
+    def test_a_node_without_records_is_named_after_the_job_was_given_up(self) -> None:
+        killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        healthy = msgspec.structs.replace(
+            share(0, rank(0, **killed), rank(1, **killed)), cancelled=str(self.END), given_up=True
+        )
+
+        result = self.judged(healthy, end=self.END)
+
+        assert f"ranks 2-3 of 4 on node n2 left no record: {self.END}" == result.message
+        assert [0, 1] == [record.rank for record in result.ranks]
+
     @pytest.mark.parametrize("by_scheduler", [True, False])
     def test_peers_that_were_ended_before_they_noticed_leave_the_word_to_the_scheduler(
         self, by_scheduler: bool

@@ -78,7 +78,9 @@ def judge_partitions(
     }
     present = [by_rank[rank] for rank in sorted(by_rank) if 0 <= rank < test.world.size]
     missing = [rank for rank in range(test.world.size) if rank not in by_rank]
-    if end is not None and is_for_the_job(partitions):
+    # A node without any record is named by its ranks; those that the client ended on the other nodes are its victims.
+    is_named = bool(missing) and any(partition.given_up for partition in partitions)
+    if end is not None and is_for_the_job(partitions) and not is_named:
         ended = {
             record.rank
             for partition in partitions
