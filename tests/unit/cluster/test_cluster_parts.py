@@ -207,6 +207,20 @@ class TestVerdict:
         assert "did not finish" in result.message
         assert "the run was cancelled" in result.message
 
+    def test_a_rank_that_noticed_the_cancellation_of_its_peers_is_no_culprit(self) -> None:
+        ended = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
+        symptom = {"outcome": Outcome.FAILED, "message": "Connection closed by peer", "failed_after_s": 1.0}
+        told = msgspec.structs.replace(
+            share(0, rank(0, **ended), rank(1, **ended)), cancelled="the run was cancelled"
+        )
+
+        noticed = self.judged(told, share(1, rank(2, **symptom), rank(3, **ended)))
+        failed = self.judged(told, share(1, rank(2, **{**symptom, "message": "boom"}), rank(3, **ended)))
+
+        assert (Outcome.ERROR, None) == (noticed.outcome, noticed.culprit)
+        assert "the run was cancelled" in noticed.message
+        assert (Outcome.FAILED, 2) == (failed.outcome, failed.culprit)
+
     def test_peers_of_a_node_that_the_scheduler_ended_are_no_culprits(self) -> None:
         killed = {"end": RankEnd.KILLED, "outcome": None, "phase": "call"}
         ended = msgspec.structs.replace(

@@ -102,14 +102,16 @@ def judge_partitions(
             hosts=hosts,
             attempt=attempt,
         )
+    cancelled = next((partition.cancelled for partition in partitions if partition.cancelled), "")
+    ranks = _settle_hang(present, test.timeout_s)
     result = judge(
         test,
-        _settle_hang(present, test.timeout_s),
+        _settle_cancellation(ranks) if cancelled else ranks,
         attempt=attempt,
         started_at_s=started_at_s,
         duration_s=duration_s,
         world_id=job_id,
-        cancelled=next((partition.cancelled for partition in partitions if partition.cancelled), ""),
+        cancelled=cancelled,
     )
     return _name_nodes(result)
 
@@ -197,6 +199,16 @@ def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankReco
     return [
         msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, hung=True, failed_after_s=None)
         if is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s
+        else rank
+        for rank in ranks
+    ]
+
+
+def _settle_cancellation(ranks: Sequence[RankRecord]) -> list[RankRecord]:
+    """Nodes end their ranks within milliseconds of each other: a rank that noticed the end of its peers was ended, too."""
+    return [
+        msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, failed_after_s=None)
+        if is_red(rank) and is_symptom(rank)
         else rank
         for rank in ranks
     ]
