@@ -237,7 +237,7 @@ def _temporary_files_are_gone(lab: Lab) -> None:
             dist.barrier()
     """
     words = {
-        "off": "rank 0 is in test_hang at test_x.py:",
+        "off": "rank 0 waits in barrier at test_x.py:",
         "fail": "rank 0 waits in barrier #1 of group default at test_x.py:",
     }
     lab.write(test_x=source)
