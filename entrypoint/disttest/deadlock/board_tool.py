@@ -105,9 +105,8 @@ class BoardTool(BoardWriter, Tool):
 
     def peers(self) -> Iterator[bytes]:
         """The slots of the others on this board, as they are now."""
-        for base in range(0, len(self._memory), layout.SLOT):
-            if base != self._base:
-                yield bytes(self._memory[base : base + layout.SLOT])
+        own = self._base // layout.SLOT
+        return (slot for place, slot in self.slots().items() if place != own)
 
     def slots(self) -> dict[int, bytes]:
         """The slots of all ranks by their places, as they are now."""

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, NoReturn
 
-from disttest.clock import monotonic
+from disttest.clock import monotonic, sleep
 from disttest.descriptors import new_streams, take_descriptors
 from disttest.host.copies import is_copy, note_original
 from disttest.host.proc import stat_of
@@ -385,6 +385,21 @@ def end_all(
         child.signal(signal.SIGKILL)
     _wait_all(children, kill_limit_s)
     return tuple(child for child in children if child.poll() is None)
+
+
+def kill_overdue(living: Callable[[], Collection[int]], *, orderly_s: float, poll_s: float) -> None:
+    """Wait until processes that need not be children have ended, and kill those that have not after a while.
+
+    Args:
+        living: pids of those that have not ended yet.
+        orderly_s: how long they have to end by themselves.
+        poll_s: how often they are looked at.
+    """
+    kill_at_s = monotonic() + orderly_s
+    while (left := living()) and monotonic() < kill_at_s + KILL_S:
+        for pid in left if monotonic() >= kill_at_s else ():
+            send_signal(pid, signal.SIGKILL)
+        sleep(poll_s)
 
 
 def _wait_all(children: Sequence[Child], limit_s: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 
 from disttest.model import short_place
+from disttest.results.hang_findings import is_library
 
 _TRACEBACK = "Traceback (most recent call last):"
 _OPEN_END = re.compile(r"[!:]$")
@@ -22,7 +23,6 @@ _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
 _SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$", re.MULTILINE)
 """What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in ', re.MULTILINE)
-_LIBRARY = re.compile(r"/site-packages/|/lib/python3\.\d+/")
 _MOST_LINES = 2
 _LONGEST = 300
 """Characters of a line that was added."""
@@ -49,7 +49,7 @@ def headline(text: str) -> str:
 
 def _place_of(text: str) -> str:
     """`` at test_step.py:39``: the innermost line of a traceback that is not a library's; empty if there is none."""
-    own = [frame for frame in _FRAME.finditer(text) if not _LIBRARY.search(frame["file"])]
+    own = [frame for frame in _FRAME.finditer(text) if not is_library(frame["file"])]
     return f" at {short_place(own[-1]['file'], int(own[-1]['line']))}" if own else ""
 
 

@@ -197,21 +197,21 @@ def _settle_hang(ranks: Sequence[RankRecord], timeout_s: float) -> list[RankReco
     if not any(rank.hung for rank in ranks):
         return list(ranks)
     return [
-        msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, hung=True, failed_after_s=None)
-        if is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s
-        else rank
+        _as_ended(rank, hung=True) if is_symptom(rank) and (rank.failed_after_s or 0.0) >= timeout_s else rank
         for rank in ranks
     ]
 
 
 def _settle_cancellation(ranks: Sequence[RankRecord]) -> list[RankRecord]:
     """Nodes end their ranks within milliseconds of each other: a rank that noticed the end of its peers was ended, too."""
-    return [
-        msgspec.structs.replace(rank, end=RankEnd.KILLED, outcome=None, failed_after_s=None)
-        if is_red(rank) and is_symptom(rank)
-        else rank
-        for rank in ranks
-    ]
+    return [_as_ended(rank) if is_red(rank) and is_symptom(rank) else rank for rank in ranks]
+
+
+def _as_ended(rank: RankRecord, *, hung: bool = False) -> RankRecord:
+    """The record as if the rank had been ended before it noticed that its peers were gone."""
+    return msgspec.structs.replace(
+        rank, end=RankEnd.KILLED, outcome=None, failed_after_s=None, hung=hung or rank.hung
+    )
 
 
 def _name_nodes(result: TestResult) -> TestResult:

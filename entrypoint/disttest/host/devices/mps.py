@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-from disttest.clock import monotonic
-from disttest.clock import sleep as clock_sleep
+from disttest.clock import monotonic, sleep
 from disttest.host.descendants import children_of
 from disttest.host.proc import is_alive
-from disttest.host.process import Child, end_all, send_signal, spawn_child
-from disttest.limits import KILL_S, MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
+from disttest.host.process import Child, end_all, kill_overdue, spawn_child
+from disttest.limits import MPS_ANSWER_S, MPS_POLL_S, MPS_START_S
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -56,7 +53,7 @@ class MpsDaemon:
         """Whether the daemon was started and has not ended."""
         return self._child is not None and not self._child.has_ended()
 
-    def start(self, *, sleep: Callable[[float], None] = clock_sleep) -> str:
+    def start(self) -> str:
         """Start the daemon and wait until it answers.
 
         Returns:
@@ -97,16 +94,7 @@ class MpsDaemon:
         end_all([self._child])
         self._child.close()
         self._child = None
-        _end_servers(servers)
-
-
-def _end_servers(pids: set[int], *, sleep: Callable[[float], None] = clock_sleep) -> None:
-    """Wait until these processes have gone; kill those that have not after a while."""
-    kill_at_s = monotonic() + MPS_ANSWER_S
-    while (left := {pid for pid in pids if is_alive(pid)}) and monotonic() < kill_at_s + KILL_S:
-        for pid in left if monotonic() >= kill_at_s else ():
-            send_signal(pid, signal.SIGKILL)
-        sleep(MPS_POLL_S)
+        kill_overdue(lambda: [*filter(is_alive, servers)], orderly_s=MPS_ANSWER_S, poll_s=MPS_POLL_S)
 
 
 def answers(binary: str, environment: dict[str, str]) -> bool:

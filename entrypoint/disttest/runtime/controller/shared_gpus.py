@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class SharedGpus:
             # Without MPS only one process runs at a time, and fewer blocks just make it slower: 1 MiB took 36 ms
             # instead of 5 with two ranks on an H200.
             if backend.blocks_variable:
-                ranks = -(-gang.shape.size // len(slots))
+                ranks = math.ceil(gang.shape.size / len(slots))
                 variables[backend.blocks_variable] = str(max(1, _BLOCKS // ranks))
         return variables
 

@@ -148,13 +148,12 @@ def _failed_at_limit(report: pytest.TestReport, reached: str) -> pytest.TestRepo
 def _unrendered(item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> pytest.TestReport:
     """The report of a failure without any value of the test."""
     raised = describe_raised(error)
-    place = f" ({raised.place})" if raised.place else ""
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
         keywords=dict.fromkeys(item.keywords, 1),
         outcome="failed",
-        longrepr=f"{raised.message}{place}; its report could not be rendered\n\n{raised.details}",
+        longrepr=f"{raised.with_place}; its report could not be rendered\n\n{raised.details}",
         when=call.when,  # type: ignore[arg-type]
         sections=[(f"Captured {name} {when}", text) for when, name, text in item._report_sections],  # noqa: SLF001
         duration=call.duration,

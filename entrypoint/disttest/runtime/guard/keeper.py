@@ -13,9 +13,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from disttest.clock import monotonic, sleep
-from disttest.host.process import Child, end_all, fork_child, send_signal
-from disttest.limits import KEEPER_ORDERLY_S, KEEPER_POLL_S, KILL_S
+from disttest.host.process import Child, end_all, fork_child, kill_overdue
+from disttest.limits import KEEPER_ORDERLY_S, KEEPER_POLL_S
 
 MARK_VARIABLE = "_DISTTEST_RUN"
 NO_MARK = "0" * 32
@@ -68,16 +67,7 @@ def _keep(line: int, mark: bytes) -> None:
     os.closerange(3, line)
     os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
     select.select([line], [], [])  # its other end closes with the command
-    _end_marked(mark)
-
-
-def _end_marked(mark: bytes) -> None:
-    """Wait until the marked processes have gone, and kill those that have not."""
-    orderly_s = monotonic() + KEEPER_ORDERLY_S
-    while (left := list(_marked(mark))) and monotonic() < orderly_s + KILL_S:
-        for pid in left if monotonic() >= orderly_s else ():
-            send_signal(pid, signal.SIGKILL)
-        sleep(KEEPER_POLL_S)
+    kill_overdue(lambda: [*_marked(mark)], orderly_s=KEEPER_ORDERLY_S, poll_s=KEEPER_POLL_S)
 
 
 def _marked(mark: bytes) -> Iterator[int]:

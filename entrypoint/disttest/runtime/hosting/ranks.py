@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from disttest.descriptors import point_output_at
-from disttest.model import Recorded
 from disttest.runtime.hosting.account import Account, ChannelPipe, PostMortem, run_to_exit_code
-from disttest.runtime.messages.protocol import Channel, TestDone, TestRecorded
+from disttest.runtime.messages.protocol import Channel, TestDone
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
@@ -89,8 +88,7 @@ def sending_warnings(channel: Channel) -> Iterator[None]:
     recorder = TestRecorder()
     with recording_warnings(recorder):
         yield
-    if (recorded := recorder.take()) != Recorded():
-        channel.hold(TestRecorded(recorded=recorded))
+    recorder.send(channel)
 
 
 def _attempt_to(action: Callable[[], None]) -> BaseException | None:

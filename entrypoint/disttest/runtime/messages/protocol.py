@@ -64,6 +64,11 @@ class Raised(Frozen):
     is_assertion: bool = False
     """An assertion that has failed and whose message is being made: it is not raised yet."""
 
+    @property
+    def with_place(self) -> str:
+        """The message and, if it is known, the place."""
+        return f"{self.message} ({self.place})" if self.place else self.message
+
 
 class RunStop(Frozen):
     """A test has ended the run (``pytest.exit``, ``KeyboardInterrupt``)."""

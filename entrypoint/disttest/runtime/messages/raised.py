@@ -44,9 +44,7 @@ def stop_of(error: BaseException) -> RunStop | None:
     if not isinstance(error, (pytest.exit.Exception, KeyboardInterrupt)):
         return None
     code = error.returncode if isinstance(error, pytest.exit.Exception) else None
-    raised = describe_raised(error)
-    place = f" ({raised.place})" if raised.place else ""
-    return RunStop(reason=f"{raised.message}{place}", exit_code=code or int(ExitCode.INTERRUPTED))
+    return RunStop(reason=describe_raised(error).with_place, exit_code=code or int(ExitCode.INTERRUPTED))
 
 
 def first_exit(error: BaseException) -> BaseException:

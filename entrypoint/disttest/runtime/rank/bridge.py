@@ -17,12 +17,12 @@ from _pytest.skipping import xfailed_key
 from disttest.host.copies import is_copy
 from disttest.host.process import leave_if_copy
 from disttest.limits import PHASE_TOLD_S
-from disttest.model import Outcome, Recorded
+from disttest.model import Outcome
 from disttest.results.headline import headline
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.portable import report_as_json, sections_of, text_of
-from disttest.runtime.messages.protocol import Channel, PhaseEnded, TestRecorded, clean_text
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, clean_text
 from disttest.runtime.messages.raised import (
     describe_held_back,
     describe_raised,
@@ -88,17 +88,12 @@ class Bridge:
             self._channel.send(self._stopped(item, first_exit(error)))
             return True
         finally:
-            self._send_recorded()
+            self._recorder.send(self._channel)
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
         """Keep a warning of the test; pytest calls this after the last phase."""
         if when == "runtest":
             self._recorder.warn(warning_message)
-
-    def _send_recorded(self) -> None:
-        """Send warnings and facts; not urgent, so it goes with the next message."""
-        if (recorded := self._recorder.take()) != Recorded():
-            self._channel.hold(TestRecorded(recorded=recorded))
 
     def _stopped(self, item: pytest.Item, error: BaseException) -> PhaseEnded:
         stop = stop_of(error)

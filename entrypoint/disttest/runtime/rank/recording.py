@@ -15,7 +15,7 @@ from _pytest.junitxml import xml_key
 
 from disttest.model import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.runtime.messages.portable import sections_of, text_of
-from disttest.runtime.messages.protocol import clean_text
+from disttest.runtime.messages.protocol import Channel, TestRecorded, clean_text
 
 _MOST = 100
 """Warnings and facts that are kept of one test in one process."""
@@ -38,6 +38,11 @@ class TestRecorder:
         recorded = Recorded(warnings=tuple(self._warnings), facts=tuple(self._facts))
         self._warnings, self._facts = {}, {}
         return recorded
+
+    def send(self, channel: Channel) -> None:
+        """Send everything since the last call, if there is any; not urgent, so it goes with the next message."""
+        if (recorded := self.take()) != Recorded():
+            channel.hold(TestRecorded(recorded=recorded))
 
     def warn(self, warning: warnings.WarningMessage) -> None:
         """Keep a warning; of equal ones the first."""
