@@ -61,6 +61,8 @@ ORPHANS_S = 6.0
 """How long helpers of a rank that chaos has killed may take to notice; a worker of torch's DataLoader looks every 5 seconds."""
 NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
+STARTED_STACKS_S = 2.0
+"""How long the processes that a contained test has started may take to tell their stacks, all together."""
 DEADLOCK_STACKS_S = 0.3
 """How long ranks may take to tell their stacks, which have to confirm what they say they wait in."""
 TORCH_GROUP_LIMIT_S = 1800.0

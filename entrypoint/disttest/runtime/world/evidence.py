@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from disttest.clock import monotonic, sleep
 from disttest.host.proc import catches, process_state
-from disttest.host.process import STACKS_SIGNAL, Child
+from disttest.host.process import STACKS_SIGNAL
 from disttest.limits import EVIDENCE_POLL_S
 from disttest.masking import masker
 from disttest.model import Collective
@@ -49,10 +49,21 @@ class RankEvidence(NamedTuple):
     in_flight: Raised | None = None
 
 
-class EvidenceSource:
-    """A rank that can be asked for its stacks and its collectives."""
+class Process(Protocol):
+    """A living process that can be signalled."""
 
-    def __init__(self, child: Child, path: Path, questions: Path | None = None) -> None:
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def signal(self, signum: int) -> None:
+        """Send it a signal; nothing happens if it has ended."""
+
+
+class EvidenceSource:
+    """A rank, or a process below one, that can be asked for its stacks and its collectives."""
+
+    def __init__(self, child: Process, path: Path, questions: Path | None = None) -> None:
         self._child = child
         self._path = path
         self._questions = questions
@@ -61,15 +72,20 @@ class EvidenceSource:
         """Whether it has no handler any more for the signal that asks for stacks, which would end it."""
         self._flight: Path | None = None
 
-    def ask_stacks(self) -> None:
-        """Ask for the stacks, unless the rank has not set up its signal handler yet, or has lost it."""
+    def ask_stacks(self) -> bool:
+        """Ask for the stacks, unless the process has not set up its signal handler yet, or has lost it.
+
+        Returns:
+            Whether the process was asked.
+        """
         answers = self._answers()
         if answers is None:
-            return
+            return False
         self._seen = answers.stat().st_size
         self.is_deaf = not catches(self._child.pid, STACKS_SIGNAL)
         if not self.is_deaf:
             self._child.signal(STACKS_SIGNAL)
+        return not self.is_deaf
 
     def ask_flight(self, flight: Path) -> None:
         """Ask for the collectives.
@@ -105,7 +121,7 @@ class EvidenceSource:
     def read(self) -> RankEvidence:
         """The answers so far."""
         told = self._flight is not None and self._flight.exists()
-        stacks = self._stacks()
+        stacks = self.stacks()
         if not stacks and (state := self.state()):
             stacks = f"{PROCESS_STATE}{state}"
         return RankEvidence(
@@ -114,8 +130,8 @@ class EvidenceSource:
             read_in_flight(self._questions) if self._questions and self._flight else None,
         )
 
-    def _stacks(self) -> str:
-        """Most recent call first, as faulthandler has it."""
+    def stacks(self) -> str:
+        """Those that have arrived since the question, the most recent call first, as faulthandler has it."""
         answers = self._answers()
         if answers is None:
             return ""
@@ -144,6 +160,22 @@ def tell_stacks(sources: Sequence[EvidenceSource], *, limit_s: float) -> list[st
     return [source.read().stacks if source.has_told_stacks() else "" for source in sources]
 
 
+class StacksAnswer:
+    """The answer of one source that was asked for its stacks, while it arrives."""
+
+    def __init__(self, source: EvidenceSource) -> None:
+        self._source = source
+        self._same_looks = 0
+        self.size = 0
+
+    def is_whole(self) -> bool:
+        """Look once: whether it ends as stacks do, or has not grown for a while."""
+        size = self._source.answer_size()
+        self._same_looks = self._same_looks + 1 if size == self.size else 0
+        self.size = size
+        return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self._source.has_told_stacks())
+
+
 class _Interview:
     """First the stacks, then the collectives.
 
@@ -155,24 +187,17 @@ class _Interview:
         self.source = source
         self._flight = flight
         self._asked_flight = False
-        self._size = 0
-        self._same_looks = 0
+        self._answer = StacksAnswer(source)
         source.ask_stacks()
 
     def goes_on(self, *, may_wait: bool) -> bool:
         """Look once, ask what comes next; whether there is more to wait for."""
-        if not self._asked_flight and (self.source.is_deaf or self._stacks_told() or not may_wait):
+        if not self._asked_flight and (self.source.is_deaf or self._answer.is_whole() or not may_wait):
             self._asked_flight = True
             self.source.ask_flight(self._flight)
-        if not self._size and not self.source.is_deaf:
+        if not self._answer.size and not self.source.is_deaf:
             return self.source.state() != _STOPPED
         return not (self._asked_flight and self.source.has_told_flight())
-
-    def _stacks_told(self) -> bool:
-        size = self.source.answer_size()
-        self._same_looks = self._same_looks + 1 if size == self._size else 0
-        self._size = size
-        return size > 0 and (self._same_looks >= _SETTLED_LOOKS or self.source.has_told_stacks())
 
 
 def question(asked: Sequence[tuple[EvidenceSource, Path]], *, limit_s: float) -> list[RankEvidence]:

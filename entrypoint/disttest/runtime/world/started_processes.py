@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from disttest.clock import monotonic, sleep
 from disttest.host.descendants import command_of
-from disttest.host.proc import catches, descendants
-from disttest.host.process import STACKS_SIGNAL, Exit, exit_of_zombie, send_signal, signal_name
-from disttest.limits import EVIDENCE_POLL_S, TICK_S
+from disttest.host.proc import descendants
+from disttest.host.process import Exit, exit_of_zombie, send_signal, signal_name
+from disttest.limits import EVIDENCE_POLL_S, STARTED_STACKS_S, TICK_S
 from disttest.runtime.messages.roles import role_file
+from disttest.runtime.world.evidence import EvidenceSource, StacksAnswer
+
+
+class _Descendant(NamedTuple):
+    pid: int
+
+    def signal(self, signum: int) -> None:
+        send_signal(self.pid, signum)
+
 
 _MOST_NAMED = 16
 _COMMAND = 80
@@ -48,13 +58,14 @@ class Descendants:
             stacks: the file that they answer into, all of them.
         """
         parts = []
+        deadline = monotonic() + STARTED_STACKS_S
         living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
         for pid in islice(living, _MOST_NAMED):
             self._learn(pid)
             name = _with_role(self._names[pid], role_file(stacks, pid))
             if _is_helper_of_python(name):
                 continue
-            parts.append(f"{name}:\n{_ask(pid, stacks) or '  (its Python stack is not available)'}")
+            parts.append(f"{name}:\n{_ask(pid, stacks, deadline) or '  (its Python stack is not available)'}")
         return "\n\n".join(parts)
 
     def _learn(self, pid: int) -> None:
@@ -99,19 +110,17 @@ def _name(pid: int) -> str:
     return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
 
 
-def _ask(pid: int, stacks: Path) -> str:
-    """The stacks of one process, which it adds to the file; empty if it has no handler."""
-    if not stacks.exists() or not catches(pid, STACKS_SIGNAL):
+def _ask(pid: int, stacks: Path, deadline: float) -> str:
+    """The stacks of one process, which it adds to the file; empty if it has no handler.
+
+    Args:
+        deadline: the process may answer until then, and for one tick at least if an earlier one has used up the time.
+    """
+    source = EvidenceSource(_Descendant(pid), stacks)
+    if not source.ask_stacks():
         return ""
-    before = size = stacks.stat().st_size
-    send_signal(pid, STACKS_SIGNAL)
-    deadline = monotonic() + TICK_S
-    while monotonic() < deadline:
+    answer = StacksAnswer(source)
+    deadline = max(deadline, monotonic() + TICK_S)
+    while not answer.is_whole() and monotonic() < deadline:
         sleep(EVIDENCE_POLL_S)
-        grown = stacks.stat().st_size
-        if grown == size > before:
-            break
-        size = grown
-    with stacks.open("rb") as file:
-        file.seek(before)
-        return file.read(16 * 1024).decode("utf-8", "replace").rstrip()
+    return source.stacks()
