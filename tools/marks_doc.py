@@ -8,7 +8,7 @@ import griffe
 from generated_page import cell, write_or_check
 from suite_index import ROOT
 
-from disttest.runtime.controller.wanted_worlds import MARKS
+from disttest.runtime.controller.wanted_worlds import all_marks
 
 HEAD = """# Marks, fixtures, World
 
@@ -50,7 +50,7 @@ def main() -> int:
 
 def _page() -> Iterator[str]:
     yield HEAD
-    for mark in MARKS:
+    for mark in all_marks():
         name, _, text = mark.partition(": ")
         yield f"| `{name}` | {cell(text)} |"
     yield "\n## Fixtures\n\n| fixture | what it is |\n|---|---|"

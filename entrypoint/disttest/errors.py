@@ -2,6 +2,7 @@
 
 DisttestError
 ├── ReportError          3   a report could not be written
+├── PluginError          3   a plugin failed, or does not fit
 ├── UsageError           4   the request cannot be understood or makes no sense
 ├── NotEnoughDevices     6   fewer GPUs than were asked for
 ├── InfrastructureError  7   the machine is broken, not a test
@@ -57,6 +58,10 @@ class DisttestError(Exception):
     """Base of all; the message says what happened, where, and what to do next."""
 
     exit_code = ExitCode.INTERNAL
+
+
+class PluginError(DisttestError):
+    """A plugin raised an exception, or does not fit this version of disttest; the message names it."""
 
 
 class UsageError(DisttestError):

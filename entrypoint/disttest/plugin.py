@@ -28,11 +28,11 @@ from disttest.host.process import die_with_parent
 from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
+from disttest.plugin_manager import plugin_manager
 from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
-from disttest.runtime.controller.harms import harm_each
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.ordinary import stop_of_test
@@ -48,7 +48,7 @@ from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.terminal_end import write_end
-from disttest.runtime.controller.wanted_worlds import MARKS
+from disttest.runtime.controller.wanted_worlds import all_marks
 from disttest.runtime.hosting.recognise import HOSTING
 from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
@@ -74,6 +74,12 @@ def _note(config: pytest.Config, doing: str) -> None:
 # --- options and configuration
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Plugins of disttest may have hooks of pytest as well."""
+    for name, each in plugin_manager().all:
+        pluginmanager.register(each, name)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """One flag for each row of the table, ``--disttest-`` in front, since plain names belong to others."""
     group = parser.getgroup("disttest", "distributed tests")
@@ -91,7 +97,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
     for switch in INTERNAL_SWITCHES:
         group.addoption(switch, action="store_true", help=internal)
-    group.addoption("--disttest-chaos", dest="disttest_chaos", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
@@ -157,7 +162,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
-    for mark in MARKS:
+    for mark in all_marks():
         config.addinivalue_line("markers", mark)
     if config.getoption("disttest_guarded") and (words := too_old()):
         raise pytest.UsageError(words)
@@ -226,7 +231,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
-        harm_each(items, config)
+        plugin_manager().call("disttest_modify_tests", items=items, config=config)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     run.name_worlds(items)

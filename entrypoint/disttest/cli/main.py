@@ -17,7 +17,6 @@ import click
 
 import disttest
 from disttest import github
-from disttest.cli.chaos import chaos_command
 from disttest.cli.cluster import cluster_clean, node_agent
 from disttest.cli.collection import collect_for_plan, list_command
 from disttest.cli.completion import completion
@@ -40,6 +39,7 @@ from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
 from disttest.output import drain_streams, outlet, steady_streams
+from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
     from disttest.results.fold import RunResult
@@ -146,7 +146,6 @@ command.add_command(cluster_clean)
 command.add_command(github_step)
 command.add_command(plan_command(collect_for_plan, _leave))
 command.add_command(merge_command(_write_reports, _leave))
-command.add_command(chaos_command(_leave))
 command.add_command(explain)
 command.add_command(diverge)
 command.add_command(replay)
@@ -158,6 +157,7 @@ command.add_command(config)
 command.add_command(init)
 command.add_command(completion)
 command.add_command(man)
+plugin_manager().call("disttest_addcommands", group=command)
 
 
 def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -7,17 +7,8 @@ otherwise are durations in seconds.
 A module for each subject; all others import the names from here.
 """
 
-from disttest.model.attempt_result import TestResult
+from disttest.model.attempt_result import Section, TestResult
 from disttest.model.cases import ALONE, Isolation, TestCase, WorldKind, WorldShape
-from disttest.model.chaos_case import (
-    ChaosCase,
-    Contract,
-    Fault,
-    FaultKind,
-    Survival,
-    UnharmedCall,
-    UnharmedRank,
-)
 from disttest.model.cpu_step import CpuStep
 from disttest.model.deadlock_proof import Deadlock, DeadlockKind, Edge
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
@@ -36,7 +27,6 @@ from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWa
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
 from disttest.model.seen_calls import (
-    CHAOS,
     FROM_ROOT,
     TO_ROOT,
     RankCalls,
@@ -48,7 +38,6 @@ from disttest.model.seen_calls import (
 
 __all__ = [
     "ALONE",
-    "CHAOS",
     "FROM_ROOT",
     "MAIN_RANK",
     "RANKS_DISAGREE",
@@ -56,10 +45,8 @@ __all__ = [
     "TO_ROOT",
     "UNREADABLE",
     "Cause",
-    "ChaosCase",
     "Code",
     "Collective",
-    "Contract",
     "Count",
     "CpuStep",
     "Deadlock",
@@ -67,8 +54,6 @@ __all__ = [
     "DeadlockRule",
     "Edge",
     "FactKind",
-    "Fault",
-    "FaultKind",
     "FlakyRule",
     "Frozen",
     "Gang",
@@ -86,14 +71,12 @@ __all__ = [
     "RecordedWarning",
     "SanitizerFinding",
     "Seconds",
+    "Section",
     "SeenCall",
     "ShardSpan",
     "Slot",
-    "Survival",
     "TestCase",
     "TestResult",
-    "UnharmedCall",
-    "UnharmedRank",
     "VerdictRule",
     "WindowEdge",
     "WorldKind",

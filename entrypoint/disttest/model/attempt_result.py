@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from disttest.model.chaos_case import UnharmedRank
+from typing import Any
+
+import msgspec
+
 from disttest.model.deadlock_proof import Deadlock
 from disttest.model.frozen import Count, Frozen, Moment, Seconds
 from disttest.model.outcomes import Cause, Outcome
 from disttest.model.rank_record import RankRecord
 from disttest.model.recorded import Recorded
 from disttest.model.seen_calls import SanitizerFinding
+
+
+class Section(Frozen):
+    """A plugin's part of the reports of a test. Every report shows it without knowing the plugin."""
+
+    title: str = ""
+    """One line; empty: reports do not show the section, and ``results.json`` has its data."""
+    lines: tuple[str, ...] = ()
+    data: Any = None
+    """JSON data for programs that read ``results.json``."""
 
 
 class TestResult(Frozen):
@@ -40,8 +53,8 @@ class TestResult(Frozen):
     """The proof that its ranks waited for each other, where there is one."""
     findings: tuple[SanitizerFinding, ...] = ()
     """What sanitizers have found."""
-    unharmed: tuple[UnharmedRank, ...] = ()
-    """The calls of its ranks, where chaos has counted them."""
+    sections: dict[str, Section] = msgspec.field(default_factory=dict)
+    """Name of a plugin -> its part of the reports."""
     by_main: Recorded = Recorded()
     """Warnings and facts of the process that ran the test, where that is not a rank."""
     recorded: tuple[int, ...] = ()

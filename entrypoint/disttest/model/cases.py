@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from disttest.model.chaos_case import ChaosCase
 from disttest.model.frozen import Frozen
 
 
@@ -87,8 +86,8 @@ class TestCase(Frozen):
     """Why the ranks that its class starts are new for it; empty where that is no question."""
     shares_process: bool = False
     """Contained, and in a file that needs what others have set up: such files run in one process."""
-    chaos: ChaosCase | None = None
-    """Its run under ``disttest chaos``."""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Name of a plugin -> its data of the test, as JSON."""
 
     @property
     def words_of_reuse(self) -> str:

@@ -1,4 +1,4 @@
-"""Calls of ranks as sanitizers and chaos have seen them, and what they have found."""
+"""Calls of ranks as plugins have seen them, and their findings."""
 
 from __future__ import annotations
 
@@ -57,14 +57,11 @@ class RankCalls(Frozen):
     calls: tuple[SeenCall, ...]
 
 
-CHAOS = "chaos"
-
-
 class SanitizerFinding(Frozen):
     """What a sanitizer has found in a test, whatever the test itself came to."""
 
     sanitizer: str
-    """The name by which ``--sanitize`` knows it: ``order``; ``chaos`` for a broken contract."""
+    """The sanitizer, or another plugin, that has found it: ``order``."""
     kind: str
     """What it is, in a word of that sanitizer: ``mismatch``, ``group-order``, …"""
     message: str
@@ -77,8 +74,12 @@ class SanitizerFinding(Frozen):
     """Whether it fails the test; else it is a warning beside the verdict."""
     orders: tuple[RankCalls, ...] = ()
     """The calls that it is about, rank by rank."""
+    found_by: str = ""
+    """Who has found it, in reports; empty: the sanitizer of that name."""
+    failure: str = ""
+    """The kind of failure, in a word, where the finding fails a test and explains what its ranks did: ``contract``."""
 
     @property
     def source(self) -> str:
         """Who has found it: ``sanitizer order``, ``chaos``."""
-        return CHAOS if self.sanitizer == CHAOS else f"sanitizer {self.sanitizer}"
+        return self.found_by or f"sanitizer {self.sanitizer}"

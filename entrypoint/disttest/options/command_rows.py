@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
-from disttest.model import FaultKind
 from disttest.options.option import rows_of
 from disttest.options.run_rows import LAUNCHERS
 from disttest.options.values import (
@@ -218,36 +216,6 @@ LAUNCH_OPTIONS = (
     ),
 )
 
-_chaos = rows_of("chaos")
-
-CHAOS_OPTIONS = (
-    _chaos(
-        "fault",
-        text("KIND:RANK:CALL[:during]"),
-        "This fault and no other, such as kill:1:5.",
-        many=True,
-        inputs=(),
-    ),
-    _chaos(
-        "kinds",
-        text("KIND,…"),
-        "Kinds of faults.",
-        default=tuple(FaultKind),
-        otherwise=",".join(FaultKind),
-        inputs=(),
-    ),
-    _chaos("during", SWITCH, "Strike when the call is under way, not before it.", default=False, inputs=()),
-    _chaos("samples", COUNT, "Try N faults of each test, drawn with --seed.", otherwise="all", inputs=()),
-    _chaos(
-        "group-timeout",
-        SECONDS,
-        "Time limit of process groups in harmed runs, unless theirs is shorter.",
-        default=CHAOS_GROUP_S,
-        inputs=(),
-    ),
-    _chaos("delay", SECONDS, "How late a rank is that comes late.", default=CHAOS_DELAY_S, inputs=()),
-)
-
 RESIDENT = _run(
     "resident",
     SWITCH,
@@ -280,12 +248,13 @@ COMMAND_SETTINGS = (RESIDENT, RESIDENT_IMPORTS, KEEP_RESULTS)
 
 OTHER_OPTIONS = (
     *COMMAND_SETTINGS,
-    rows_of("run", "chaos")(
+    _run(
         "progress",
         one_of(AUTO, "live", "lines", "pytest"),
         "What a run shows while it lasts; pytest: its own output.",
         default=AUTO,
         inputs=(),
+        of_every_run=True,
     ),
     rows_of("list")("tests", SWITCH, "List every test, not only the suites.", default=False),
     rows_of("cluster-clean")(

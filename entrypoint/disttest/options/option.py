@@ -35,6 +35,8 @@ class Option(Frozen):
     repeated: bool = False
     """Whether the command that repeats one test of a run has it."""
     hidden: bool = False
+    of_every_run: bool = False
+    """Whether commands of plugins that run tests have it, too."""
 
     @property
     def field(self) -> str:

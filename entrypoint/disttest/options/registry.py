@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from disttest.options import run_rows
 from disttest.options.command_rows import (
-    CHAOS_OPTIONS,
     COMMAND_SETTINGS,
     DOCTOR_OPTIONS,
     IN_CONTAINER,
@@ -22,9 +22,9 @@ from disttest.options.run_rows import (
     CLUSTER_OPTIONS,
     FLOOR_OPTIONS,
     LAUNCHERS,
-    RUN_OPTIONS,
     SELECTION_OPTIONS,
 )
+from disttest.plugin_manager import plugin_manager
 
 __all__ = [
     "CLUSTER_OPTIONS",
@@ -36,6 +36,7 @@ __all__ = [
     "MERGE_OPTIONS",
     "OPTIONS",
     "PLAN_OPTIONS",
+    "PLUGIN_OPTIONS",
     "PLUGIN_SWITCHES",
     "PROJECT_OPTIONS",
     "RESIDENT",
@@ -47,6 +48,14 @@ __all__ = [
     "options_of",
 ]
 
+PLUGIN_OPTIONS: tuple[Option, ...] = tuple(
+    option for rows in plugin_manager().call("disttest_addoptions") for option in rows
+)
+"""Those of plugins, of all commands."""
+
+RUN_OPTIONS = (*run_rows.RUN_OPTIONS, *(option for option in PLUGIN_OPTIONS if "run" in option.commands))
+"""Those of every run, in this process and in the pytest processes that it starts."""
+
 PROJECT_OPTIONS = (*RUN_OPTIONS, *COMMAND_SETTINGS)
 """What a project's file may say of a run."""
 
@@ -57,10 +66,12 @@ OPTIONS = (
     *MERGE_OPTIONS,
     *DOCTOR_OPTIONS,
     *LAUNCH_OPTIONS,
-    *CHAOS_OPTIONS,
+    *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS),
     *RUN_OPTIONS,
     *CLUSTER_OPTIONS,
 )
+
+_RUNNING = frozenset(name for names in plugin_manager().call("disttest_commands_that_run") for name in names)
 
 
 PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTIONS if option.is_switch)
@@ -69,7 +80,8 @@ PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTION
 
 def options_of(command: str) -> tuple[Option, ...]:
     """The options of a command, in order."""
-    return tuple(option for option in OPTIONS if command in option.commands)
+    runs = command in _RUNNING
+    return tuple(option for option in OPTIONS if command in option.commands or (runs and option.of_every_run))
 
 
 _COMMON = (

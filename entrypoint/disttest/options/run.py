@@ -16,8 +16,9 @@ from disttest.limits import NO_LIMIT_S
 from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, RecordRule, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
-from disttest.options.registry import RUN_OPTIONS, default_of
+from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS, default_of
 from disttest.planning.gpu_request import GpuShare
+from disttest.plugin_manager import plugin_manager
 from disttest.sanitizers.choice import Chosen
 
 
@@ -50,6 +51,10 @@ class WorldSettings(Frozen):
     """The port at which a rank waits for a debugger; None: none does."""
     terminal: str = ""
     """Device of the terminal on which ranks are debugged; empty: none is."""
+    plugin_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Field of an option of a plugin -> its value."""
+    plugins: tuple[str, ...] = ()
+    """Names and versions of the plugins of the run, which every process of it has."""
     cpu_steps: bool = False
     """Whether the journal tells what each world has cost, step by step."""
 
@@ -116,7 +121,8 @@ class RunOptions(WorldSettings):
 
     def for_worlds(self) -> WorldSettings:
         """The part that worlds are told: nothing else, as the order of a rank may lie on the disk."""
-        return msgspec.convert(self, WorldSettings, from_attributes=True)
+        settings = msgspec.convert(self, WorldSettings, from_attributes=True)
+        return msgspec.structs.replace(settings, plugins=plugin_manager().identity)
 
 
 def resolve_options(
@@ -130,7 +136,11 @@ def resolve_options(
     values = {}
     for option, text, source in find_given(flags, environ):
         values[option.field] = parse_given(option, text, source)
-    return RunOptions(**values, given=tuple(values))
+    given = tuple(values)
+    of_plugins = {
+        row.field: values.pop(row.field, row.default) for row in PLUGIN_OPTIONS if row in RUN_OPTIONS
+    }
+    return RunOptions(**values, given=given, plugin_options=of_plugins)
 
 
 def parse_given(option: Option, text: str, source: str) -> Any:

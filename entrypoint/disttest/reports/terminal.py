@@ -13,10 +13,10 @@ from rich.text import Text
 
 from disttest.reports import aggregates
 from disttest.reports.aggregates import Row, Tally
-from disttest.reports.chaos_tables import fault_tables, table_lines
 from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
+from disttest.reports.plugin_tables import tables_by_section
 from disttest.reports.sanitizers import Warned, warnings_of
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome
@@ -91,9 +91,10 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
         repository = Repository.of(run)
         blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository, width)]
         yield _titled("sanitizers", blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
-    for faults in fault_tables(run)[:MAX_FAILURES]:
-        lines = [_whole(f"  {line}") for line in table_lines(faults)]
-        yield _titled(f"chaos: {faults.title}", lines, len(lines))
+    for section, tables in tables_by_section(run, MAX_FAILURES):
+        for table in tables:
+            lines = [_whole(f"  {line}") for line in table.lines()]
+            yield _titled(f"{section}: {table.title}", lines, len(lines))
     if slowest and (slow := aggregates.slowest(run, slowest)):
         lines = [
             _whole(f"{duration(test.final.duration_s):>12}  {one_line(test.test.nodeid)}") for test in slow

@@ -5,21 +5,20 @@ Each reporter, and the libraries it stands on, is imported when it is used: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from disttest.errors import ReportError, UsageError
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
+from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import FILE_NAME as RESULTS_JSON
 from disttest.reports.results_json import results_json_pieces
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
-
-Write = Callable[[RunResult, Path, Sequence[RunResult], BinaryIO], None]
-"""Writes one report of a run into an open file; gets the results directory and earlier runs, too."""
 
 
 def _json(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
@@ -50,14 +49,17 @@ def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult], file:
     file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))
 
 
-REPORTERS: Mapping[str, tuple[str, Write]] = {
-    "json": (RESULTS_JSON, _json),
-    "junit": ("junit.xml", _junit),
-    "summary": ("summary.md", _summary),
-    "html": ("report.html", _html),
-    "ctrf": ("ctrf.json", _ctrf),
+REPORTERS: Mapping[str, Reporter] = {
+    "json": Reporter(RESULTS_JSON, _json),
+    "junit": Reporter("junit.xml", _junit),
+    "summary": Reporter("summary.md", _summary),
+    "html": Reporter("report.html", _html),
+    "ctrf": Reporter("ctrf.json", _ctrf),
+    **{
+        name: each for found in plugin_manager().call("disttest_addreporters") for name, each in found.items()
+    },
 }
-"""Format -> name of its file, and what writes it. The one that tools need most comes first."""
+"""Format -> its reporter. The one that tools need most comes first."""
 
 
 def load_reporters() -> None:

@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,6 +22,7 @@ from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
 from disttest.masking import masker
 from disttest.model import UNREADABLE
+from disttest.plugin_manager import plugin_manager
 from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 
 FILE_NAME = "events.jsonl"
@@ -265,6 +267,24 @@ def _decoded(line: bytes) -> AnyEvent | str:
     if len(line) > LONGEST_LINE:
         return f"not an event: longer than {LONGEST_LINE >> 20} MiB"
     try:
-        return _decoder.decode(line)
+        return _decoder.decode(_in_present_form(line))
     except UNREADABLE as error:
         return f"not an event: {error}"
+
+
+def _in_present_form(line: bytes) -> bytes:
+    """The line of an event, with fields of earlier versions in their present form."""
+    changes = [change for name, change in _old_fields() if name in line]
+    if not changes:
+        return line
+    event = msgspec.json.decode(line)
+    if isinstance(event, dict):
+        for change in changes:
+            change(event)
+    return msgspec.json.encode(event)
+
+
+@cache
+def _old_fields() -> tuple[tuple[bytes, Callable[[dict[str, Any]], None]], ...]:
+    found = plugin_manager().call("disttest_old_fields")
+    return tuple((f'"{name}":'.encode(), change) for each in found for name, change in each.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from disttest.model import CHAOS, Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
 from disttest.results.exit_codes import WOKEN
 from disttest.results.rulings import is_disagreement
 
@@ -71,9 +71,10 @@ def how_ended(record: RankRecord) -> str:
 
 def how_failed(result: TestResult) -> str:
     """What kind of failure it is: the words of every report."""
-    failing = {finding.sanitizer for finding in result.findings if finding.fails}
-    if CHAOS in failing:  # what became of the ranks follows from the fault
-        return "contract"
+    failing = [finding for finding in result.findings if finding.fails]
+    for finding in failing:
+        if finding.failure:
+            return finding.failure
     if any(rank.hung for rank in result.ranks):
         return "deadlock" if result.ends_by_deadlock else "timed out"
     if result.cause is Cause.INFRASTRUCTURE:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
-from disttest.model import FaultKind, Invocation, TestCase, TestResult, WorldKind
+from disttest.model import Invocation, TestCase, TestResult, WorldKind
 from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
+from disttest.plugin_manager import plugin_manager
 
 _DROPPED_WITH_VALUE = (
     "-k",
@@ -104,17 +104,9 @@ def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ..
 
 
 def _command(test: TestCase, run: Run) -> Iterator[str]:
-    """Which command, and which test it is given; under chaos, which fault."""
-    case = test.chaos
-    fault = case.fault if case else None
-    yield from ("chaos" if case else "run", target_of(test, run))
-    if case is None or fault is None:
-        return
-    yield from ("--fault", str(fault))
-    if case.limit_s != CHAOS_GROUP_S:
-        yield from ("--group-timeout", f"{case.limit_s:g}")
-    if case.delay_s != CHAOS_DELAY_S and fault.kind is FaultKind.DELAY:
-        yield from ("--delay", f"{case.delay_s:g}")
+    """Which command, which test it is given, and further options of a plugin."""
+    name, *more = plugin_manager().call("disttest_repeat_words", test=test) or ("run",)
+    yield from (name, target_of(test, run), *more)
 
 
 def target_of(test: TestCase, run: Run) -> str:

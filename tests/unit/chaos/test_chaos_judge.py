@@ -2,19 +2,10 @@
 
 import pytest
 
-from disttest.chaos.contract_judge import Harmed, judge_case
-from disttest.chaos.seen import ChaosSeen, SeenError
-from disttest.model import (
-    ChaosCase,
-    Contract,
-    Fault,
-    FaultKind,
-    Outcome,
-    RankEnd,
-    RankRecord,
-    SeenCall,
-    Survival,
-)
+from disttest.extras.chaos.case import ChaosCase, Contract, Fault, FaultKind, Survival
+from disttest.extras.chaos.contract_judge import Harmed, judge_case
+from disttest.extras.chaos.seen import ChaosSeen, SeenError
+from disttest.model import Outcome, RankEnd, RankRecord, SeenCall
 
 STRUCK_S = 100.0
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"

@@ -2,8 +2,9 @@
 
 import pytest
 
-from disttest.chaos.needs import needing
-from disttest.model import Fault, FaultKind, SeenCall, UnharmedCall, UnharmedRank
+from disttest.extras.chaos.case import Fault, FaultKind, UnharmedCall, UnharmedRank
+from disttest.extras.chaos.needs import needing
+from disttest.model import SeenCall
 
 ALL = (0, 1, 2)
 

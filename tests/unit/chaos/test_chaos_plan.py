@@ -3,24 +3,21 @@
 import msgspec
 import pytest
 
-from disttest.chaos.contract import contract_of
-from disttest.chaos.fault_plan import Wanted, draw
-from disttest.cli.chaos import parse_fault, parse_kinds
 from disttest.errors import UsageError
-from disttest.model import (
+from disttest.extras.chaos.case import (
+    NAME,
     ChaosCase,
     Contract,
     Fault,
     FaultKind,
-    Outcome,
-    SeenCall,
     Survival,
-    TestCase,
-    TestResult,
     UnharmedCall,
     UnharmedRank,
-    WorldShape,
 )
+from disttest.extras.chaos.command import parse_fault, parse_kinds
+from disttest.extras.chaos.contract import contract_of
+from disttest.extras.chaos.fault_plan import Wanted, draw
+from disttest.model import Outcome, Section, SeenCall, TestCase, TestResult, WorldShape
 
 TEST = TestCase(
     nodeid="test_x.py::test_step[2xgloo]",
@@ -31,7 +28,7 @@ TEST = TestCase(
     line=1,
     suite="test_x",
     world=WorldShape(size=2, backend="gloo"),
-    chaos=ChaosCase(contract=Contract(within_s=3.0)),
+    data={NAME: msgspec.to_builtins(ChaosCase(contract=Contract(within_s=3.0)))},
 )
 CALLS = tuple(
     UnharmedCall(
@@ -43,10 +40,16 @@ UNHARMED = TestResult(
     nodeid=TEST.nodeid,
     outcome=Outcome.PASSED,
     duration_s=0.5,
-    unharmed=(
-        UnharmedRank(rank=0, calls=CALLS, numbers={"loss": "1.5"}),
-        UnharmedRank(rank=1, calls=CALLS[:2]),
-    ),
+    sections={
+        NAME: Section(
+            data=msgspec.to_builtins(
+                (
+                    UnharmedRank(rank=0, calls=CALLS, numbers={"loss": "1.5"}),
+                    UnharmedRank(rank=1, calls=CALLS[:2]),
+                )
+            )
+        )
+    },
 )
 
 

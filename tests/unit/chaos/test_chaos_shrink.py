@@ -2,8 +2,8 @@
 
 import pytest
 
-from disttest.chaos.shrink import begin_search
-from disttest.cli.chaos import parse_fault
+from disttest.extras.chaos.command import parse_fault
+from disttest.extras.chaos.shrink import begin_search
 
 
 def kills(*calls, rank=1):

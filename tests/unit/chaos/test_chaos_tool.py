@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from disttest.chaos.chaos_tool import ChaosTool
-from disttest.model import ChaosCase, Contract
+from disttest.extras.chaos.case import ChaosCase, Contract
+from disttest.extras.chaos.chaos_tool import ChaosTool
 
 
 def told_of(error: BaseException) -> list[str]:

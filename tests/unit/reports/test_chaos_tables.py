@@ -1,21 +1,23 @@
 """The faults of a run as tables, in the terminal and on the page."""
 
+import msgspec
 from rendered import render_final
 from sample_runs import SampleRun
 
-from disttest.model import CHAOS, ChaosCase, Contract, Fault, FaultKind, Outcome, SanitizerFinding
-from disttest.reports.chaos_tables import fault_tables, table_lines
+from disttest.extras.chaos.case import NAME, ChaosCase, Contract, Fault, FaultKind
+from disttest.extras.chaos.tables import report_tables
+from disttest.model import Outcome, SanitizerFinding
 from disttest.reports.html.render import render_html
 
 SILENT = SanitizerFinding(
-    sanitizer=CHAOS, kind="silent", message="rank 0 passed", effect="", advice="", fails=True
+    sanitizer=NAME, kind="silent", message="rank 0 passed", effect="", advice="", fails=True
 )
 
 
 def case(rank, call):
     fault = Fault(kind=FaultKind.KILL, rank=rank, call=call)
     return {
-        "chaos": ChaosCase(contract=Contract(), fault=fault),
+        "data": {NAME: msgspec.to_builtins(ChaosCase(contract=Contract(), fault=fault))},
         "collected_as": "ddp/test_x.py::test_sum[2xgloo]",
     }
 
@@ -29,23 +31,23 @@ def harmed_run():
 
 
 def test_a_cell_for_each_call_of_each_rank():
-    (table,) = fault_tables(harmed_run())
+    (table,) = report_tables(harmed_run())
 
     assert "kill in ddp/test_x.py::test_sum[2xgloo]" == table.title
-    assert ["rank 0  · S", "rank 1   ? ", "S silent, ? unreached"] == list(table_lines(table))
+    assert ["rank 0  · S", "rank 1   ? ", "S silent, ? unreached"] == table.lines()
 
 
 def test_the_calls_of_a_long_test_are_cut():
-    (table,) = fault_tables(harmed_run())
+    (table,) = report_tables(harmed_run())
 
-    assert "rank 0  · … 1 more" == next(table_lines(table, most=2)).replace("·  …", "· …")
+    assert "rank 0  · … 1 more" == table.lines(most=2)[0].replace("·  …", "· …")
 
 
 def test_a_run_without_faults_has_no_table():
     run = SampleRun()
     run.test()
 
-    assert [] == fault_tables(run.finish())
+    assert [] == report_tables(run.finish())
     assert "chaos" not in render_final(run.finish())
 
 

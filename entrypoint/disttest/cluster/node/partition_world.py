@@ -25,6 +25,7 @@ from disttest.runtime.messages.protocol import (
     WorldUp,
 )
 from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
 
@@ -138,8 +139,11 @@ class PartitionWorld(WorldSupervisor):
         if select([self._controller], [], [], max(0.0, limit_s))[0]:
             self._on_controller()
 
-    def _judge(self, attempt: Attempt) -> TestResult:
+    def _judge(self, attempt: JudgedAttempt) -> TestResult:
         """What the ranks here did; the verdict is found where the records of all nodes are."""
+        return self._told(attempt.attempt)
+
+    def _told(self, attempt: Attempt) -> TestResult:
         records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
         return TestResult(
             nodeid=attempt.test.nodeid,

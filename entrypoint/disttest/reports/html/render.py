@@ -15,11 +15,11 @@ import msgspec
 from markupsafe import Markup
 
 from disttest.reports import aggregates, trend
-from disttest.reports.chaos_tables import LETTERS, fault_tables
 from disttest.reports.costs import cost_lines
 from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.plugin_tables import tables_by_section
 from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult
@@ -56,8 +56,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
             warned=warnings_of(run),
-            faults=fault_tables(run)[:MAX_CARDS],
-            letters=LETTERS,
+            tables=tables_by_section(run, MAX_CARDS),
             max_cards=MAX_CARDS,
             repository=repository,
             left_out=len(run.tests) - len(page.tests),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from disttest.model import WorldKind
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.contain import is_ordinary
 from disttest.runtime.controller.controller import Controller, DeadlinePassed, RunStopped
 from disttest.runtime.controller.parents import parents_of
@@ -33,6 +34,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
     assert run.workplace is not None
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
+    plugin_manager().call("disttest_prepare_forks", config=session.config)
     making = parents_of(
         session,
         {test.nodeid: item for item, test in apart},

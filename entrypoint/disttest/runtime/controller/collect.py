@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+import msgspec
 import pytest
 
 from disttest.errors import UsageError
@@ -16,8 +17,8 @@ from disttest.model import FlakyRule, Isolation, RecordRule, TestCase, WorldKind
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
-from disttest.runtime.controller.harms import case_of
 from disttest.runtime.controller.other_plugins import limit_of
 from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
@@ -65,7 +66,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
-        chaos=case_of(item),
+        data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", item=item)),
     )
 
 
@@ -101,7 +102,7 @@ def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
 def _isolation(
     item: pytest.Item, options: RunOptions, kind: WorldKind, world: WorldShape | None
 ) -> Isolation:
-    if closest_mark(item, "fresh_world") is not None or case_of(item) is not None:
+    if closest_mark(item, "fresh_world") is not None:
         return Isolation.FRESH
     if options.record is not RecordRule.OFF and not why_unrecorded(world, kind, options):
         return Isolation.FRESH  # a recording begins with the life of its rank
@@ -130,9 +131,6 @@ def _why_new_ranks(
 
 
 def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
-    case = case_of(item)
-    if case is not None and case.fault is not None:
-        return case.timeout_s
     mark = closest_mark(item, "timeout")
     if mark is None:
         by_host = hosted(item)

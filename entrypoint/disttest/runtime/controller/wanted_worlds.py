@@ -12,6 +12,7 @@ from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_world_size
 from disttest.planning.backends import CPU, DEVICES, backend_named
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import WantedWorld, closest_mark
 from disttest.runtime.controller.target_host import TargetHost
 
@@ -30,13 +31,14 @@ MARKS = (
     "fresh_world: give the test processes of its own, before and after",
     "timeout(seconds): time limit of the test; 0: none",
     "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on supervised forks, as --disttest-host does for all",
-    (
-        "chaos(kill=..., stop=..., raise_=..., delay=..., recover=False, within_s=1): what disttest chaos holds the test to "
-        "when a rank is harmed: connection-error, timeout, error, passes or recovers"
-    ),
     "exclusive: run nothing else at the same time",
     "ranks_may_differ: ranks may skip the test, or expect it to fail, where others do not; those that ran it decide",
 )
+
+
+def all_marks() -> tuple[str, ...]:
+    """The marks of the core and of plugins, each with what it does, as pytest's ``markers`` has them."""
+    return (*MARKS, *(mark for marks in plugin_manager().call("disttest_marks") for mark in marks))
 
 
 def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost) -> tuple[WorldShape, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Sequence
-from typing import dataclass_transform
+from typing import Any, dataclass_transform
 
 import msgspec
 
@@ -17,7 +17,6 @@ from disttest.errors import ProtocolError
 from disttest.masking import masker
 from disttest.model import (
     UNREADABLE,
-    ChaosCase,
     CpuStep,
     Deadlock,
     Frozen,
@@ -100,11 +99,12 @@ class PhaseEnded(Message):
     """The report in pytest's serialisable form, as JSON."""
 
 
-class FaultStruck(Message):
-    """Rank to world: the fault that chaos has planned for it strikes now; perhaps its last word."""
+class RankNoted(Message):
+    """Rank to world: data of a plugin, sent while the test runs; perhaps the last word of the rank."""
 
-    at_s: float
-    """Monotonic clock."""
+    name: str
+    """Of the plugin."""
+    data: msgspec.Raw
 
 
 class TestRecorded(Message):
@@ -132,7 +132,7 @@ class TestDone(Message):
     stays: bool = False
     """It would leave with that code if it were not to run another test."""
     seen: dict[str, msgspec.Raw] = {}
-    """Name of a sanitizer -> what its recorder has seen in the test."""
+    """Name of a plugin -> what its part in the rank reports of the test."""
     cpu_steps: tuple[CpuStep, ...] = ()
     """What this rank has taken since it last said so, where that was asked."""
 
@@ -171,8 +171,8 @@ class RunTest(Message):
     """Counts the tests of this world; names the rendezvous of a group that is made anew."""
     limit_s: float = 0.0
     """How long the test may take; for processes that supervise ranks of their own."""
-    chaos: ChaosCase | None = None
-    """What is to befall the test, in this rank or another one."""
+    data: dict[str, Any] = {}
+    """Name of a plugin -> its data of the test."""
     folder: str = ""
     """Where the logs of this attempt come to lie, relative to the results directory; for the same."""
     reuse: bool = False
@@ -270,7 +270,7 @@ AnyMessage = (
     | RankReady
     | Collected
     | PhaseEnded
-    | FaultStruck
+    | RankNoted
     | TestRecorded
     | TestDone
     | RanksJoined

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from disttest.clock import monotonic
+from disttest.errors import PluginError
+from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
-from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
+from disttest.model import MAIN_RANK, Isolation, Outcome, WorldKind, WorldShape
 from disttest.planning.backends import backend_named
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
     Channel,
     Leave,
+    PhaseEnded,
     RankReady,
     RunTest,
     TestDone,
@@ -49,10 +55,8 @@ from disttest.runtime.rank.log_capture import hasten_log_capture
 from disttest.runtime.rank.measured import begin_coverage, save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
-from disttest.runtime.rank.rank_chaos import Chaos
-from disttest.runtime.rank.rank_recording import RankRecording
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.sanitizer_recorders import Recorders
+from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.waits import begin_waits, broken_groups, watch_waits
 from disttest.testing.world import World, provide_world
 
@@ -76,8 +80,7 @@ class _Session:
         self.phase = phase
         self.marks = marks
         self.gpu: GpuCare | None = None
-        self.recorders = Recorders(spec.settings.sanitize if spec.partition is None else (), spec.rank)
-        self.recording = RankRecording(spec)
+        self.rank = Rank(spec, session.config, channel)
         runs_one = spec.isolation is Isolation.FRESH
         self.tidying = hygiene.Tidying(
             hygiene.facets_of_one_test if runs_one else hygiene.facets_between_tests
@@ -193,6 +196,9 @@ def serve(
     heed_own_port(spec.master_port)
     reach_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
+    plugins = plugin_manager()
+    plugins.call("disttest_rank_configure", rank=state.rank)
+    plugins.add_core(_Protocol(items), "protocol")
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None
@@ -288,11 +294,11 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     hygiene.reseed(seed)
     if state.gpu is not None:
         state.gpu.begin()
-    state.recorders.begin()
-    chaos = Chaos(order, state.spec.rank, state.channel, session.config)
-    state.recording.begin(order, seed)
-    run_protocol(items, order)
-    state.recording.end()
+    test = RankTest(state.rank, order, items[order.nodeid], seed)
+    try:
+        plugin_manager().call("disttest_rank_test", test=test)
+    except PluginError as error:
+        state.channel.send(failure_of_plugin(error))
     state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
     cleanup = state.tidying.end(shared_fixtures=shared)
@@ -308,12 +314,37 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             retire=cleanup.retire or bool(cleanup.store_keys and state.spec.partition),
             store_keys=cleanup.store_keys,
             broken=tuple(map(clean_text, broken_groups())),
-            seen=state.recorders.reports() | chaos.seen(items),
-            exit_code=0 if chaos.leaves else None,
+            seen=test.reported,
+            exit_code=0 if test.leaves else None,
             cpu_steps=state.marks.take(),
         )
     )
-    return not chaos.leaves
+    return not test.leaves
+
+
+class _Protocol:
+    """The core's own part in the run of a test, which plugins wrap."""
+
+    def __init__(self, items: Mapping[str, pytest.Item]) -> None:
+        self._items = items
+
+    @hookimpl
+    def disttest_rank_test(self, test: RankTest) -> bool:
+        """Run pytest's protocol."""
+        run_protocol(self._items, test.order)
+        return True
+
+
+def failure_of_plugin(error: PluginError) -> PhaseEnded:
+    """What the rank reports when a plugin raised an exception beside a test: the test cannot pass."""
+    return PhaseEnded(
+        phase="teardown",
+        outcome=Outcome.ERROR,
+        duration_s=0.0,
+        ended_at_s=monotonic(),
+        message=clean_text(str(error)),
+        details=clean_text("".join(traceback.format_exception(error.__cause__ or error))),
+    )
 
 
 def _care_for_gpu(config: pytest.Config) -> GpuCare | None:
@@ -348,8 +379,6 @@ def tear_down_rest(session: pytest.Session) -> None:
     try:
         session._setupstate.teardown_exact(None)  # noqa: SLF001
     except BaseException:  # noqa: BLE001
-        import traceback
-
         traceback.print_exc()
 
 

@@ -13,7 +13,6 @@ from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO
 from disttest.model import (
     Collective,
     Deadlock,
-    FaultKind,
     Outcome,
     RankEnd,
     RankRecord,
@@ -21,6 +20,7 @@ from disttest.model import (
     TestCase,
     WorldKind,
 )
+from disttest.plugin_manager import plugin_manager
 from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
@@ -72,8 +72,8 @@ class RankProgress:
     recorded: Recorded = field(default_factory=Recorded)
     """Warnings and facts that the test recorded."""
     done: TestDone | None = None
-    struck_at_s: float | None = None
-    """When the fault struck that chaos has planned for it; monotonic clock."""
+    noted: dict[str, msgspec.Raw] = field(default_factory=dict)
+    """Name of a plugin -> what its part in the rank has sent while the test ran."""
     death: Exit | None = None
     died_at_s: float = 0.0
     last_words: str = ""
@@ -430,33 +430,9 @@ class MainAttempt(Attempt):
         self.of(rank).take_report(report)
 
 
-def is_harmed(test: TestCase) -> bool:
-    """Whether chaos strikes one of its ranks."""
-    return test.chaos is not None and test.chaos.fault is not None
-
-
-class HarmedAttempt(Attempt):
-    """The running test of a world in which chaos harms a rank: what the others do then is what is looked at."""
-
-    def note_failure(self, at_s: float) -> None:
-        """A failure ends nobody: the others have until the deadline, and are hung if they are still at it then."""
-
-    def note_lost_peer(self, at_s: float) -> None:
-        """Nor does this one."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the others are done; a rank that was stopped never will be."""
-        return all(progress.is_over or self._is_silenced(progress) for progress in self.ranks)
-
-    def _is_silenced(self, progress: RankProgress) -> bool:
-        fault = self.test.chaos.fault if self.test.chaos else None
-        stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
-        return stopped and progress.struck_at_s is not None
-
-
 def attempt_type(test: TestCase) -> type[Attempt]:
     """What kind of attempt runs a test on one machine."""
-    if is_harmed(test):
-        return HarmedAttempt
+    special: type[Attempt] | None = plugin_manager().call("disttest_make_attempt", test=test)
+    if special is not None:
+        return special
     return Attempt if test.kind is WorldKind.RANKS else MainAttempt

@@ -2,21 +2,69 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.model import MAIN_RANK, RankRecord, Recorded, TestResult, VerdictRule, WorldKind
+from disttest.errors import PluginError
+from disttest.hookspecs import hookimpl
+from disttest.model import (
+    MAIN_RANK,
+    Cause,
+    Outcome,
+    RankRecord,
+    Recorded,
+    TestResult,
+    VerdictRule,
+    WorldKind,
+)
+from disttest.plugin_manager import plugin_manager
 from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
 from disttest.runtime.messages.protocol import RanksJoined
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.harmed import judge_chaos
-from disttest.runtime.world.sanitizer_judging import sanitized
-from disttest.sanitizers.choice import Chosen
+from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
+    """What the test came to: by the outcomes of its ranks, and by what plugins make of that.
+
+    Args:
+        attempt: over, or given up.
+    """
+    plugins = plugin_manager()
+    plugins.add_core(_Core(), "judgement")
+    try:
+        result: TestResult = plugins.call("disttest_judge_attempt", attempt=attempt)
+    except PluginError as error:
+        return plugin_failed(_Core().disttest_judge_attempt(attempt), error)
+    return result
+
+
+class _Core:
+    """The core's own part in the judgement, which plugins wrap."""
+
+    @hookimpl
+    def disttest_judge_attempt(self, attempt: JudgedAttempt) -> TestResult:
+        """By the outcomes of the ranks."""
+        return judge_attempt(attempt.attempt, world_id=attempt.world_id, rule=attempt.settings.verdict)
+
+
+def plugin_failed(result: TestResult, error: PluginError) -> TestResult:
+    """The result of a test in which a plugin raised an exception: an error that names the plugin, and never a pass."""
+    if result.outcome.is_bad:
+        return msgspec.structs.replace(result, notes=(*result.notes, str(error)))
+    return msgspec.structs.replace(
+        result, outcome=Outcome.ERROR, cause=Cause.TEST, message=str(error), details=_traceback_of(error)
+    )
+
+
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error.__cause__ or error))
 
 
 def judge_attempt(
@@ -24,8 +72,6 @@ def judge_attempt(
     *,
     world_id: str,
     rule: VerdictRule,
-    sanitize: Sequence[Chosen] = (),
-    left: Sequence[str] = (),
 ) -> TestResult:
     """What the test came to, from what its ranks have said and done; it ends now.
 
@@ -33,8 +79,6 @@ def judge_attempt(
         attempt: over, or given up.
         world_id: the world that ran it.
         rule: how ranks are judged that a main process has started.
-        sanitize: the sanitizers that are on.
-        left: what a test under chaos has left behind, in words.
     """
     circumstances: dict[str, Any] = {
         "attempt": attempt.number,
@@ -47,10 +91,7 @@ def judge_attempt(
     if attempt.failed_s is None:
         records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
-        result = judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
-        if attempt.test.chaos is not None and not attempt.cancelled:
-            return judge_chaos(result, attempt.ranks, attempt.test.chaos, left)
-        return sanitized(result, attempt.ranks, sanitize)
+        return judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
     last = [each for each in attempt.ranks[0].joined if not each.superseded]
@@ -114,8 +155,6 @@ def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
 def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:
     """The pytest reports that stand for the test: the culprit's, else the first rank's that decided it."""
     ranks = attempt.ranks
-    if attempt.test.chaos is not None and attempt.test.chaos.fault is not None:
-        return ()  # none of them knows of the contract
     if attempt.test.kind is not WorldKind.RANKS:
         return tuple(report.report for report in ranks[0].reports if report.report)
     speaker = next(

@@ -32,8 +32,8 @@ from disttest.runtime.messages.protocol import (
     AnyMessage,
     Channel,
     Collected,
-    FaultStruck,
     PhaseEnded,
+    RankNoted,
     RankReady,
     RanksJoined,
     TestDone,
@@ -353,8 +353,8 @@ class Supervisor:
                 progress.joined.append(message)
                 if message.superseded:
                     self.on_new_start(self.attempt)
-            case FaultStruck():
-                progress.struck_at_s = message.at_s
+            case RankNoted():
+                progress.noted[message.name] = message.data
             case TestRecorded():
                 progress.recorded = message.recorded
             case TestDone():

@@ -6,6 +6,7 @@ one thread of Python and one loop: it waits for messages, for deaths and for tim
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -35,13 +36,13 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import prepare_to_watch
-from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type, is_harmed
+from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type
 from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.dismissal import dismiss, late_deaths
 from disttest.runtime.world.evidence import EvidenceSource
-from disttest.runtime.world.judging import judge_attempt, speaking_reports
+from disttest.runtime.world.judged_attempt import JudgedAttempt
+from disttest.runtime.world.judging import judge_with_plugins, speaking_reports
 from disttest.runtime.world.rank_handles import RankProcessHandle, Supervisor
-from disttest.runtime.world.recordings import keep_recordings, keep_seen
 from disttest.runtime.world.store import has_store, host_store
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
@@ -190,15 +191,15 @@ class WorldSupervisor:
             self._marks.mark("watching")
             for progress in attempt.ranks:
                 self._marks.add_of_child(progress.done.cpu_steps if progress.done else ())
-            result = self._judge(attempt)
+            judged = self._judged(attempt)
+            result = self._judge(judged)
             # Ranks that have called different things may have left some that the next test would meet.
             self._is_good = self._is_healthy(attempt) and not result.outcome.is_bad and not result.findings
             if not self._is_good:  # whoever goes on in this place may begin as soon as it is told
                 self._ranks.logs.withdraw()
             self._ranks.close_logs(attempt)
-            keep_seen(attempt, self._ranks.logs, order.settings.sanitize)
             self._on_shared_memory(at_once=True)
-            self._report(attempt, result, speaking_reports(attempt, result))
+            self._report(attempt, result, speaking_reports(attempt, result) if judged.speaks else ())
             self._marks.mark("verdict")
             self._ranks.wait(0)
             if not self._is_good or any(handle.gone for handle in self._ranks.handles):
@@ -270,24 +271,25 @@ class WorldSupervisor:
                     scratch=scratch,
                     generation=index,
                     limit_s=test.timeout_s,
-                    chaos=test.chaos,
+                    data=test.data,
                     reuse=test.reuses_ranks,
                 )
             )
 
-    def _judge(self, attempt: Attempt) -> TestResult:
-        settings = self._order.settings
-        result = judge_attempt(
+    def _judged(self, attempt: Attempt) -> JudgedAttempt:
+        return JudgedAttempt(
             attempt,
-            world_id=self._order.world_id,
-            rule=settings.verdict,
-            sanitize=settings.sanitize,
-            left=self._left_behind(attempt) if is_harmed(attempt.test) else (),
+            self._order.world_id,
+            self._order.settings,
+            place=self._ranks.logs.place,
+            clear=functools.partial(self._left_behind, attempt),
         )
-        return keep_recordings(attempt, result, settings.record, self._order.home)
+
+    def _judge(self, attempt: JudgedAttempt) -> TestResult:
+        return judge_with_plugins(attempt)
 
     def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
-        """End the ranks of a harmed test, and say what is there still when its helpers had time to notice."""
+        """End the ranks, and say what is there still when their helpers had time to notice."""
         silenced = [progress for progress in attempt.ranks if not progress.is_over]
         for progress in silenced:
             self._ranks.note_end(progress)
@@ -408,4 +410,4 @@ class WorldSupervisor:
         for handle in late:
             self._ranks.record_exit(handle, attempt)
         if late:
-            self._report(attempt, self._judge(attempt))
+            self._report(attempt, self._judge(self._judged(attempt)))

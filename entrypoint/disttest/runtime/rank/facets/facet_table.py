@@ -9,6 +9,7 @@ import importlib
 import sys
 from functools import lru_cache
 
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.rank.facets.facet import Facet
 
 _MODULES = (
@@ -30,8 +31,12 @@ _MODULES = (
 
 
 def loaded_facets() -> tuple[Facet, ...]:
-    """The facets of all libraries that are loaded."""
-    return _facets_of(tuple([module for library, module in _MODULES if library in sys.modules]))
+    """The facets of all libraries that are loaded, and those of plugins."""
+    core = _facets_of(tuple([module for library, module in _MODULES if library in sys.modules]))
+    plugins = plugin_manager()
+    if not plugins.has("disttest_state_facets"):  # asked several times for each test
+        return core
+    return (*core, *(facet for facets in plugins.call("disttest_state_facets") for facet in facets))
 
 
 @lru_cache(maxsize=len(_MODULES) ** 2)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from disttest.errors import UsageError
-from disttest.model import Contract, Survival
+from disttest.extras.chaos.case import Contract, Survival
 
 _HARMS = ("kill", "stop", "raise_")
 _KNOWN = (*_HARMS, "delay", "recover", "within_s")

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from disttest.model import Fault, Frozen
+from disttest.extras.chaos.case import Fault
+from disttest.model import Frozen
 
 _AT_ONCE = 8
 """Calls that a round tries."""

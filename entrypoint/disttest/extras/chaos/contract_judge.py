@@ -8,18 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from disttest.chaos.seen import ChaosSeen, SeenError
+from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, Survival
+from disttest.extras.chaos.seen import ChaosSeen, SeenError
 from disttest.model import (
-    CHAOS,
-    ChaosCase,
-    FaultKind,
     Outcome,
     RankCalls,
     RankEnd,
     RankRecord,
     SanitizerFinding,
     SeenCall,
-    Survival,
     rank_names,
 )
 from disttest.results.hang_findings import last_call
@@ -287,7 +284,9 @@ def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> SanitizerF
     but = "; ".join(f"{rank_names(by_breach[breach])} {breach.did}" for breach in ranked)
     others = [(rank, breach.did) for rank, breach in sorted(breaches.items()) if rank != case.fault.rank]
     return SanitizerFinding(
-        sanitizer=CHAOS,
+        sanitizer=NAME,
+        found_by=NAME,
+        failure="contract",
         kind=gravest,
         message=f"{describe_fault(case)}; wanted: {describe_wanted(case)}; but {but}",
         effect=effect,

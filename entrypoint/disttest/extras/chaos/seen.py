@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from disttest.model import Frozen, UnharmedCall
+from disttest.extras.chaos.case import UnharmedCall
+from disttest.model import Frozen
 
 
 class SeenError(Frozen):

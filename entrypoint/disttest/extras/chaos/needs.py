@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disttest.model import FROM_ROOT, TO_ROOT, Fault, UnharmedCall, UnharmedRank
+from disttest.extras.chaos.case import Fault, UnharmedCall, UnharmedRank
+from disttest.model import FROM_ROOT, TO_ROOT
 
 _Key = tuple[object, ...]
 

@@ -6,8 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-from disttest.model.frozen import Count, Frozen, Seconds
-from disttest.model.seen_calls import SeenCall
+from disttest.model import Count, Frozen, Seconds, SeenCall, TestCase, TestResult
+
+NAME = "chaos"
+"""The name of this plugin in data of tests and ranks."""
 
 
 class FaultKind(StrEnum):
@@ -115,3 +117,21 @@ class ChaosCase(Frozen):
     delay_s: Seconds = 0.0
     timeout_s: Seconds = 0.0
     """How long the harmed test may take."""
+
+
+def case_of(test: TestCase) -> ChaosCase | None:
+    """What chaos does to a test; None if it has no part in the run."""
+    data = test.data.get(NAME)
+    return None if data is None else msgspec.convert(data, ChaosCase)
+
+
+def fault_of(test: TestCase) -> Fault | None:
+    """The fault that strikes a test; None if none does."""
+    case = case_of(test)
+    return case.fault if case else None
+
+
+def unharmed_ranks(result: TestResult) -> tuple[UnharmedRank, ...]:
+    """The calls of the ranks of a test, where they were counted; else nothing."""
+    section = result.sections.get(NAME)
+    return () if section is None else msgspec.convert(section.data, tuple[UnharmedRank, ...])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from disttest.errors import UsageError
-from disttest.model import Fault, FaultKind
+from disttest.extras.chaos.case import Fault, FaultKind
 from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.values import Type
@@ -48,20 +48,15 @@ FAULT = Type(form="KIND:RANK:CALL[:during]", parse=parse_fault)
 KINDS = Type(form="KIND,…", parse=parse_kinds)
 
 
-def chaos_command(leave: Callable[[int], Any]) -> click.Command:
-    """The command, around a way to end."""
+@click.command(name="chaos", cls=RegistryCommand)
+@click.argument("targets", nargs=-1, required=True, metavar="TEST…")
+@flags_of("chaos", fault=FAULT, kinds=KINDS)
+@click.pass_obj
+def chaos(pytest_args: Sequence[str], /, targets: tuple[str, ...], **given: Any) -> int:
+    """Harm one rank in one of its calls. Do the others notice, or recover, as the test promises?
 
-    @click.command(name="chaos", cls=RegistryCommand)
-    @click.argument("targets", nargs=-1, required=True, metavar="TEST…")
-    @flags_of("chaos", fault=FAULT, kinds=KINDS)
-    @click.pass_obj
-    def chaos(pytest_args: Sequence[str], /, targets: tuple[str, ...], **given: Any) -> None:
-        """Harm one rank in one of its calls. Do the others notice, or recover, as the test promises?
+    Each test runs unharmed first, and its calls are counted; then once for each rank, call and kind of fault.
+    """
+    from disttest.extras.chaos.command_run import run_chaos
 
-        Each test runs unharmed first, and its calls are counted; then once for each rank, call and kind of fault.
-        """
-        from disttest.cli.chaos_run import run_chaos
-
-        leave(run_chaos(targets, pytest_args, given))
-
-    return chaos
+    return run_chaos(targets, pytest_args, given)

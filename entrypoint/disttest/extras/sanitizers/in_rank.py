@@ -1,21 +1,19 @@
-"""The recorders of the sanitizers in this rank."""
+"""The recorders of the sanitizers in a rank."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Generator, Sequence
 
 from disttest import observe
+from disttest.hookspecs import hookimpl
+from disttest.runtime.rank.rank_test import RankTest
 from disttest.sanitizers.choice import Chosen
 from disttest.sanitizers.table import SANITIZERS
 
-_encoder = msgspec.json.Encoder()
-
 
 class Recorders:
-    """They are told of every call from when they are made, and asked at the end of each test.
+    """The observing layer tells them of each call; they report at the end of each test.
 
     Args:
         chosen: the sanitizers that the run wants.
@@ -23,7 +21,7 @@ class Recorders:
     """
 
     def __init__(self, chosen: Sequence[Chosen], rank: int) -> None:
-        # A rank without torch calls no collectives, and is not to pay for the import.
+        # A rank without torch calls no collectives, and must not pay for the import.
         wanted = chosen if "torch.distributed" in sys.modules else ()
         self._recorders = {
             each.name: SANITIZERS[each.name].make_recorder(rank, each.policy) for each in wanted
@@ -31,14 +29,12 @@ class Recorders:
         if self._recorders:
             observe.install(*self._recorders.values())
 
-    def begin(self) -> None:
-        """A test begins."""
+    @hookimpl(wrapper=True)
+    def disttest_rank_test(self, test: RankTest) -> Generator[None, bool, bool]:
+        """Record a test."""
         for recorder in self._recorders.values():
             recorder.begin()
-
-    def reports(self) -> dict[str, msgspec.Raw]:
-        """What each has seen since."""
-        return {
-            name: msgspec.Raw(_encoder.encode(recorder.report()))
-            for name, recorder in self._recorders.items()
-        }
+        result = yield
+        for name, recorder in self._recorders.items():
+            test.report(name, recorder.report())
+        return result

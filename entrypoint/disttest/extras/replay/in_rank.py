@@ -1,13 +1,14 @@
-"""The recording of this rank, where its run wants one: made beside its log, from the beginning of its test to the end."""
+"""The recording of a rank: a file beside its log, from the beginning of its test to the end."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest import observe
+from disttest.hookspecs import hookimpl
 from disttest.masking import masker
-from disttest.model import RecordRule
 from disttest.options.environment import environment
 from disttest.replay.format import SUFFIX, Completed, Head, Unfit, Writer
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from disttest.replay.call_recorder import CallRecorder
     from disttest.runtime.messages.protocol import RunTest
     from disttest.runtime.rank.rank_spec import RankSpec
+    from disttest.runtime.rank.rank_test import RankTest
 
 
 class RankRecording:
@@ -27,22 +29,24 @@ class RankRecording:
     def __init__(self, spec: RankSpec) -> None:
         self._spec = spec
         self._recorder: CallRecorder | None = None
-        wanted = spec.settings.record is not RecordRule.OFF and spec.partition is None
-        self._is_on = wanted and not masker.active
+        self._is_on = not masker.active
         if self._is_on:
             observe.install()
             self._watch_rpc()
 
-    def begin(self, order: RunTest, seed: int) -> None:
-        """A test begins, its random generators seeded.
+    @hookimpl(wrapper=True)
+    def disttest_rank_test(self, test: RankTest) -> Generator[None, bool, bool]:
+        """Record a test, its random generators seeded."""
+        self._begin(test)
+        result = yield
+        if self._recorder is not None:
+            self._recorder.close()
+        return result
 
-        Args:
-            order: of the test.
-            seed: of the generators.
-        """
+    def _begin(self, test: RankTest) -> None:
         if not self._is_on:
             return
-        path, head = Path(order.log).with_suffix(SUFFIX), self._head(order, seed)
+        path, head = test.log.with_suffix(SUFFIX), self._head(test.order, test.seed)
         if self._spec.shape.device != "cpu":
             _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
             return
@@ -50,11 +54,6 @@ class RankRecording:
 
         self._recorder = CallRecorder(path, head)
         observe.install(self._recorder)
-
-    def end(self) -> None:
-        """The test has run to its end."""
-        if self._recorder is not None:
-            self._recorder.close()
 
     def _head(self, order: RunTest, seed: int) -> Head:
         import torch

@@ -5,18 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from disttest.chaos.needs import needing
 from disttest.errors import UsageError
+from disttest.extras.chaos.case import ChaosCase, Fault, FaultKind, UnharmedRank, case_of, unharmed_ranks
+from disttest.extras.chaos.needs import needing
 from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S, CHAOS_SLACK_S
-from disttest.model import (
-    ChaosCase,
-    Fault,
-    FaultKind,
-    Frozen,
-    TestCase,
-    TestResult,
-    UnharmedRank,
-)
+from disttest.model import Frozen, TestCase, TestResult
 
 
 class ChaosPlan(Frozen):
@@ -55,7 +48,7 @@ def draw(test: TestCase, unharmed: TestResult, wanted: Wanted) -> Drawn:
     Raises:
         UsageError: a fault is asked for in a call that the test does not make.
     """
-    ranks = unharmed.unharmed
+    ranks = unharmed_ranks(unharmed)
     possible = list(_check(test, ranks, wanted.faults)) if wanted.faults else list(_all(ranks, wanted))
     drawn = possible
     if 0 < wanted.samples < len(possible):
@@ -90,12 +83,13 @@ def _check(test: TestCase, ranks: Sequence[UnharmedRank], faults: Sequence[Fault
 
 def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted) -> ChaosCase:
     """A fault with all that is needed to strike and to judge."""
-    assert test.chaos is not None
-    ranks = unharmed.unharmed
+    counted = case_of(test)
+    assert counted is not None
+    ranks = unharmed_ranks(unharmed)
     victim = next(rank for rank in ranks if rank.rank == fault.rank)
-    within_s = test.chaos.contract.within_s
+    within_s = counted.contract.within_s
     return ChaosCase(
-        contract=test.chaos.contract,
+        contract=counted.contract,
         fault=fault,
         struck=victim.calls[fault.call - 1].shown,
         calls=len(victim.calls),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from disttest.clock import sleep
-from disttest.model import Fault, FaultKind
+from disttest.extras.chaos.case import Fault, FaultKind
 
 
 class FaultRaised(RuntimeError):

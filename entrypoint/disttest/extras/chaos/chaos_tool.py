@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from disttest.chaos.numbers import numbers_of
-from disttest.chaos.seen import ChaosSeen, SeenError
-from disttest.chaos.strike import FaultRaised, strike
 from disttest.clock import monotonic
-from disttest.model import ChaosCase, SeenCall, UnharmedCall
+from disttest.extras.chaos.case import ChaosCase, UnharmedCall
+from disttest.extras.chaos.numbers import numbers_of
+from disttest.extras.chaos.seen import ChaosSeen, SeenError
+from disttest.extras.chaos.strike import FaultRaised, strike
+from disttest.model import SeenCall
 from disttest.observe import Call, Group, Tool, Wait, as_text
 from disttest.observe.operations import title_of
 

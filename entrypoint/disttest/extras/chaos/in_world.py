@@ -6,14 +6,34 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.chaos.contract_judge import Harmed, judge_case
-from disttest.chaos.seen import ChaosSeen
-from disttest.model import Cause, ChaosCase, Outcome, TestResult, UnharmedRank
+from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, UnharmedRank, fault_of
+from disttest.extras.chaos.contract_judge import Harmed, judge_case
+from disttest.extras.chaos.seen import ChaosSeen
+from disttest.model import Cause, Outcome, Section, TestResult
 from disttest.results.sanitized import with_findings
-from disttest.runtime.rank.rank_chaos import NAME
-from disttest.runtime.world.attempt import RankProgress
+from disttest.runtime.world.attempt import Attempt, RankProgress
 
 _decoder = msgspec.json.Decoder(ChaosSeen)
+
+
+class HarmedAttempt(Attempt):
+    """The running test of a world in which chaos harms a rank. The plugin judges the reactions of the others."""
+
+    def note_failure(self, at_s: float) -> None:
+        """A failure ends nobody: the others have until the deadline, and are hung if they are still at it then."""
+
+    def note_lost_peer(self, at_s: float) -> None:
+        """Nor does this one."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the others are done; a rank that was stopped never will be."""
+        return all(progress.is_over or self._is_silenced(progress) for progress in self.ranks)
+
+    def _is_silenced(self, progress: RankProgress) -> bool:
+        fault = fault_of(self.test)
+        stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
+        return stopped and NAME in progress.noted
 
 
 def judge_chaos(
@@ -30,7 +50,7 @@ def judge_chaos(
     seen = [_seen(progress) for progress in ranks]
     if case.fault is None:
         return _with_calls(result, ranks, seen)
-    struck_at_s = ranks[case.fault.rank].struck_at_s
+    struck_at_s = _struck_at_s(ranks[case.fault.rank])
     if struck_at_s is None:
         where = f"did not come to its call {case.fault.call}, {case.struck.what}"
         return _not_shown(result, case.fault.rank, where)
@@ -61,6 +81,12 @@ def _seen(progress: RankProgress) -> ChaosSeen | None:
     return _decoder.decode(progress.done.seen[NAME]) if progress.done and NAME in progress.done.seen else None
 
 
+def _struck_at_s(progress: RankProgress) -> float | None:
+    """When the fault struck, on the monotonic clock; None if it has not."""
+    noted = progress.noted.get(NAME)
+    return None if noted is None else msgspec.json.decode(noted, type=float)
+
+
 def _failed_at_s(progress: RankProgress) -> float | None:
     report = progress.verdict_report
     return report.ended_at_s if report and report.outcome.is_bad else None
@@ -74,7 +100,8 @@ def _with_calls(
         for progress, each in zip(ranks, seen, strict=True)
         if each is not None
     )
-    return msgspec.structs.replace(result, unharmed=unharmed)
+    section = Section(data=msgspec.to_builtins(unharmed))
+    return msgspec.structs.replace(result, sections={**result.sections, NAME: section})
 
 
 def _not_shown(result: TestResult, rank: int, what: str) -> TestResult:

@@ -7,11 +7,12 @@ from itertools import count
 
 import click
 
-from disttest.chaos.fault_plan import ChaosPlan, Wanted, make_case
-from disttest.chaos.shrink import Search, begin_search
 from disttest.cli.words import warn
 from disttest.errors import ExitCode
-from disttest.model import CHAOS, ChaosCase, Fault, TestCase
+from disttest.extras.chaos.case import NAME, ChaosCase, Fault, fault_of
+from disttest.extras.chaos.fault_plan import ChaosPlan, Wanted, make_case
+from disttest.extras.chaos.shrink import Search, begin_search
+from disttest.model import TestCase
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.repeat import repeat_command
 
@@ -64,7 +65,7 @@ def _by_test(run: RunResult) -> dict[str, _Harmed]:
     """Node id of the unharmed test -> what each of its faults came to."""
     found: dict[str, _Harmed] = {}
     for test in run.tests:
-        fault = test.test.chaos.fault if test.test.chaos else None
+        fault = fault_of(test.test)
         if fault is not None:
             found.setdefault(test.test.collected_as, {})[fault] = test
     return found
@@ -74,7 +75,7 @@ def _broken(harmed: Mapping[Fault, TestOutcome]) -> list[Fault]:
     return [
         fault
         for fault, test in harmed.items()
-        if any(finding.sanitizer == CHAOS for finding in test.final.findings)
+        if any(finding.sanitizer == NAME for finding in test.final.findings)
     ]
 
 

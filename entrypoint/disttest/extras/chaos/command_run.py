@@ -10,12 +10,13 @@ from typing import Any
 import click
 import msgspec
 
-from disttest.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
-from disttest.cli.chaos_search import search_smallest
 from disttest.cli.finish import finish_run
 from disttest.cli.progress_mode import choose_progress
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
+from disttest.extras.chaos.case import unharmed_ranks
+from disttest.extras.chaos.fault_plan import ChaosPlan, Drawn, Wanted, draw
+from disttest.extras.chaos.search import search_smallest
 from disttest.model import Frozen, Hardware, Invocation, Outcome, TestCase
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
@@ -155,7 +156,7 @@ def _wanted(given: Mapping[str, Any], options: RunOptions) -> Wanted:
 def _is_counted(test: TestOutcome) -> bool:
     world = test.test.world
     passed = test.final.outcome is Outcome.PASSED
-    return passed and world is not None and len(test.final.unharmed) == world.size
+    return passed and world is not None and len(unharmed_ranks(test.final)) == world.size
 
 
 def _size(test: TestCase) -> int:

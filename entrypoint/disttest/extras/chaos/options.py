@@ -1,0 +1,52 @@
+"""The options of ``disttest chaos``, and the command line of one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest.extras.chaos.case import ChaosCase, FaultKind
+from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
+from disttest.options.option import rows_of
+from disttest.options.values import COUNT, SECONDS, SWITCH, text
+
+_chaos = rows_of("chaos")
+
+OPTIONS = (
+    _chaos(
+        "fault",
+        text("KIND:RANK:CALL[:during]"),
+        "This fault and no other, such as kill:1:5.",
+        many=True,
+        inputs=(),
+    ),
+    _chaos(
+        "kinds",
+        text("KIND,…"),
+        "Kinds of faults.",
+        default=tuple(FaultKind),
+        otherwise=",".join(FaultKind),
+        inputs=(),
+    ),
+    _chaos("during", SWITCH, "Strike when the call is under way, not before it.", default=False, inputs=()),
+    _chaos("samples", COUNT, "Try N faults of each test, drawn with --seed.", otherwise="all", inputs=()),
+    _chaos(
+        "group-timeout",
+        SECONDS,
+        "Time limit of process groups in harmed runs, unless theirs is shorter.",
+        default=CHAOS_GROUP_S,
+        inputs=(),
+    ),
+    _chaos("delay", SECONDS, "How late a rank is that comes late.", default=CHAOS_DELAY_S, inputs=()),
+)
+
+
+def options_of_fault(case: ChaosCase) -> Iterator[str]:
+    """The words that have ``disttest chaos`` try this fault alone."""
+    fault = case.fault
+    if fault is None:
+        return
+    yield from ("--fault", str(fault))
+    if case.limit_s != CHAOS_GROUP_S:
+        yield from ("--group-timeout", f"{case.limit_s:g}")
+    if case.delay_s != CHAOS_DELAY_S and fault.kind is FaultKind.DELAY:
+        yield from ("--delay", f"{case.delay_s:g}")

@@ -1,0 +1,74 @@
+"""The faults of a run as tables: one for each test and kind of fault, ranks down, calls across."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest.extras.chaos.case import NAME, FaultKind, fault_of
+from disttest.reports.reporter import Cell, ReportTable
+from disttest.reports.text import one_line
+from disttest.results.fold import RunResult, TestOutcome
+
+_KEPT = "kept"
+_UNREACHED = "unreached"
+_LETTERS = {
+    _KEPT: "·",
+    "hung": "H",
+    "silent": "S",
+    "wrong-numbers": "N",
+    "died": "D",
+    "failed": "F",
+    "handler": "E",
+    "other-error": "O",
+    "late": "L",
+    "left-behind": "B",
+    _UNREACHED: "?",
+}
+"""The outcome of a fault -> its letter in a cell; each way to break a contract has its own, the gravest come first."""
+_UNTRIED = Cell(letter=" ", meaning="untried")
+
+_Faults = dict[tuple[int, int], TestOutcome]
+"""Rank and call -> the test in which a fault struck there."""
+
+
+def report_tables(run: RunResult) -> list[ReportTable]:
+    """The tables of a run of ``disttest chaos``, in the order of its tests; none of any other run."""
+    tables: dict[tuple[str, FaultKind], _Faults] = {}
+    for test in run.tests:
+        fault = fault_of(test.test)
+        if fault is not None:
+            found = tables.setdefault((test.test.collected_as, fault.kind), {})
+            found[fault.rank, fault.call] = test
+    return [_table(f"{kind} in {one_line(nodeid)}", faults) for (nodeid, kind), faults in tables.items()]
+
+
+def _table(title: str, faults: _Faults) -> ReportTable:
+    rows = tuple(_rows(faults))
+    meanings = {cell.meaning for _, cells in rows for cell in cells if cell.is_bad}
+    return ReportTable(
+        section=NAME,
+        title=title,
+        intro=(
+            "One cell for each call of the rank that is harmed: · the contract is kept; a letter says how it is broken, "
+            "and opens the test."
+        ),
+        corner="rank",
+        rows=rows,
+        legend=tuple((letter, meaning) for meaning, letter in _LETTERS.items() if meaning in meanings),
+    )
+
+
+def _rows(faults: _Faults) -> Iterator[tuple[str, tuple[Cell, ...]]]:
+    last = max(call for _, call in faults)
+    for rank in sorted({rank for rank, _ in faults}):
+        yield str(rank), tuple(_cell(faults.get((rank, call))) for call in range(1, last + 1))
+
+
+def _cell(test: TestOutcome | None) -> Cell:
+    if test is None:
+        return _UNTRIED
+    if not test.final.outcome.is_bad:
+        return Cell(letter=_LETTERS[_KEPT], meaning=_KEPT)
+    kinds = [finding.kind for finding in test.final.findings if finding.sanitizer == NAME]
+    kind = kinds[0] if kinds else _UNREACHED
+    return Cell(letter=_LETTERS.get(kind, "?"), meaning=kind, is_bad=True, test=test)

@@ -1,0 +1,44 @@
+"""The hooks of recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from disttest.hookspecs import hookimpl
+from disttest.model import RecordRule
+from disttest.plugin_manager import plugin_manager
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.model import TestResult
+    from disttest.runtime.rank.rank_test import Rank
+    from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+@hookimpl
+def disttest_prepare_forks(config: pytest.Config) -> None:
+    """Import the recorder, which imports no torch."""
+    del config
+    from disttest.extras.replay import in_rank, in_world  # noqa: F401
+
+
+@hookimpl
+def disttest_rank_configure(rank: Rank) -> None:
+    """Start the recorder, if the run wants one."""
+    if rank.settings.record is not RecordRule.OFF and not rank.spans_nodes:
+        from disttest.extras.replay.in_rank import RankRecording
+
+        plugin_manager().add(RankRecording(rank.spec), "disttest.replay.in_rank")
+
+
+@hookimpl(wrapper=True, tryfirst=True)
+def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
+    """Decide whether the recordings stay, when it is known how the test ended."""
+    result = yield
+    if attempt.settings.record is RecordRule.OFF:
+        return result
+    from disttest.extras.replay.in_world import keep_recordings
+
+    return keep_recordings(attempt, result, attempt.settings.record)

@@ -1,0 +1,55 @@
+"""From what the ranks of a test have reported to the findings of the sanitizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.masking import masker
+from disttest.model import ALONE, Outcome, TestResult
+from disttest.results.sanitized import with_findings
+from disttest.runtime.world.judged_attempt import JudgedAttempt
+from disttest.sanitizers.choice import Chosen
+from disttest.sanitizers.table import SANITIZERS
+from disttest.sanitizers.values.values_file import encode_recording
+
+
+def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> TestResult:
+    """The result with what the sanitizers have found, if the test has passed on all ranks.
+
+    What a rank calls that fails, skips or is ended early differs from what the others call for that reason alone.
+
+    Args:
+        result: as the ranks' own outcomes have it.
+        attempt: of the test.
+        chosen: the sanitizers that are on.
+    """
+    if {record.outcome for record in result.ranks} != {
+        Outcome.PASSED
+    } or result.outcome is not Outcome.PASSED:
+        return result
+    for each in chosen:
+        reports = attempt.raw_reports(each.name)
+        if len(reports) == len(attempt.ranks):
+            findings, notes = SANITIZERS[each.name].judge(reports)
+            findings = tuple(msgspec.structs.replace(finding, fails=each.fails) for finding in findings)
+            result = with_findings(result, findings, notes)
+    return result
+
+
+def keep_reports(attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> None:
+    """Write the reports of the ranks that have sent one, of failed tests too; without room on the disk there are none.
+
+    Args:
+        attempt: over.
+        chosen: the sanitizers that are on.
+    """
+    world = attempt.test.world or ALONE
+    for name, file in ((each.name, SANITIZERS[each.name].kept_as) for each in chosen):
+        reports = attempt.raw_reports(name)
+        if file and reports:
+            data = encode_recording(attempt.test.nodeid, world.size, world.backend, reports)
+            with contextlib.suppress(OSError):
+                attempt.log_of(0).with_name(file).write_bytes(masker.data(data))

@@ -1,0 +1,238 @@
+"""The hooks of disttest: the whole interface between its core and plugins, built in or installed.
+
+A plugin is a module, or any object, with functions of these names that are marked with :data:`hookimpl`::
+
+    from disttest.hookspecs import hookimpl
+
+    @hookimpl(wrapper=True)
+    def disttest_judge_attempt(attempt):
+        result = yield
+        ...
+        return result
+
+An installed package names its plugin in the entry point group ``disttest``. ``-p no:NAME`` removes the plugin from a run.
+disttest also registers each plugin with pytest, under the same name, so a plugin may have hooks of pytest as well.
+
+A hook runs in one of five kinds of processes. Each description names its kind:
+
+* command: the ``disttest`` process. It imports neither torch nor pytest; a plugin must import both inside its functions.
+* controller: the pytest process that collects the tests.
+* world: the process that starts the ranks of a world, gives them tests and judges what they report.
+* rank: a process of a world, which runs the tests.
+* node agent: a controller on a node of a cluster.
+
+A plugin that raises an exception ends in an error that names the plugin and the hook. No test passes by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
+
+    import click
+    import pytest
+
+    from disttest.model import TestCase, TestResult
+    from disttest.options.option import Option
+    from disttest.reports.reporter import Reporter, ReportTable
+    from disttest.results.fold import RunResult
+    from disttest.runtime.rank.facets.facet import Facet
+    from disttest.runtime.rank.rank_test import Rank, RankTest
+    from disttest.runtime.world.attempt import Attempt
+    from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+PROJECT = "disttest"
+"""The name of the entry point group, and pluggy's name of this interface."""
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function as the implementation of the hook that has its name; pluggy documents its arguments."""
+
+
+# --- command
+
+
+@hookspec
+def disttest_addoptions() -> Sequence[Option]:
+    """Command and controller, before anything is parsed: the options that the plugin adds to commands.
+
+    A row that names the command ``run`` becomes an option of ``disttest run``, an option of plain pytest
+    (``--disttest-NAME``), the variable ``DISTTEST_NAME`` and a setting of ``[tool.disttest]``. Its value is in
+    ``settings.plugin_options[NAME]`` of every later hook; ranks get it through JSON.
+    """
+
+
+@hookspec
+def disttest_commands_that_run() -> Sequence[str]:
+    """Command, before anything is parsed: commands of the plugin that run tests. They take the options of every run."""
+
+
+@hookspec
+def disttest_addcommands(group: click.Group) -> None:
+    """Command, before anything is parsed: add a command to ``disttest``.
+
+    Args:
+        group: the command line; call ``group.add_command``. Import what the command does inside the function.
+    """
+
+
+@hookspec
+def disttest_addreporters() -> Mapping[str, Reporter]:
+    """Command, and controller of plain pytest, at the end of a run: the reports that the plugin writes, by format.
+
+    Each becomes a file in the results directory, and a value of ``disttest report --format``.
+    """
+
+
+@hookspec
+def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
+    """Command, whenever a run is shown: tables about the whole run, for the terminal and the HTML page.
+
+    Args:
+        run: the result of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
+    """Command and controller, when a failure is written: how the command that repeats a test begins.
+
+    Args:
+        test: that failed.
+
+    Returns:
+        The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
+    """
+
+
+@hookspec
+def disttest_schedulers() -> Mapping[str, ModuleType]:
+    """Command and controller: the schedulers that the plugin adds to ``--launcher``, by name.
+
+    A scheduler is a module (or object) with ``NODE_VARIABLES`` and ``make_launcher(environ, options)``;
+    ``docs/schedulers.md`` describes both.
+    """
+
+
+@hookspec
+def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
+    """Any process that reads a journal: fields of events that earlier versions of the plugin wrote in another form.
+
+    Returns:
+        The name of each such field, and a function that changes a decoded event into its present form, in place.
+    """
+
+
+# --- controller
+
+
+@hookspec
+def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Controller and fresh interpreters, after collection, when each item has its world.
+
+    Change ``items`` in place. A :class:`disttest.errors.UsageError` ends the run with its message.
+
+    Args:
+        items: all tests of the session, one for each world of a test.
+        config: pytest's.
+    """
+
+
+@hookspec
+def disttest_marks() -> Sequence[str]:
+    """Controller: the marks of the plugin, as pytest's setting ``markers`` has them: ``name(arguments): description``."""
+
+
+@hookspec
+def disttest_prepare_forks(config: pytest.Config) -> None:
+    """Controller, before it forks worlds: import here what the plugin's parts in worlds and ranks will use.
+
+    What is imported later, each rank imports again.
+
+    Args:
+        config: pytest's.
+    """
+
+
+@hookspec
+def disttest_test_data(item: pytest.Item) -> Any:
+    """Controller, once for each item: data of the plugin that travels with the test.
+
+    Args:
+        item: a test with its world.
+
+    Returns:
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``TestCase.data[NAME]``, where NAME is the
+        last part of the plugin's name, and is in the journal and in ``results.json``.
+    """
+
+
+# --- world
+
+
+@hookspec(firstresult=True)
+def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
+    """World, before a test starts: the class that decides when the test is over.
+
+    Args:
+        test: about to start.
+
+    Returns:
+        A subclass of :class:`disttest.runtime.world.attempt.Attempt`; None for the usual one.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
+    """World, when all ranks are done or have been ended: the result of the test.
+
+    The core judges by the outcomes of the ranks. A plugin wraps that (``hookimpl(wrapper=True)``), looks at what its part in the
+    ranks has reported, and returns a result with findings or a section::
+
+        result = yield
+        reports = attempt.reports("budget", BudgetReport)
+        return with_findings(result, judge(reports))
+
+    Args:
+        attempt: the test, its ranks and what they have reported.
+    """
+
+
+# --- rank
+
+
+@hookspec
+def disttest_rank_configure(rank: Rank) -> None:
+    """Rank, once: before its first test, and before the core records the state that it restores between tests.
+
+    Install here what has to observe every test, for example an :class:`disttest.observe.Tool`.
+
+    Args:
+        rank: this process.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_rank_test(test: RankTest) -> bool:
+    """Rank, around the setup, call and teardown of each test.
+
+    The core runs pytest's protocol. A plugin wraps that: before its ``yield`` the test has not begun, after it the test is over
+    but nothing has been cleaned up. ``test.report(NAME, data)`` sends data to the plugin's part in the world.
+
+    Args:
+        test: the running test.
+    """
+
+
+@hookspec
+def disttest_state_facets() -> Sequence[Facet]:
+    """Rank, and the process that ranks are forked from: kinds of state that tests may change.
+
+    The core reads each facet before and after a test, puts back what changed, and names it in a note of the test.
+    Reading must be quick. A plugin names a facet only once the library is imported that it reads.
+    """

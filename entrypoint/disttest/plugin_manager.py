@@ -1,0 +1,177 @@
+"""The plugins of this process: which there are, and how their hooks are called."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from disttest import hookspecs
+from disttest.errors import PluginError, UsageError
+
+_RINGS = ("plugins", "extras")
+"""Folders of built-in plugins."""
+_HOOKS = "hooks"
+"""The module of a built-in plugin that has its hooks; it imports the plugin's other modules where they are used."""
+_CORE = "disttest.core"
+"""Plugins whose names begin so are parts of the core, which every process has."""
+
+
+@cache
+def plugin_manager() -> Plugins:
+    """The plugins of this process, loaded with the first call."""
+    return Plugins(_without(sys.argv[1:]))
+
+
+class Plugins:
+    """Built-in plugins and installed ones.
+
+    Args:
+        blocked: names of plugins that are left out, as ``-p no:NAME`` gives them.
+
+    Raises:
+        PluginError: an installed plugin cannot be imported, or has a hook that does not exist or has other arguments.
+    """
+
+    def __init__(self, blocked: Sequence[str] = ()) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._versions: dict[str, str] = {}
+        for name in blocked:
+            self._manager.set_blocked(name)
+        for ring in _RINGS:
+            for module in pkgutil.iter_modules([str(Path(__file__).with_name(ring))]):
+                self._add_built_in(f"disttest.{ring}.{module.name}", f"disttest.{module.name}")
+        for entry in metadata.entry_points(group=hookspecs.PROJECT):
+            self._add_installed(entry)
+        self.identity = tuple(
+            sorted(f"{name} {self._versions.get(name, '')}".strip() for name, _ in self.all)
+        )
+        """Names and versions. All processes of a run have the same ones."""
+
+    def _add_built_in(self, package: str, name: str) -> None:
+        if not self._manager.is_blocked(name):
+            self._manager.register(importlib.import_module(f"{package}.{_HOOKS}"), name)
+
+    def _add_installed(self, entry: metadata.EntryPoint) -> None:
+        if self._manager.is_blocked(entry.name):
+            return
+        try:
+            self.add(entry.load(), entry.name)
+        except PluginError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                f"plugin {entry.name} cannot be loaded: {type(error).__name__}: {error}; "
+                f"repair or uninstall it, or leave it out with -p no:{entry.name}"
+            ) from error
+        self._versions[entry.name] = entry.dist.version if entry.dist else ""
+
+    def add(self, plugin: object, name: str) -> None:
+        """Register a plugin.
+
+        Raises:
+            PluginError: it has a hook that does not exist, or that has other arguments.
+        """
+        try:
+            self._manager.register(plugin, name)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin {name} does not fit this version of disttest: {error}") from error
+
+    def add_core(self, plugin: object, name: str) -> None:
+        """Register the core's own part in a hook, once in a process."""
+        if not self._manager.has_plugin(f"{_CORE}.{name}"):
+            self._manager.register(plugin, f"{_CORE}.{name}")
+
+    def remove(self, name: str) -> None:
+        """Leave a plugin out from here on; nothing happens if there is none of that name."""
+        if self._manager.has_plugin(name):
+            self._manager.unregister(name=name)
+
+    @property
+    def all(self) -> Iterator[tuple[str, object]]:
+        """Name and plugin, those of the core left out."""
+        for name, plugin in self._manager.list_name_plugin():
+            if plugin is not None and not name.startswith(_CORE):
+                yield name, plugin
+
+    def has(self, hook: str) -> bool:
+        """Whether any plugin implements a hook."""
+        return bool(self._caller(hook).get_hookimpls())
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """Call a hook.
+
+        Returns:
+            The result of each plugin, or for hooks with ``firstresult`` the first that is not None.
+
+        Raises:
+            PluginError: a plugin raised an exception; the message names the plugin. An error of disttest passes as it is.
+        """
+        caller = self._caller(hook)
+        try:
+            return caller(**arguments)
+        except Exception as error:
+            name = _culprit(error, caller)
+            if name is None or isinstance(error, (PluginError, UsageError)):
+                raise
+            raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
+
+    def named(self, hook: str, **arguments: Any) -> dict[str, Any]:
+        """Call a hook; the results that are not None, by the last part of the plugin's name.
+
+        Raises:
+            PluginError: as in :meth:`call`.
+        """
+        found = {}
+        caller = self._caller(hook)
+        for implementation in caller.get_hookimpls():
+            given = {name: arguments[name] for name in implementation.argnames}
+            try:
+                result = implementation.function(**given)
+            except Exception as error:
+                if isinstance(error, UsageError):
+                    raise
+                name = implementation.plugin_name
+                raise PluginError(
+                    f"plugin {name} failed in {hook}: {type(error).__name__}: {error}"
+                ) from error
+            if result is not None:
+                found[implementation.plugin_name.rpartition(".")[2]] = result
+        return found
+
+    def _caller(self, hook: str) -> pluggy.HookCaller:
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        return caller
+
+
+def _culprit(error: BaseException, caller: pluggy.HookCaller) -> str | None:
+    """The plugin in whose function an exception was raised; None if the core raised it.
+
+    A wrapper is in the traceback of what it wraps, so the innermost function counts.
+    """
+    implementations = {
+        getattr(each.function, "__code__", None): each.plugin_name for each in caller.get_hookimpls()
+    }
+    name = None
+    trace = error.__traceback__
+    while trace is not None:
+        name = implementations.get(trace.tb_frame.f_code, name)
+        trace = trace.tb_next
+    return None if name is None or name.startswith(_CORE) else name
+
+
+def _without(words: Sequence[str]) -> tuple[str, ...]:
+    """The plugins that a command line leaves out: ``-p no:NAME``."""
+    asked = [word[2:] for word in words if word.startswith("-p") and not word.startswith("--")]
+    asked += [following for word, following in pairwise(words) if word == "-p"]
+    return tuple(word.removeprefix("no:") for word in asked if word.startswith("no:"))

@@ -1,0 +1,22 @@
+"""The tables that plugins add to the reports of a run."""
+
+from __future__ import annotations
+
+from itertools import groupby, islice
+
+from disttest.plugin_manager import plugin_manager
+from disttest.reports.reporter import ReportTable
+from disttest.results.fold import RunResult
+
+
+def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportTable]]]:
+    """Section -> its tables.
+
+    Args:
+        run: the run.
+        most: tables that are shown, the first ones.
+    """
+    found = (table for tables in plugin_manager().call("disttest_report_tables", run=run) for table in tables)
+    return [
+        (name, list(tables)) for name, tables in groupby(islice(found, most), lambda table: table.section)
+    ]

@@ -1,0 +1,104 @@
+"""A rank and its running test, as plugins see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from disttest.options.run import WorldSettings
+from disttest.runtime.messages.protocol import Channel, RankNoted, RunTest
+from disttest.runtime.rank.rank_spec import RankSpec
+
+_encoder = msgspec.json.Encoder()
+
+
+class Rank:
+    """This rank.
+
+    Args:
+        spec: of the rank.
+        config: pytest's.
+        channel: to its world.
+    """
+
+    def __init__(self, spec: RankSpec, config: pytest.Config, channel: Channel) -> None:
+        self.spec = spec
+        self.config = config
+        self._channel = channel
+
+    @property
+    def number(self) -> int:
+        """Its rank in the world."""
+        return self.spec.rank
+
+    @property
+    def settings(self) -> WorldSettings:
+        """The options of the run, those of plugins in ``plugin_options``."""
+        return self.spec.settings
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether ranks of its world are on other machines; what those report, no process sees together."""
+        return self.spec.partition is not None
+
+    def note(self, name: str, data: Any) -> None:
+        """Send data to the plugin's part in the world immediately; the rank may die with its next instruction.
+
+        Args:
+            name: of the plugin.
+            data: JSON data, or a :class:`disttest.model.Frozen` struct; replaces what was noted under this name before.
+        """
+        self._channel.send(RankNoted(name=name, data=_raw(data)))
+
+
+class RankTest:
+    """The running test of this rank.
+
+    Args:
+        rank: this process.
+        order: the world's.
+        item: pytest's item of the test.
+        seed: of the random generators.
+    """
+
+    def __init__(self, rank: Rank, order: RunTest, item: pytest.Item, seed: int) -> None:
+        self.rank = rank
+        self.order = order
+        self.item = item
+        self.seed = seed
+        self.reported: dict[str, msgspec.Raw] = {}
+        """Name of a plugin -> its report."""
+        self.leaves = False
+        """Set it, and this process ends after the test, as if the test were a program that has ended."""
+
+    @property
+    def nodeid(self) -> str:
+        """The id of the test, its world included."""
+        return self.item.nodeid
+
+    @property
+    def log(self) -> Path:
+        """The log of this rank and test. Files of plugins lie beside it."""
+        return Path(self.order.log)
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Name of a plugin -> what its ``disttest_test_data`` said of the test, as JSON data."""
+        return self.order.data
+
+    def report(self, name: str, data: Any) -> None:
+        """Send data to the plugin's part in the world when the test is done.
+
+        Args:
+            name: of the plugin.
+            data: JSON data, or a :class:`disttest.model.Frozen` struct.
+        """
+        self.reported[name] = _raw(data)
+
+
+def _raw(data: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode(data))
