@@ -32,7 +32,6 @@ import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import ModuleType
 
     import click
     import pytest
@@ -111,11 +110,12 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
 
 @hookspec
-def disttest_schedulers() -> Mapping[str, ModuleType]:
-    """Command and controller: the schedulers that the plugin adds to ``--launcher``, by name.
+def disttest_schedulers() -> Mapping[str, str]:
+    """Command and node agent, before anything is parsed: the schedulers that the plugin adds to ``--launcher``.
 
-    A scheduler is a module (or object) with ``NODE_VARIABLES`` and ``make_launcher(environ, options)``;
-    ``docs/schedulers.md`` describes both.
+    Returns:
+        The name of each, and the name of its module. The module has ``NODE_VARIABLES`` and
+        ``make_launcher(environ, options)``, which ``docs/schedulers.md`` describes; it is imported when it is used.
     """
 
 

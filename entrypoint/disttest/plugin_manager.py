@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from itertools import pairwise
@@ -25,9 +26,22 @@ _CORE = "disttest.core"
 """Plugins whose names begin so are parts of the core, which every process has."""
 
 
+_loading: list[str] = []
+"""The plugins that are being imported: none outside of the first call."""
+
+
 @cache
 def plugin_manager() -> Plugins:
-    """The plugins of this process, loaded with the first call."""
+    """The plugins of this process, loaded with the first call.
+
+    Raises:
+        PluginError: a plugin imports, at its top, a module that needs the plugins; or as in :class:`Plugins`.
+    """
+    if _loading:
+        raise PluginError(
+            f"plugin {_loading[-1]} imports a module of disttest that needs all plugins: import it inside the functions that "
+            "use it (`docs/write-a-plugin.md` lists what a plugin may import at its top)"
+        )
     return Plugins(_without(sys.argv[1:]))
 
 
@@ -50,7 +64,9 @@ class Plugins:
         for ring in _RINGS:
             for module in pkgutil.iter_modules([str(Path(__file__).with_name(ring))]):
                 self._add_built_in(f"disttest.{ring}.{module.name}", f"disttest.{module.name}")
-        for entry in metadata.entry_points(group=hookspecs.PROJECT):
+        self._blocked = tuple(sorted(blocked))
+        self._entries = _entries()
+        for entry in self._entries:
             self._add_installed(entry)
         self.identity = tuple(
             sorted(f"{name} {self._versions.get(name, '')}".strip() for name, _ in self.all)
@@ -59,13 +75,16 @@ class Plugins:
 
     def _add_built_in(self, package: str, name: str) -> None:
         if not self._manager.is_blocked(name):
-            self._manager.register(importlib.import_module(f"{package}.{_HOOKS}"), name)
+            with _loads(name):
+                module = importlib.import_module(f"{package}.{_HOOKS}")
+            self.add(module, name)
 
     def _add_installed(self, entry: metadata.EntryPoint) -> None:
         if self._manager.is_blocked(entry.name):
             return
         try:
-            self.add(entry.load(), entry.name)
+            with _loads(entry.name):
+                plugin = entry.load()
         except PluginError:
             raise
         except Exception as error:
@@ -73,7 +92,14 @@ class Plugins:
                 f"plugin {entry.name} cannot be loaded: {type(error).__name__}: {error}; "
                 f"repair or uninstall it, or leave it out with -p no:{entry.name}"
             ) from error
+        self.add(plugin, entry.name)
         self._versions[entry.name] = entry.dist.version if entry.dist else ""
+
+    def why_others(self, words: Sequence[str]) -> str:
+        """Why a new process with this command line would have other plugins; empty if it would have the same."""
+        if tuple(sorted(_without(words))) != self._blocked:
+            return "the command line leaves out other plugins"
+        return "the installed plugins changed" if _entries() != self._entries else ""
 
     def add(self, plugin: object, name: str) -> None:
         """Register a plugin.
@@ -154,6 +180,33 @@ class Plugins:
         return caller
 
 
+@contextmanager
+def _loads(name: str) -> Iterator[None]:
+    _loading.append(name)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
+def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, other: str) -> str:
+    """How the plugins of two processes of a run differ, in a line; empty if they are the same in the same versions.
+
+    Args:
+        wanted: ``Plugins.identity`` of the process that started the run.
+        found: that of the process that joins it.
+        where: names the process that joins.
+        other: names the one that started the run.
+    """
+    here, there = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
+    if not here and not there:
+        return ""
+    return (
+        f"{where} has plugin {', '.join(here) or 'none'} where {other} has {', '.join(there) or 'none'}: "
+        "all processes of a run need the same plugins in the same versions"
+    )
+
+
 def _culprit(error: BaseException, caller: pluggy.HookCaller) -> str | None:
     """The plugin in whose function an exception was raised; None if the core raised it.
 
@@ -168,6 +221,10 @@ def _culprit(error: BaseException, caller: pluggy.HookCaller) -> str | None:
         name = implementations.get(trace.tb_frame.f_code, name)
         trace = trace.tb_next
     return None if name is None or name.startswith(_CORE) else name
+
+
+def _entries() -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=hookspecs.PROJECT))
 
 
 def _without(words: Sequence[str]) -> tuple[str, ...]:

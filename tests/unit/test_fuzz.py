@@ -28,7 +28,7 @@ from disttest.model import Cause, Collective, Outcome, RankEnd, RankRecord, Test
 from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import resolve_options
-from disttest.reports import REPORTERS, write_reports
+from disttest.reports import reporters, write_reports
 from disttest.reports.timeline import build_timeline, render_lanes
 from disttest.results import journal as journals
 from disttest.results.cost import cost_of
@@ -182,7 +182,7 @@ def test_any_journal_becomes_reports(data: bytes) -> None:
         write_reports(merged, into)
         read_timings([results], now_s=1e9)
 
-        assert {path.name for path in written} == {name for name, _ in REPORTERS.values()}
+        assert {path.name for path in written} == {name for name, _ in reporters().values()}
         assert 0 <= merged.exit_code <= 255
         for path in written:
             assert path.stat().st_size < 20_000_000, path

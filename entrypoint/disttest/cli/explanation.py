@@ -9,10 +9,10 @@ from typing import NamedTuple
 from disttest.cli.stored_run import find_run, read_run, select
 from disttest.errors import MEANINGS, ExitCode
 from disttest.reports.location import Repository, locate
+from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import describe_ranks
 from disttest.results.repeat import command_lines
-from disttest.results.sanitized import describe_findings
 
 
 class Explanation(NamedTuple):
@@ -62,7 +62,7 @@ def render_explanation(outcome: TestOutcome, run: RunResult, results_dir: Path) 
         *(f"  attempt {attempt.attempt}: {attempt.message}" for attempt in earlier),
         *describe_ranks(result, logs_in=f"{results_dir}/"),
         result.details,
-        *describe_findings(result.findings),
+        *describe_plugins(result),
         *command_lines(outcome.test, result, run),
     ]
     return "\n".join(part for part in parts if part)

@@ -9,7 +9,7 @@ import click
 from disttest.errors import UsageError
 from disttest.options.flags import RegistryCommand, flags
 from disttest.options.values import one_of
-from disttest.reports.write import REPORTERS, rebuild
+from disttest.reports.write import rebuild, reporters
 from disttest.results.directory import no_run_writes
 
 ALL = "all"
@@ -17,7 +17,7 @@ ALL = "all"
 
 @click.command(cls=RegistryCommand)
 @click.argument("results_dir", metavar="[DIR]", default="results", type=click.Path(path_type=Path))
-@flags("report", format=one_of(ALL, *REPORTERS))
+@flags("report", format=one_of(ALL, *reporters()))
 def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...]) -> None:
     """Write the reports of a run again, from its journal in DIR (default: results).
 
@@ -30,7 +30,7 @@ def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...
 
     _check_is_folder(results_dir)
     formats = given["format"]
-    wanted = tuple(REPORTERS) if not formats or ALL in formats else formats
+    wanted = tuple(reporters()) if not formats or ALL in formats else formats
     with no_run_writes(results_dir):
         written = rebuild(results_dir, wanted, history=[load_run(earlier) for earlier in history])
     for path in written:

@@ -171,9 +171,11 @@ def _foreign_flag(option: Option) -> Decorator:
 def _pytest_flag(word: PytestWord, *, hidden: bool = False) -> Decorator:
     def hand_on(context: click.Context, _parameter: click.Parameter, given: Any) -> None:
         if given:
-            context.obj[:0] = [word.flags[0], given] if word.form else [word.flags[0]] * given
+            values = given if word.many else [given]
+            words = [part for value in values for part in (word.flags[0], value)]
+            context.obj[:0] = words if word.form else [word.flags[0]] * given
 
-    valued = {"metavar": word.form} if word.form else {"count": True}
+    valued = {"metavar": word.form, "multiple": word.many} if word.form else {"count": True}
     return click.option(
         *word.flags,
         cls=PytestOption,

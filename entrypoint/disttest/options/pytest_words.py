@@ -15,6 +15,8 @@ class PytestWord(Frozen):
     commands: tuple[str, ...] = ("run",)
     form: str = ""
     """What stands behind it; empty where nothing does."""
+    many: bool = False
+    """Whether it may be given several times, each with a value of its own."""
 
 
 _COLLECTING = ("run", "list", "plan")
@@ -28,6 +30,13 @@ PYTEST_WORDS = (
         form="MARKS",
         help="Only tests whose marks match this expression.",
         commands=_COLLECTING,
+    ),
+    PytestWord(
+        flags=("-p",),
+        form="NAME",
+        help="Load a plugin of pytest; no:NAME leaves out one of pytest or disttest, such as no:disttest.chaos.",
+        commands=_COLLECTING,
+        many=True,
     ),
     PytestWord(flags=("-x",), help="Stop at the first failure."),
     PytestWord(flags=("--maxfail",), form="N", help="Stop after so many failures."),

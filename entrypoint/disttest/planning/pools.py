@@ -9,14 +9,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
 from disttest.model import Frozen, TestCase
 from disttest.planning.backends import GPU
+from disttest.plugin_manager import plugin_manager
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
 SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
     "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
 )
-SCHEDULERS = ("slurm", "kubernetes")
-"""What may stand where a pool of runners has its number of GPUs."""
+_OF_PLUGINS: dict[str, str] = {
+    name: module for found in plugin_manager().call("disttest_schedulers") for name, module in found.items()
+}
+SCHEDULERS: Mapping[str, str] = {
+    "slurm": "disttest.cluster.schedulers.slurm",
+    "kubernetes": "disttest.cluster.schedulers.kubernetes",
+    **_OF_PLUGINS,
+}
+"""Name -> module. The name may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")
 
@@ -200,7 +208,9 @@ def _homeless(homeless: Sequence[Shape], shapes: Mapping[Shape, TestCase], pools
     examples = "; ".join(f"{_ranks(shape)} for {shapes[shape].nodeid}" for shape in homeless)
     nodes, ranks = max(homeless)
     wanted = (
-        f"gpu{ranks}:{ranks}:1" if nodes == 1 else f"{largest.name}-nodes:{SCHEDULERS[0]}::{nodes}x{ranks}"
+        f"gpu{ranks}:{ranks}:1"
+        if nodes == 1
+        else f"{largest.name}-nodes:{next(iter(SCHEDULERS))}::{nodes}x{ranks}"
     )
     return (
         f"no pool holds {examples}. The largest is {largest.name!r} with {largest.gpus} GPUs per "

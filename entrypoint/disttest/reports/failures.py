@@ -14,9 +14,9 @@ from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, count, one_line, shorten
+from disttest.results.findings import describe_plugins
 from disttest.results.fold import CollectionError, TestOutcome
 from disttest.results.narrative import describe_ranks, how_failed
-from disttest.results.sanitized import describe_findings
 
 MAX_EVIDENCE = 6_000
 """Characters of a failure's text; the whole of it is in the logs and in the other reports."""
@@ -82,8 +82,8 @@ class FailurePrinter:
         """The culprit's own words; what each rank did, in a line; stacks; the end of the culprit's log."""
         result = test.final
         yield from (text for text in [clean(result.details).strip("\n")] if text)
-        if result.findings:
-            yield "\n".join(describe_findings(result.findings))
+        if found := clean("\n".join(describe_plugins(result))):
+            yield found
         if result.ranks:
             lines = (clean(line) for line in describe_ranks(result, logs_in=None))
             yield "\n".join(line if line.startswith(" ") else one_line(line) for line in lines)

@@ -21,11 +21,11 @@ from disttest.reports.junit_budget import TextBudget, has_failed
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
+from disttest.results.findings import describe_plugins
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 from disttest.results.narrative import how_failed
 from disttest.results.recorded import facts_of, warning_lines
 from disttest.results.repeat import command_lines
-from disttest.results.sanitized import describe_findings
 
 MAX_TEXT = 1_000_000
 """Characters of one text node; a common publisher rejects nodes of 10 MB."""
@@ -125,7 +125,7 @@ class Cases:
     def _body(self, outcome: TestOutcome, result: TestResult | None = None) -> str:
         """The text of a failure: the finding, the details, what the other ranks say, and how to repeat it."""
         result = result or outcome.final
-        found = clean("\n".join(describe_findings(result.findings)))
+        found = clean("\n".join(describe_plugins(result)))
         parts = [clean(result.message), *_labels(result), *evidence(result), found]
         text = shorten("\n\n".join(part for part in parts if part.strip()), self.budget.details)
         commands = "\n".join(command_lines(outcome.test, result, self.run))
@@ -145,7 +145,7 @@ class Cases:
             yield from map(clean, warning_lines(attempt))
             for title, content in facts_of(attempt, FactKind.SECTION).items():
                 yield _unattached(clean(f"----- {title} -----\n{content}"))
-            yield from (clean(line) for line in describe_findings(attempt.findings))
+            yield from (clean(line) for line in describe_plugins(attempt))
             for rank in attempt.ranks:
                 yield from self._log_excerpt(attempt, rank)
         yield from self._attachments(outcome)

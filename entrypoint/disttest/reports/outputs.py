@@ -10,7 +10,7 @@ import msgspec
 from disttest import github
 from disttest.errors import ExitCode
 from disttest.reports.aggregates import tally
-from disttest.reports.write import REPORTERS
+from disttest.reports.write import reporters
 from disttest.results.fold import RunResult
 
 OUTPUT_LIMIT = 200_000
@@ -92,7 +92,7 @@ def failure_outputs(exit_code: int) -> dict[str, str]:
 
 
 def _path(results_dir: Path, format_name: str) -> str:
-    return str(results_dir / REPORTERS[format_name][0])
+    return str(results_dir / reporters()[format_name][0])
 
 
 def _ids(nodeids: list[str]) -> str:

@@ -17,9 +17,9 @@ from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
+from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
-from disttest.results.sanitized import describe_findings
 
 MAX_BYTES = 1024 * 1024 - 16 * 1024
 """GitHub drops a summary of more than 1 MiB as a whole; some room is left for what others append."""
@@ -142,7 +142,7 @@ class _Summary:
             if len(group.tests) > self.detail.listed:
                 yield f"- … and {count(len(group.tests) - self.detail.listed, 'more test')}"
             yield ""
-        findings = ["\n".join(describe_findings(result.findings))] if result.findings else []
+        findings = [found] if (found := "\n".join(describe_plugins(result))) else []
         if aggregates.who(result):
             yield f"{escape(aggregates.who(result))}, in {escape(result.phase)}."
             yield ""

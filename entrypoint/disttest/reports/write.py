@@ -6,7 +6,7 @@ Each reporter, and the libraries it stands on, is imported when it is used: the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -49,17 +49,19 @@ def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult], file:
     file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))
 
 
-REPORTERS: Mapping[str, Reporter] = {
-    "json": Reporter(RESULTS_JSON, _json),
-    "junit": Reporter("junit.xml", _junit),
-    "summary": Reporter("summary.md", _summary),
-    "html": Reporter("report.html", _html),
-    "ctrf": Reporter("ctrf.json", _ctrf),
-    **{
-        name: each for found in plugin_manager().call("disttest_addreporters") for name, each in found.items()
-    },
-}
-"""Format -> its reporter. The one that tools need most comes first."""
+@cache
+def reporters() -> Mapping[str, Reporter]:
+    """Format -> its reporter; the one that tools need most comes first, those of plugins last."""
+    core = {
+        "json": Reporter(RESULTS_JSON, _json),
+        "junit": Reporter("junit.xml", _junit),
+        "summary": Reporter("summary.md", _summary),
+        "html": Reporter("report.html", _html),
+        "ctrf": Reporter("ctrf.json", _ctrf),
+    }
+    for found in plugin_manager().call("disttest_addreporters"):
+        core |= found
+    return core
 
 
 def load_reporters() -> None:
@@ -78,7 +80,7 @@ def load_reporters() -> None:
 def write_reports(
     run: RunResult,
     results_dir: Path,
-    formats: tuple[str, ...] = tuple(REPORTERS),
+    formats: tuple[str, ...] | None = None,
     *,
     history: Sequence[RunResult] = (),
 ) -> tuple[Path, ...]:
@@ -87,20 +89,22 @@ def write_reports(
     Args:
         run: what the run came to.
         results_dir: where its logs are, and where the reports go.
-        formats: which, by the names in :data:`REPORTERS`.
+        formats: which, by the names in :func:`reporters`; None: all.
         history: earlier runs, for the trend in the page.
 
     Raises:
         ReportError: at least one could not be written; the others were.
         UsageError: there is no such format.
     """
-    unknown = sorted(set(formats) - set(REPORTERS))
+    known = reporters()
+    formats = tuple(known) if formats is None else formats
+    unknown = sorted(set(formats) - set(known))
     if unknown:
-        raise UsageError(f"no report format {unknown[0]!r}; there are {', '.join(REPORTERS)}")
+        raise UsageError(f"no report format {unknown[0]!r}; there are {', '.join(known)}")
     written: list[Path] = []
     failed: list[str] = []
     for name in formats:
-        file_name, write = REPORTERS[name]
+        file_name, write = known[name]
         try:
             written.append(write_whole(results_dir / file_name, partial(write, run, results_dir, history)))
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
@@ -111,7 +115,7 @@ def write_reports(
 
 
 def rebuild(
-    results_dir: Path, formats: tuple[str, ...] = tuple(REPORTERS), *, history: Sequence[RunResult] = ()
+    results_dir: Path, formats: tuple[str, ...] | None = None, *, history: Sequence[RunResult] = ()
 ) -> tuple[Path, ...]:
     """Write reports again from the journal in ``results_dir``, with the arguments of :func:`write_reports`.
 

@@ -33,6 +33,7 @@ from disttest.host.fork_hazard import fork_hazard
 from disttest.host.process import Child, Exit, fork_here, leave
 from disttest.limits import RESIDENT_REQUEST_S
 from disttest.options.environment import HASH_SEED, environment, hash_seed
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import load_reporters
 from disttest.resident.endpoint import ParentEndpoint
 from disttest.resident.fitness import Loaded, differing, foreign_modules, is_foreign, variables_that_matter
@@ -158,6 +159,8 @@ class Parent:
         )
         if names := differing(self.variables, variables_that_matter(run.environ) | known_later):
             return f"{', '.join(names)} in the environment changed"
+        if reason := plugin_manager().why_others(run.argv):
+            return reason
         changed = self.loaded.changed()
         return f"{changed} changed" if changed else ""
 

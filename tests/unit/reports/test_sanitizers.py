@@ -15,7 +15,7 @@ from disttest.model import Cause, Outcome, RankCalls, SanitizerFinding, SeenCall
 from disttest.reports.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.summary import render_summary
-from disttest.results.sanitized import MOST_FINDINGS, with_findings
+from disttest.results.findings import MOST_FINDINGS, with_findings
 
 MESSAGE = "ranks disagree at collective #1 of group default: rank 0 called all_reduce SUM, rank 1 called all_reduce MAX"
 EFFECT = "Every rank reduces by an operation of its own."

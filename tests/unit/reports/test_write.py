@@ -99,8 +99,8 @@ class TestWriteReports:
             file.write(b"half")
             raise RuntimeError("no ink")
 
-        reporters = {"bad": ("bad.txt", broken), **write.REPORTERS}
-        monkeypatch.setattr(write, "REPORTERS", reporters)
+        reporters = {"bad": ("bad.txt", broken), **write.reporters()}
+        monkeypatch.setattr(write, "reporters", lambda: reporters)
         with pytest.raises(ReportError, match=r"could not write bad\.txt: RuntimeError: no ink") as caught:
             write_reports(mixed_run(), tmp_path, tuple(reporters))
 

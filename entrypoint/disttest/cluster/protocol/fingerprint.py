@@ -11,6 +11,7 @@ from pathlib import Path
 import disttest
 from disttest.cluster.protocol.wire import NodeReady, Versions
 from disttest.model import TestCase
+from disttest.plugin_manager import plugin_manager, plugins_differ
 
 
 def versions_here() -> Versions:
@@ -19,7 +20,12 @@ def versions_here() -> Versions:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = ""
-    return Versions(disttest=disttest.__version__, python=platform.python_version(), torch=torch)
+    return Versions(
+        disttest=disttest.__version__,
+        python=platform.python_version(),
+        torch=torch,
+        plugins=plugin_manager().identity,
+    )
 
 
 def digest_tests(tests: Iterable[TestCase], root: Path) -> str:
@@ -58,6 +64,11 @@ def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) 
                 f"disttest {ready.versions.disttest} on node {ready.host}, {client.disttest} on the client: "
                 "install the same version on both"
             )
+    for ready in said:
+        if words := plugins_differ(
+            client.plugins, ready.versions.plugins, f"node {ready.host}", "the client"
+        ):
+            return words
     first = said[0]
     for name in ("torch", "python"):
         for ready in said[1:]:

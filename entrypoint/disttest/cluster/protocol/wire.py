@@ -31,6 +31,8 @@ class Versions(Frozen):
     disttest: str
     python: str
     torch: str
+    plugins: tuple[str, ...] = ()
+    """Names and versions."""
 
 
 # --- from an agent

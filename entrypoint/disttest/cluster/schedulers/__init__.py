@@ -1,4 +1,4 @@
-"""The schedulers, a module for each, found by its name: this machine's own processes (``local``), Slurm, and Kubernetes."""
+"""Schedulers, a module for each: the processes of this machine (``local``), and those that plugins add."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from disttest.cluster.protocol.launcher import Launcher, LauncherOptions, NodeVariables
+from disttest.planning.pools import SCHEDULERS
 
 
 class SchedulerModule(Protocol):
@@ -20,4 +21,4 @@ class SchedulerModule(Protocol):
 
 def scheduler_named(name: str) -> SchedulerModule:
     """The module of a scheduler: one of ``LAUNCHERS`` in the options."""
-    return cast("SchedulerModule", import_module(f"{__name__}.{name}"))
+    return cast("SchedulerModule", import_module(SCHEDULERS.get(name, f"{__name__}.{name}")))

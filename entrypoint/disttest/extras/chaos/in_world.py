@@ -10,7 +10,7 @@ from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, UnharmedRank,
 from disttest.extras.chaos.contract_judge import Harmed, judge_case
 from disttest.extras.chaos.seen import ChaosSeen
 from disttest.model import Cause, Outcome, Section, TestResult
-from disttest.results.sanitized import with_findings
+from disttest.results.findings import with_findings, with_section
 from disttest.runtime.world.attempt import Attempt, RankProgress
 
 _decoder = msgspec.json.Decoder(ChaosSeen)
@@ -100,8 +100,7 @@ def _with_calls(
         for progress, each in zip(ranks, seen, strict=True)
         if each is not None
     )
-    section = Section(data=msgspec.to_builtins(unharmed))
-    return msgspec.structs.replace(result, sections={**result.sections, NAME: section})
+    return with_section(result, NAME, Section(data=msgspec.to_builtins(unharmed)))
 
 
 def _not_shown(result: TestResult, rank: int, what: str) -> TestResult:

@@ -9,7 +9,7 @@ import msgspec
 
 from disttest.masking import masker
 from disttest.model import ALONE, Outcome, TestResult
-from disttest.results.sanitized import with_findings
+from disttest.results.findings import with_findings
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.sanitizers.choice import Chosen
 from disttest.sanitizers.table import SANITIZERS

@@ -12,7 +12,7 @@ from disttest.model import RankRecord, TestResult, rank_name
 from disttest.reports import aggregates, trend
 from disttest.reports.aggregates import KINDS
 from disttest.reports.html.collectives import collective_table, ticks
-from disttest.reports.html.finding_sections import deadlock_data, finding_data
+from disttest.reports.html.finding_sections import deadlock_data, finding_data, section_data
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten
@@ -108,8 +108,12 @@ def _shape_key(test: TestOutcome) -> tuple[int, str]:
 
 
 def _is_worth_opening(test: TestOutcome) -> bool:
-    told = any(attempt.notes or attempt.findings or has_records(attempt) for attempt in test.attempts)
+    told = any(map(_is_told_of, test.attempts))
     return test.final.outcome.is_bad or len(test.attempts) > 1 or told
+
+
+def _is_told_of(attempt: TestResult) -> bool:
+    return bool(attempt.notes or attempt.findings or attempt.sections or has_records(attempt))
 
 
 def _log_folder(test: TestOutcome) -> str:
@@ -183,6 +187,9 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
         "notes": [one_line(note) for note in (*result.notes, *warning_lines(result), *fact_lines(result))],
         "collectives": collective_table(result),
         "findings": [finding_data(finding) for finding in result.findings],
+        "sections": [
+            section_data(section) for section in result.sections.values() if section.title or section.lines
+        ],
         "deadlock": deadlock_data(result.deadlock) if result.deadlock else None,
         "ranks": [
             dict(_rank(rank, logs, budget)) | {"ticks": ticks(rank, result.started_at_s)}

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from disttest.model import Deadlock, Edge, SanitizerFinding, rank_name
+from disttest.model import Deadlock, Edge, SanitizerFinding, Section, rank_name
 from disttest.reports.text import duration, one_line
 
 MOST_DRAWN = 16
 """Ranks of a graph; with more of them the arrows hide each other, and the list says it better."""
+
+_MOST_LINES = 200
+"""Of the section of a plugin; all are in ``results.json``."""
+
+
+def section_data(section: Section) -> dict[str, Any]:
+    """What a plugin has to say of one test."""
+    return {
+        "title": one_line(section.title, 300),
+        "lines": [one_line(line, 2000) for line in section.lines[:_MOST_LINES]],
+    }
 
 
 def finding_data(finding: SanitizerFinding) -> dict[str, Any]:

@@ -17,6 +17,10 @@
     return [el("h3", null, "Sanitizers"), ...findings.map(finding)];
   };
 
+  page.section = function (section) {
+    return [el("h3", null, bidi(section.title)), el("pre", { tabindex: "0" }, section.lines.join("\n"))];
+  };
+
   function finding(found) {
     return el("div", { class: `card ${found.fails ? "failed" : "warned"}` },
       el("p", { class: "finding" }, el("span", { class: `badge ${found.fails ? "failed" : "flaky"}` }, found.title), " ", bidi(found.message)),

@@ -90,6 +90,7 @@
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
     if (attempt.deadlock) parts.push(...page.deadlock(attempt.deadlock));
     if (attempt.findings.length) parts.push(...page.findings(attempt.findings));
+    for (const section of attempt.sections) parts.push(...page.section(section));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));
     if (attempt.collectives) parts.push(...collectives(attempt.collectives, attempt.duration));
     if (attempt.text) parts.push(el("h3", null, "What was found"), el("pre", { tabindex: "0", "aria-label": "What was found" }, attempt.text));

@@ -19,9 +19,9 @@ from disttest.beneath import Tree
 from disttest.masking import masker
 from disttest.model import Outcome, TestCase, TestResult, WorldKind, rank_name
 from disttest.results.directory import short_path
+from disttest.results.findings import describe_plugins
 from disttest.results.narrative import describe_ranks, without_stacks
 from disttest.results.recorded import warning_text, warnings_by_rank
-from disttest.results.sanitized import describe_findings
 from disttest.runtime.messages.portable import masked, sections_of, serialisable
 from disttest.runtime.messages.protocol import TestJudged
 from disttest.runtime.rank.bridge import outcome_of
@@ -55,7 +55,7 @@ class WorldFailure(TerminalRepr):
         elif self.result.details:
             tw.line()
             tw.line(self.result.details)
-        for line in describe_findings(self.result.findings):
+        for line in describe_plugins(self.result):
             tw.line(line)
         if self.result.ranks:
             tw.sep("-", "ranks")

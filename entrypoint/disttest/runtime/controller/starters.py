@@ -17,6 +17,7 @@ from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
 from disttest.model import WorldKind
 from disttest.options.environment import hash_seed
+from disttest.plugin_manager import plugin_manager, plugins_differ
 from disttest.runtime.controller.orders import InterpreterOrder, write_order
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.hosting.main_process import serve_main
@@ -66,6 +67,12 @@ def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence
         order: what this process was told.
         errors: node id and message of each file that could not be collected.
     """
+    words = plugins_differ(
+        order.spec.settings.plugins, plugin_manager().identity, "this interpreter", "the controller"
+    )
+    if words:
+        os.write(2, f"disttest: {words}\n".encode())
+        leave(ExitCode.INTERNAL)
     if errors:
         for nodeid, message in errors:
             os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())

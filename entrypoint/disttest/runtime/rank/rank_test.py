@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from disttest import observe
+from disttest.observe import Tool
 from disttest.options.run import WorldSettings
 from disttest.runtime.messages.protocol import Channel, RankNoted, RunTest
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -44,6 +47,11 @@ class Rank:
     def spans_nodes(self) -> bool:
         """Whether ranks of its world are on other machines; what those report, no process sees together."""
         return self.spec.partition is not None
+
+    def observe(self, *tools: Tool) -> None:
+        """Tell tools of every collective and wait from here on; nothing happens in a rank that has not imported torch."""
+        if "torch.distributed" in sys.modules:
+            observe.install(*tools)
 
     def note(self, name: str, data: Any) -> None:
         """Send data to the plugin's part in the world immediately; the rank may die with its next instruction.

@@ -1,4 +1,4 @@
-"""What the findings of sanitizers make of a result, and how they are told. Pure."""
+"""Findings and sections that plugins add to a result, and their text in reports. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from disttest.model import Cause, Outcome, SanitizerFinding, TestResult
+from disttest.model import Cause, Outcome, SanitizerFinding, Section, TestResult
 
 MOST_FINDINGS = 20
 """Findings of one sanitizer in one test; a loop that goes wrong in a hundred ways needs no more."""
@@ -36,6 +36,26 @@ def with_findings(
         cause=Cause.TEST,
         message=f"{failing[0].source}: {failing[0].message}",
     )
+
+
+def with_section(result: TestResult, name: str, section: Section) -> TestResult:
+    """A result with the section of a plugin; it replaces one of this name.
+
+    Args:
+        result: of a test.
+        name: of the plugin.
+        section: what the reports show of it.
+    """
+    return msgspec.structs.replace(result, sections={**result.sections, name: section})
+
+
+def describe_plugins(result: TestResult) -> Iterator[str]:
+    """Findings and sections of plugins as text; nothing if there are none."""
+    yield from describe_findings(result.findings)
+    for section in result.sections.values():
+        if section.title or section.lines:
+            yield section.title
+            yield from (f"  {line}" for line in section.lines)
 
 
 def describe_findings(findings: Iterable[SanitizerFinding]) -> Iterator[str]:

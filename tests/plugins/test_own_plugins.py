@@ -1,0 +1,209 @@
+"""Plugins of disttest in packages of their own: those of examples/plugins, and one that fails in each process in turn."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from environments import make_environment, uv
+from lab import Lab
+from results_files import check_results_below
+
+from disttest.errors import ExitCode
+from disttest.model import Outcome
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
+PACKAGES = ("collective-budget", "hosts", "slowest-tests")
+TESTS = """
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+
+    @pytest.mark.world_size(2)
+    def test_one(world):
+        dist.all_reduce(torch.ones(2))
+
+
+    @pytest.mark.world_size(2)
+    def test_five(world):
+        for _ in range(5):
+            dist.all_reduce(torch.ones(2))
+"""
+SSH = """\
+#!/bin/sh
+# A stand-in for ssh: each host is this machine.
+while [ "$1" = -o ]; do shift 2; done
+shift
+exec "$@"
+"""
+FAILS = """
+    import os
+
+    from disttest.hookspecs import hookimpl
+
+
+    def fail(where):
+        if os.environ.get("FAILS_IN") == where:
+            raise ValueError(f"planted in {where}")
+
+
+    @hookimpl
+    def disttest_addreporters():
+        fail("addreporters")
+        return {}
+
+
+    @hookimpl
+    def disttest_modify_tests(items):
+        fail("modify_tests")
+
+
+    @hookimpl
+    def disttest_rank_configure(rank):
+        fail("rank_configure")
+
+
+    @hookimpl(wrapper=True)
+    def disttest_rank_test(test):
+        fail("before_test")
+        result = yield
+        fail("after_test")
+        return result
+
+
+    @hookimpl(wrapper=True)
+    def disttest_judge_attempt(attempt):
+        result = yield
+        fail("judge_attempt")
+        return result
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the three examples, installed from their own pyproject.toml."""
+    interpreter = make_environment(tmp_path_factory.mktemp("environment") / "venv")
+    uv("pip", "install", "--python", interpreter, "--no-deps", *[str(EXAMPLES / name) for name in PACKAGES])
+    return interpreter
+
+
+@pytest.fixture
+def lab(tmp_path: Path, python: Path) -> Iterator[Lab]:
+    yield Lab(tmp_path, python=str(python)).write(test_calls=TESTS)
+    check_results_below(tmp_path)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Lab:
+    """A laboratory whose environment has a plugin that fails where the variable FAILS_IN says."""
+    interpreter = make_environment(tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "fails.py").write_text(textwrap.dedent(FAILS))
+    info = packages / "fails-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fails\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[disttest]\nfails = fails\n")
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    return Lab(folder, python=str(interpreter)).write(test_calls=TESTS)
+
+
+def test_a_sanitizer_of_a_package_fails_a_test_and_every_report_has_its_section(lab):
+    ended = lab.run("run", "test_calls.py", "--collective-budget", "4")
+
+    assert ExitCode.FAILED == ended.exit_code
+    assert Outcome.PASSED is ended.result("test_one").outcome
+    five = ended.result("test_five")
+    assert Outcome.FAILED is five.outcome
+    assert "collective-budget: rank 0 issued 5 collectives, and the budget is 4" == five.message
+    assert {"0": 5, "1": 5} == five.sections["collective-budget"].data
+    assert "--collective-budget 4" in ended.output.partition("repeat:")[2]
+    texts = [ended.output, *((ended.results / name).read_text() for name in ("junit.xml", "summary.md"))]
+    assert all("rank 1: 5" in text for text in texts)
+    assert (
+        '"title":"collectives","lines":["rank 0: 5","rank 1: 5"]'
+        in (ended.results / "report.html").read_text()
+    )
+
+
+def test_results_of_a_plugin_that_is_not_installed_are_shown_and_merged(lab, tmp_path):
+    lab.run("run", "test_calls.py", "--collective-budget", "4")
+    other = Lab(tmp_path)
+
+    explained = other.run("explain", "results")
+    merged = other.run("merge", "results", "--results", "merged")
+
+    assert "collectives\n  rank 0: 5\n  rank 1: 5" in explained.output
+    assert ExitCode.FAILED == merged.exit_code, merged.output
+    assert "rank 1: 5" in (tmp_path / "merged" / "junit.xml").read_text()
+
+
+def test_a_reporter_of_a_package_has_an_option_and_writes_again_from_the_journal(lab, tmp_path):
+    ended = lab.run("run", "test_calls.py", "--slowest-tests", "1")
+    report = ended.results / "slowest.md"
+    first = report.read_text()
+
+    assert ["| test | seconds |", "|---|---|"] == first.splitlines()[:2]
+    assert 3 == len(first.splitlines())
+    report.unlink()
+    lab.run("report", "results", "--format", "slowest")
+    assert first == report.read_text()
+
+
+def test_a_scheduler_of_a_package_runs_a_world_on_two_hosts(lab, tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text(SSH)
+    (folder / "ssh").chmod(0o755)
+
+    ended = lab.run(
+        *("run", "test_calls.py", "--launcher", "hosts", "--partition", "n1,n2", "--nodes", "2"),
+        PATH=f"{folder}{os.pathsep}{os.environ['PATH']}",
+    )
+
+    assert ExitCode.PASSED == ended.exit_code, ended.output
+    assert "test_calls.py::test_five[2xgloo@2nodes]" in ended.output
+
+
+def test_a_plugin_that_is_left_out_adds_nothing(lab):
+    ended = lab.run("run", "test_calls.py", "-p", "no:collective-budget", "--collective-budget", "4")
+
+    assert ExitCode.USAGE == ended.exit_code
+    assert "No such option '--collective-budget'" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("where", "hook"),
+    [
+        ("before_test", "disttest_rank_test"),
+        ("after_test", "disttest_rank_test"),
+        ("judge_attempt", "disttest_judge_attempt"),
+    ],
+)
+def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(failing, where, hook):
+    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=where)
+
+    assert ExitCode.FAILED == ended.exit_code
+    one = ended.result("test_one")
+    assert Outcome.ERROR is one.outcome
+    assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in one.message
+    assert "fails.py" in one.details
+
+
+@pytest.mark.parametrize(
+    ("where", "hook"),
+    [
+        ("rank_configure", "disttest_rank_configure"),
+        ("modify_tests", "disttest_modify_tests"),
+        ("addreporters", "disttest_addreporters"),
+    ],
+)
+def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing, where, hook):
+    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=where)
+
+    assert ExitCode.PASSED != ended.exit_code
+    assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output

@@ -1,0 +1,121 @@
+"""Plugins: which there are, and errors that name them."""
+
+import types
+
+import pytest
+
+from disttest import plugin_manager as module
+from disttest.errors import PluginError, UsageError
+from disttest.hookspecs import hookimpl
+from disttest.plugin_manager import Plugins, plugins_differ
+
+
+BUILT_IN = tuple(name for name, _ in Plugins().all)
+
+
+def plugin(**functions):
+    made = types.ModuleType("made")
+    for name, function in functions.items():
+        setattr(made, name, hookimpl(function) if callable(function) else function)
+    return made
+
+
+def test_built_in_plugins_are_named_after_their_folders():
+    names = [name for name, _ in Plugins().all]
+
+    assert {"disttest.chaos", "disttest.replay", "disttest.sanitizers"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-p", "no:disttest.chaos"),
+        ("-pno:disttest.chaos",),
+        ("run", "x", "--", "-p", "no:disttest.chaos"),
+    ],
+)
+def test_a_plugin_is_left_out_by_a_word_of_the_command_line(words):
+    assert ("disttest.chaos",) == module._without(words)
+    assert "disttest.chaos" not in dict(Plugins(module._without(words)).all)
+
+
+def test_a_plugin_that_raises_is_named_with_the_hook():
+    def disttest_marks():
+        raise ValueError("no marks today")
+
+    plugins = Plugins()
+    plugins.add(plugin(disttest_marks=disttest_marks), "mine")
+
+    with pytest.raises(PluginError, match="plugin mine failed in disttest_marks: ValueError: no marks today"):
+        plugins.call("disttest_marks")
+
+
+def test_a_named_call_names_it_as_well():
+    def disttest_test_data(item):
+        raise ValueError(item)
+
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_test_data=disttest_test_data), "mine")
+
+    with pytest.raises(PluginError, match="plugin mine failed in disttest_test_data: ValueError: x"):
+        plugins.named("disttest_test_data", item="x")
+
+
+def test_the_core_is_no_plugin_that_failed_and_a_wrapper_around_it_is_not_blamed():
+    def disttest_rank_test(test):
+        raise ValueError(test)
+
+    @hookimpl(wrapper=True)
+    def wrapper(test):
+        return (yield)
+
+    around = types.ModuleType("around")
+    around.disttest_rank_test = wrapper
+    plugins = Plugins(BUILT_IN)
+    plugins.add_core(plugin(disttest_rank_test=disttest_rank_test), "protocol")
+    plugins.add(around, "around")
+
+    with pytest.raises(ValueError, match="x"):
+        plugins.call("disttest_rank_test", test="x")
+
+
+def test_a_usage_error_of_a_plugin_reaches_the_user_as_it_is():
+    def disttest_modify_tests(items):
+        raise UsageError(f"{items} make no sense")
+
+    plugins = Plugins()
+    plugins.add(plugin(disttest_modify_tests=disttest_modify_tests), "mine")
+
+    with pytest.raises(UsageError, match=r"^tests make no sense$"):
+        plugins.call("disttest_modify_tests", items="tests", config=None)
+
+
+def test_a_hook_that_does_not_exist_and_arguments_that_it_does_not_have_are_refused():
+    def disttest_does_not_exist():
+        return None
+
+    def disttest_marks(color):
+        return (color,)
+
+    for name, function in (("first", disttest_does_not_exist), ("second", disttest_marks)):
+        with pytest.raises(PluginError, match=f"plugin {name} does not fit this version of disttest"):
+            Plugins().add(plugin(**{function.__name__: function}), name)
+
+
+def test_a_plugin_that_needs_all_plugins_while_they_are_loaded_is_named(monkeypatch):
+    monkeypatch.setattr(module, "_loading", ["eager"])
+    module.plugin_manager.cache_clear()
+    try:
+        with pytest.raises(
+            PluginError, match="plugin eager imports a module of disttest that needs all plugins"
+        ):
+            module.plugin_manager()
+    finally:
+        module.plugin_manager.cache_clear()
+
+
+def test_processes_with_other_plugins_are_told_apart():
+    assert "" == plugins_differ(("a 1", "b 2"), ("b 2", "a 1"), "node n1", "the client")
+    said = plugins_differ(("a 1", "b 2"), ("a 2", "b 2"), "node n1", "the client")
+    assert said.startswith("node n1 has plugin a 2 where the client has a 1: ")
+    assert plugins_differ(("a 1",), (), "node n1", "the client").startswith("node n1 has plugin none where")
