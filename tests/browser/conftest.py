@@ -15,8 +15,8 @@ from results_files import check_results_below
 from sample_runs import SampleRun, mixed_run
 
 from disttest.model import Outcome
+from disttest.plugins.html.render import render_html
 from disttest.reports import write_reports
-from disttest.reports.html import render_html
 
 HERE = Path(__file__).parent
 FAULTY_SUITE = HERE.parent / "fixtures" / "faulty_suites" / "test_verdicts.py"

@@ -17,8 +17,8 @@ from disttest.model import (
     SanitizerFinding,
     SeenCall,
 )
+from disttest.plugins.html.render import render_html
 from disttest.reports import write_reports
-from disttest.reports.html import render_html
 
 
 def view_of(page: Page) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from disttest.cluster.protocol.wire import (
     encode_order,
 )
 from disttest.cluster.schedulers.local import LocalLauncher
-from disttest.cluster.schedulers.slurm import SlurmLauncher
+from disttest.extras.slurm.scheduler import SlurmLauncher
 from disttest.runtime.messages.protocol import Message
 
 TOY = Path(__file__).parents[2] / "examples" / "scheduler" / "hosts.py"
@@ -52,7 +52,7 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     if request.param == "slurm":
         cluster: SlurmCluster = request.getfixturevalue("cluster")
         monkeypatch.setattr("disttest.host.process.subprocess.Popen", _on_login(cluster, "Popen"))
-        monkeypatch.setattr("disttest.cluster.schedulers.slurm.subprocess.run", _on_login(cluster, "run"))
+        monkeypatch.setattr("disttest.extras.slurm.scheduler.subprocess.run", _on_login(cluster, "run"))
         environ = {**os.environ, **cluster.environment()}
 
     def made(mode: str, *values: str, **options: object) -> Launcher:

@@ -11,9 +11,9 @@ import junitparser
 import pytest
 from click.testing import CliRunner
 
-from disttest.cli.doctor import doctor
-from disttest.doctor.diagnosis import as_run, render_diagnosis_junit, render_finding, render_json
-from disttest.doctor.examine import Examination, examine, update_quarantine
+from disttest.extras.doctor.command import doctor
+from disttest.extras.doctor.diagnosis import as_run, render_diagnosis_junit, render_finding, render_json
+from disttest.extras.doctor.examine import Examination, examine, update_quarantine
 from disttest.host.devices import detect_machine
 from disttest.host.devices.device_findings import Grade
 from disttest.host.leases.lease import Leaser, Request
@@ -187,7 +187,7 @@ def test_help_does_not_import_torch():
     import subprocess
     import sys
 
-    program = "import sys, disttest.cli.doctor; print('torch' in sys.modules)"
+    program = "import sys, disttest.extras.doctor.command; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "False\n"

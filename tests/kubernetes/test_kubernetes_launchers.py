@@ -15,7 +15,7 @@ from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, Launcher
 
 from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
 from disttest.cluster.protocol.wire import NodeReady, TakeJob, encode_order
-from disttest.cluster.schedulers.kubernetes import KubernetesLauncher
+from disttest.extras.kubernetes.scheduler import KubernetesLauncher
 
 
 @pytest.fixture

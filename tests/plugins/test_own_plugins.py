@@ -176,6 +176,16 @@ def test_a_plugin_that_is_left_out_adds_nothing(lab):
     assert "No such option '--collective-budget'" in ended.output
 
 
+def test_built_in_plugins_are_left_out_like_others(lab):
+    ended = lab.run(
+        "run", "test_calls.py", "-p", "no:disttest.html", "-p", "no:disttest.sanitizers", results="bare"
+    )
+
+    assert ExitCode.PASSED == ended.exit_code, ended.output
+    assert not (ended.results / "report.html").exists()
+    assert (ended.results / "ctrf.json").exists()
+
+
 @pytest.mark.parametrize(
     ("where", "hook"),
     [

@@ -9,7 +9,6 @@ from disttest.errors import PluginError, UsageError
 from disttest.hookspecs import hookimpl
 from disttest.plugin_manager import Plugins, plugins_differ
 
-
 BUILT_IN = tuple(name for name, _ in Plugins().all)
 
 

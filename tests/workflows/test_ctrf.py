@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from sample_runs import SampleRun, mixed_run
 
-from disttest.reports.ctrf import ctrf_pieces
+from disttest.plugins.ctrf.report import ctrf_pieces
 
 SCHEMA = Path(__file__).parent / "node_modules" / "ctrf" / "dist" / "ctrf-schema-0.0.json"
 

@@ -22,11 +22,9 @@ from disttest.cli.collection import collect_for_plan, list_command
 from disttest.cli.completion import completion
 from disttest.cli.config import config
 from disttest.cli.diverge import diverge
-from disttest.cli.doctor import doctor
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.init import init
-from disttest.cli.launch import launch
 from disttest.cli.man import man
 from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
@@ -139,8 +137,6 @@ def _run(*typed: Any) -> NoReturn:
 
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
-command.add_command(doctor)
-command.add_command(launch)
 command.add_command(node_agent)
 command.add_command(cluster_clean)
 command.add_command(github_step)

@@ -8,11 +8,9 @@ from disttest.options.option import rows_of
 from disttest.options.run_rows import LAUNCHERS
 from disttest.options.values import (
     AUTO,
-    BYTES,
     COUNT,
     MODULES,
     RATIO,
-    SECONDS,
     SWITCH,
     WHOLE,
     Type,
@@ -21,12 +19,7 @@ from disttest.options.values import (
     text,
 )
 
-IN_CONTAINER = ("run", "plan", "doctor")
-"""Commands that import tests, and so need torch: their actions may start the image. The others run on the host."""
-
-_plan, _merge, _doctor, _launch = (rows_of(name) for name in ("plan", "merge", "doctor", "launch"))
-_run = rows_of("run")
-_launched = IN_CONTAINER
+_plan, _merge, _run = rows_of("plan"), rows_of("merge"), rows_of("run")
 
 PLAN_OPTIONS = (
     _plan(
@@ -62,158 +55,6 @@ MERGE_OPTIONS = (
     _merge("shards", COUNT, "Without a plan: how many there must be.", default=0, otherwise="any number"),
     _merge("reruns", SWITCH, "Two results of one shard are a run and its re-run.", default=False),
     _merge("results", path("DIR"), "Where the merged results go.", default=Path("merged")),
-)
-
-DOCTOR_OPTIONS = (
-    _doctor("level", one_of("quick", "full"), "How much work to do.", default="quick"),
-    _doctor("json", text("FILE"), "Write everything as JSON; - is standard output."),
-    _doctor("junit", text("FILE"), "Write JUnit XML: one case per device and check."),
-    _doctor(
-        "lease-dir",
-        path("DIR"),
-        "Where the runs of this host lease GPUs: shows who holds which, and updates the quarantine notes.",
-        has_variable=True,
-    ),
-    _doctor(
-        "clean",
-        SWITCH,
-        "Remove shared memory of ours that no process uses.",
-        default=False,
-        inputs=(),
-    ),
-    _doctor("nvml-library", text("FILE"), "Path of the NVML library.", default="", inputs=(), hidden=True),
-    _doctor(
-        "compute",
-        one_of("cuda", "cpu"),
-        "Where the work is done.",
-        default="cuda",
-        inputs=(),
-        hidden=True,
-    ),
-)
-
-LAUNCH_OPTIONS = (
-    _launch(
-        "image",
-        text("NAME"),
-        "Image to start.",
-        default="",
-        otherwise="the released one of this version",
-        inputs=_launched,
-    ),
-    _launch(
-        "target",
-        one_of(AUTO, "cpu", "cuda", "full"),
-        "Which build of the released image.",
-        default=AUTO,
-        inputs=_launched,
-    ),
-    _launch(
-        "gpus",
-        text("CHOICE"),
-        "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX.",
-        default=AUTO,
-        inputs=_launched,
-    ),
-    _launch(
-        "pull",
-        one_of("missing", "always", "never"),
-        "When to pull the image.",
-        default="missing",
-        inputs=_launched,
-    ),
-    _launch(
-        "requirements",
-        path("FILE"),
-        "Install what this file for pip names into the image first, once; its torch stays.",
-        inputs=("run", "plan"),
-    ),
-    _launch(
-        "engine",
-        text("ADDRESS"),
-        "Address of the container engine.",
-        default="",
-        otherwise="DOCKER_HOST, then the usual places",
-        inputs=_launched,
-    ),
-    _launch(
-        "user",
-        text("CHOICE"),
-        "User of the container: auto (the workspace's owner), image, or UID:GID.",
-        default=AUTO,
-        inputs=_launched,
-    ),
-    _launch(
-        "workspace",
-        path("DIR"),
-        "Folder to mount.",
-        otherwise="GITHUB_WORKSPACE or the current folder",
-        inputs=(),
-    ),
-    _launch(
-        "workdir",
-        path("DIR"),
-        "Where disttest starts inside.",
-        default=Path(),
-        otherwise="the current folder",
-        inputs=(),
-    ),
-    _launch("results", path("DIR"), "Results directory, on the host.", inputs=("run",)),
-    _launch("cache", path("DIR"), "Folder for caches that outlive the container.", inputs=_launched),
-    _launch(
-        "lease-dir",
-        path("DIR"),
-        "Folder in which the runners of this host lease GPUs.",
-        inputs=_launched,
-    ),
-    _launch(
-        "mount",
-        text("PATH[:ro]"),
-        "One more folder of the host.",
-        many=True,
-        inputs=_launched,
-    ),
-    _launch(
-        "env",
-        text("NAME[=VALUE]"),
-        "One more variable for the container.",
-        many=True,
-        inputs=_launched,
-    ),
-    _launch(
-        "network",
-        text("NAME"),
-        "Network of the container, such as none or host.",
-        default="",
-        inputs=_launched,
-    ),
-    _launch("read-only", SWITCH, "Mount the image read-only.", default=False, inputs=_launched),
-    _launch(
-        "shm-size",
-        BYTES,
-        "Size of /dev/shm, such as 8g.",
-        default=0,
-        otherwise="half of the memory",
-        inputs=_launched,
-    ),
-    _launch(
-        "time-limit",
-        SECONDS,
-        "The container ends after that, watched or not.",
-        default=0.0,
-        otherwise="six hours, or a minute more than the deadline",
-        inputs=_launched,
-    ),
-    _launch(
-        "deadline", SECONDS, "Time limit of the run inside.", default=0.0, otherwise="none", inputs=("run",)
-    ),
-    _launch(
-        "dry-run",
-        SWITCH,
-        "Print what would be started, as JSON, and start nothing.",
-        default=False,
-        inputs=(),
-    ),
 )
 
 RESIDENT = _run(

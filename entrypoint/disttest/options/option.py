@@ -7,6 +7,9 @@ from typing import Any
 from disttest.model import Frozen
 from disttest.options.values import SWITCH, Type
 
+IN_CONTAINER = ("run", "plan", "doctor")
+"""Commands that import tests, and so need torch: their actions may start the image. The others run on the host."""
+
 
 class Option(Frozen):
     """An option of one or more commands."""

@@ -7,17 +7,14 @@ from typing import Any
 from disttest.options import run_rows
 from disttest.options.command_rows import (
     COMMAND_SETTINGS,
-    DOCTOR_OPTIONS,
-    IN_CONTAINER,
     KEEP_RESULTS,
-    LAUNCH_OPTIONS,
     MERGE_OPTIONS,
     OTHER_OPTIONS,
     PLAN_OPTIONS,
     RESIDENT,
     RESIDENT_IMPORTS,
 )
-from disttest.options.option import Option
+from disttest.options.option import IN_CONTAINER, Option
 from disttest.options.run_rows import (
     CLUSTER_OPTIONS,
     FLOOR_OPTIONS,
@@ -32,7 +29,6 @@ __all__ = [
     "IN_CONTAINER",
     "KEEP_RESULTS",
     "LAUNCHERS",
-    "LAUNCH_OPTIONS",
     "MERGE_OPTIONS",
     "OPTIONS",
     "PLAN_OPTIONS",
@@ -64,8 +60,6 @@ OPTIONS = (
     *SELECTION_OPTIONS,
     *PLAN_OPTIONS,
     *MERGE_OPTIONS,
-    *DOCTOR_OPTIONS,
-    *LAUNCH_OPTIONS,
     *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS),
     *RUN_OPTIONS,
     *CLUSTER_OPTIONS,

@@ -16,13 +16,8 @@ SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
     "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
 )
-_OF_PLUGINS: dict[str, str] = {
-    name: module for found in plugin_manager().call("disttest_schedulers") for name, module in found.items()
-}
 SCHEDULERS: Mapping[str, str] = {
-    "slurm": "disttest.cluster.schedulers.slurm",
-    "kubernetes": "disttest.cluster.schedulers.kubernetes",
-    **_OF_PLUGINS,
+    name: module for found in plugin_manager().call("disttest_schedulers") for name, module in found.items()
 }
 """Name -> module. The name may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -92,7 +92,9 @@ def failure_outputs(exit_code: int) -> dict[str, str]:
 
 
 def _path(results_dir: Path, format_name: str) -> str:
-    return str(results_dir / reporters()[format_name][0])
+    """The file of a report; empty if the run left its plugin out."""
+    reporter = reporters().get(format_name)
+    return str(results_dir / reporter.file_name) if reporter else ""
 
 
 def _ids(nodeids: list[str]) -> str:

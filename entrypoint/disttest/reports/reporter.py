@@ -19,6 +19,8 @@ class Reporter(NamedTuple):
     file_name: str
     """In the results directory."""
     write: Write
+    load: Callable[[], None] = lambda: None
+    """Imports what writing needs. It is called while tests run, so that the end of the run does not wait for it."""
 
 
 class Cell(Frozen):

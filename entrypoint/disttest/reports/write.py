@@ -37,18 +37,6 @@ def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult], fi
     file.write(render_summary(run, results_dir).encode("utf-8", errors="replace"))
 
 
-def _ctrf(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
-    from disttest.reports.ctrf import ctrf_pieces
-
-    file.writelines(ctrf_pieces(run))
-
-
-def _html(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:
-    from disttest.reports.html import render_html
-
-    file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))
-
-
 @cache
 def reporters() -> Mapping[str, Reporter]:
     """Format -> its reporter; the one that tools need most comes first, those of plugins last."""
@@ -56,8 +44,6 @@ def reporters() -> Mapping[str, Reporter]:
         "json": Reporter(RESULTS_JSON, _json),
         "junit": Reporter("junit.xml", _junit),
         "summary": Reporter("summary.md", _summary),
-        "html": Reporter("report.html", _html),
-        "ctrf": Reporter("ctrf.json", _ctrf),
     }
     for found in plugin_manager().call("disttest_addreporters"):
         core |= found
@@ -67,14 +53,13 @@ def reporters() -> Mapping[str, Reporter]:
 def load_reporters() -> None:
     """Load what writing will need, for those who have a moment now and none at the end of the run."""
     import disttest.reports.annotations
-    import disttest.reports.ctrf
     import disttest.reports.junit
     import disttest.reports.outputs
     import disttest.reports.summary
     import disttest.reports.terminal  # noqa: F401
-    from disttest.reports.html.render import load_template
 
-    load_template()
+    for reporter in reporters().values():
+        reporter.load()
 
 
 def write_reports(
@@ -104,11 +89,15 @@ def write_reports(
     written: list[Path] = []
     failed: list[str] = []
     for name in formats:
-        file_name, write = known[name]
+        reporter = known[name]
         try:
-            written.append(write_whole(results_dir / file_name, partial(write, run, results_dir, history)))
+            written.append(
+                write_whole(
+                    results_dir / reporter.file_name, partial(reporter.write, run, results_dir, history)
+                )
+            )
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
-            failed.append(f"{file_name}: {type(error).__name__}: {error}")
+            failed.append(f"{reporter.file_name}: {type(error).__name__}: {error}")
     if failed:
         raise ReportError(failed, written=tuple(written))
     return tuple(written)

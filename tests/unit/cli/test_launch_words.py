@@ -6,7 +6,7 @@ import pytest
 
 from disttest.cli.main import main
 from disttest.errors import ExitCode
-from disttest.launch.options import LaunchOptions
+from disttest.extras.container.options import LaunchOptions
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
         asked.append(options)
         return 0
 
-    monkeypatch.setattr("disttest.launch.launching.launch", note)
+    monkeypatch.setattr("disttest.extras.container.launching.launch", note)
     return asked
 
 

@@ -35,9 +35,10 @@ from disttest.cluster.protocol.wire import (
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.cluster.schedulers.pipes import room_for
-from disttest.cluster.schedulers.slurm_queue import SlurmQueue
-from disttest.cluster.schedulers.slurm_submission import srun_arguments
-from disttest.cluster.schedulers.slurm_words import (
+from disttest.errors import ProtocolError, SchedulerError, UsageError
+from disttest.extras.slurm.queue import SlurmQueue
+from disttest.extras.slurm.submission import srun_arguments
+from disttest.extras.slurm.words import (
     end_of,
     parse_capacity,
     parse_queue,
@@ -46,7 +47,6 @@ from disttest.cluster.schedulers.slurm_words import (
     refused_for_now,
     stuck,
 )
-from disttest.errors import ProtocolError, SchedulerError, UsageError
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 
 POLICY = (
@@ -451,7 +451,7 @@ class TestQueue:
             said = f"{len(made)}|PENDING|Resources||a\n9|RUNNING|None|n1|b|c\nnonsense\n"
             return subprocess.CompletedProcess(argv, 0, said, "")
 
-        monkeypatch.setattr("disttest.cluster.schedulers.slurm_queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.extras.slurm.queue.subprocess.run", run)
         return made
 
     def test_jobs_share_an_answer_that_is_fresh_enough_for_them(self, calls: list[list[str]]) -> None:
@@ -473,7 +473,7 @@ class TestQueue:
         def run(argv: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
             raise subprocess.TimeoutExpired(argv, 1.0)
 
-        monkeypatch.setattr("disttest.cluster.schedulers.slurm_queue.subprocess.run", run)
+        monkeypatch.setattr("disttest.extras.slurm.queue.subprocess.run", run)
         queue = SlurmQueue({})
         assert queue.line("a", fresh_s=1.0) is None
         assert queue.final_line("a") is None

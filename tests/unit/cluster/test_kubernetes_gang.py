@@ -12,11 +12,11 @@ import pytest
 from disttest.cluster.node.assignment import find_assignment
 from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.cluster.protocol.launcher import JobState, LauncherOptions
-from disttest.cluster.schedulers import kubernetes_pods as manifests
-from disttest.cluster.schedulers.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
-from disttest.cluster.schedulers.kubernetes_gang import PodGang, Turn
-from disttest.cluster.schedulers.kubernetes_objects import Node, WantedPod, WantedSpec
 from disttest.errors import SchedulerError
+from disttest.extras.kubernetes import pods as manifests
+from disttest.extras.kubernetes.gang import PodGang, Turn
+from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
+from disttest.extras.kubernetes.objects import Node, WantedPod, WantedSpec
 from disttest.limits import GANG_HOLD_S, KUBERNETES_LONGEST_POLL_S, KUBERNETES_RETRY_S
 
 OPTIONS = LauncherOptions()

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.cluster.schedulers import kubernetes_words as words
-from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, Node, Pod
+from disttest.extras.kubernetes import words
+from disttest.extras.kubernetes.objects import ClusterEvent, Node, Pod
 
 NAME = "disttest-0123456789-7-t8-j1-n0"
 

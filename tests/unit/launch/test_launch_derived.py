@@ -12,7 +12,7 @@ import pytest
 from docker.errors import BuildError, ImageNotFound
 
 from disttest.errors import UsageError
-from disttest.launch.derived import with_requirements
+from disttest.extras.container.derived import with_requirements
 
 
 class FakeEngine:

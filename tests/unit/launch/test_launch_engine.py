@@ -12,7 +12,7 @@ import tenacity
 from docker.errors import APIError, ImageNotFound
 
 from disttest.errors import EngineError, ExitCode
-from disttest.launch.engine import engine_errors, ensure_image, find_engine
+from disttest.extras.container.engine import engine_errors, ensure_image, find_engine
 
 
 class FakeEngine:
@@ -123,6 +123,6 @@ def test_bugs_of_ours_are_not_the_engines() -> None:
 
 
 def test_no_engine_at_all(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("disttest.launch.engine.endpoints", lambda **_arguments: ())
+    monkeypatch.setattr("disttest.extras.container.engine.endpoints", lambda **_arguments: ())
     with pytest.raises(EngineError, match="engine-missing"):
         find_engine(chosen="", environ={}, uid=1, home=str(tmp_path))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disttest.errors import DisttestError, NotEnoughDevices, UsageError
-from disttest.launch.gpus import EngineGpus, GpuGrant, HostGpu, Way, choose_gpus
+from disttest.extras.container.gpus import EngineGpus, GpuGrant, HostGpu, Way, choose_gpus
 
 HOST = tuple(HostGpu(index=index, uuid=f"GPU-{index}aaa") for index in range(4))
 CDI = EngineGpus(cdi=("nvidia.com/gpu=all",), runtime=True)

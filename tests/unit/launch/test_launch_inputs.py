@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from disttest.cli.github_step import check_command, enter
 from disttest.errors import UsageError
-from disttest.launch.container_environment import is_allowed
+from disttest.extras.container.container_environment import is_allowed
 from disttest.options.action_inputs import INPUTS, Input, read_inputs, secret_variables, step_arguments
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from disttest.host.proc import ProcessIdentity, is_running, this_process
-from disttest.launch.left_containers import (
+from disttest.extras.container.left_containers import (
     RunnerJob,
     job_of,
     make_labels,
     why_leftover,
 )
+from disttest.host.proc import ProcessIdentity, is_running, this_process
 
 THEM = ProcessIdentity(boot="b", namespace="pid:[1]", pid=10, started=525)
 ME = ProcessIdentity(boot="b", namespace="pid:[1]", pid=20, started=650)

@@ -10,18 +10,18 @@ import pytest
 from docker.errors import APIError
 
 from disttest.errors import EngineError, UsageError
+from disttest.extras.container.container_environment import choose_environment
+from disttest.extras.container.endpoints import connection_arguments, endpoints
+from disttest.extras.container.engine import EngineFacts, is_passing, read_facts, split_tag
+from disttest.extras.container.gpus import HostGpu
+from disttest.extras.container.launch_host import usable
+from disttest.extras.container.launching import exit_code
+from disttest.extras.container.options import LaunchOptions
+from disttest.extras.container.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
+from disttest.extras.container.prepare import choose_image, prepare
+from disttest.extras.container.supervise import ContainerOutcome
 from disttest.host.devices.machine import Gpu, MigSlice
 from disttest.host.proc import ProcessIdentity
-from disttest.launch.container_environment import choose_environment
-from disttest.launch.endpoints import connection_arguments, endpoints
-from disttest.launch.engine import EngineFacts, is_passing, read_facts, split_tag
-from disttest.launch.gpus import HostGpu
-from disttest.launch.launch_host import usable
-from disttest.launch.launching import exit_code
-from disttest.launch.options import LaunchOptions
-from disttest.launch.ownership import HandBack, Owner, choose_user, hand_back_of, needs_hand_back
-from disttest.launch.prepare import choose_image, prepare
-from disttest.launch.supervise import ContainerOutcome
 
 DOCKER = EngineFacts(name="docker", version="27")
 ROOTLESS = EngineFacts(name="docker", version="27", rootless=True)

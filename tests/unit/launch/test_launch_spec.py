@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from disttest.launch.container_spec import GIB, Bind, LaunchSpec, choose_shm, container_arguments
-from disttest.launch.gpus import GpuGrant, Way
+from disttest.extras.container.container_spec import GIB, Bind, LaunchSpec, choose_shm, container_arguments
+from disttest.extras.container.gpus import GpuGrant, Way
 
 SPEC = LaunchSpec(
     image="image:1",

@@ -11,8 +11,8 @@ import pytest
 from requests import ConnectionError as Disconnected
 
 from disttest.errors import EngineError
-from disttest.launch.supervise import supervise
-from disttest.launch.switch import Interrupted, SignalSwitch
+from disttest.extras.container.supervise import supervise
+from disttest.extras.container.switch import Interrupted, SignalSwitch
 
 
 class FakeContainer:

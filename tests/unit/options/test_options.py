@@ -15,7 +15,6 @@ from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_s
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
-    LAUNCH_OPTIONS,
     OPTIONS,
     RUN_OPTIONS,
     groups_of,
@@ -262,7 +261,7 @@ def pytester_parser():
 
 
 def test_descriptions():
-    by_name = {option.name: option for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS, *LAUNCH_OPTIONS)}
+    by_name = {option.name: option for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS, *options_of("launch"))}
 
     assert (
         "Time limit of a test without a timeout mark; 0: none (default: 300)."

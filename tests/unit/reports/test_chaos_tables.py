@@ -7,7 +7,7 @@ from sample_runs import SampleRun
 from disttest.extras.chaos.case import NAME, ChaosCase, Contract, Fault, FaultKind
 from disttest.extras.chaos.tables import report_tables
 from disttest.model import Outcome, SanitizerFinding
-from disttest.reports.html.render import render_html
+from disttest.plugins.html.render import render_html
 
 SILENT = SanitizerFinding(
     sanitizer=NAME, kind="silent", message="rank 0 passed", effect="", advice="", fails=True

@@ -8,9 +8,9 @@ from rendered import render_final
 from sample_runs import EPOCH_S, SampleRun
 
 from disttest.model import WorldShape
+from disttest.plugins.html.render import render_html
 from disttest.reports import aggregates
 from disttest.reports.costs import cost_lines
-from disttest.reports.html import render_html
 from disttest.reports.summary import render_summary
 from disttest.results.fold import RunResult, WorldSpan
 

@@ -4,7 +4,7 @@ import json
 
 from sample_runs import SampleRun, mixed_run
 
-from disttest.reports.ctrf import ctrf_pieces
+from disttest.plugins.ctrf.report import ctrf_pieces
 
 
 def document(run):

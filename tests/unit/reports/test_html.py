@@ -11,9 +11,9 @@ import pytest
 from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Collective, Outcome, TestResult
-from disttest.reports.html import render_html
-from disttest.reports.html.collectives import collective_table
-from disttest.reports.html.data import choose_tests
+from disttest.plugins.html.collectives import collective_table
+from disttest.plugins.html.data import choose_tests
+from disttest.plugins.html.render import render_html
 from disttest.reports.summary import render_summary
 from disttest.reports.write import write_reports
 
@@ -238,5 +238,5 @@ def test_a_number_of_5000_digits_in_a_failure_costs_no_report(tmp_path):
 
 def test_a_log_is_linked_as_a_file_whatever_its_name():
     assert (
-        "href: `./${encodeURI(rank.log)}`" in files("disttest.reports.html").joinpath("ranks.js").read_text()
+        "href: `./${encodeURI(rank.log)}`" in files("disttest.plugins.html").joinpath("ranks.js").read_text()
     )

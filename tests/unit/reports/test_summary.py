@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
 from disttest.model import Cause, Outcome
-from disttest.reports.html import render_html
+from disttest.plugins.html.render import render_html
 from disttest.reports.summary import STEPS, render_summary
 
 

@@ -18,6 +18,7 @@ from disttest.errors import ReportError, UsageError
 from disttest.model import Outcome
 from disttest.reports import rebuild, results_json, write, write_reports
 from disttest.reports.files import write_whole
+from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import load_results_json, results_schema
 from disttest.results.journal import Journal
 
@@ -99,7 +100,7 @@ class TestWriteReports:
             file.write(b"half")
             raise RuntimeError("no ink")
 
-        reporters = {"bad": ("bad.txt", broken), **write.reporters()}
+        reporters = {"bad": Reporter("bad.txt", broken), **write.reporters()}
         monkeypatch.setattr(write, "reporters", lambda: reporters)
         with pytest.raises(ReportError, match=r"could not write bad\.txt: RuntimeError: no ink") as caught:
             write_reports(mixed_run(), tmp_path, tuple(reporters))

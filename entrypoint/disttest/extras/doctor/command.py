@@ -15,7 +15,7 @@ from disttest.errors import UsageError
 from disttest.options.flags import RegistryCommand, flags
 
 if TYPE_CHECKING:
-    from disttest.doctor.examine import Diagnosis
+    from disttest.extras.doctor.examine import Diagnosis
 
 
 @click.command(cls=RegistryCommand)
@@ -32,8 +32,8 @@ def doctor(
     compute: str,
 ) -> None:
     """Show what this machine has and prove that it works; exit code 7 where it does not."""
-    from disttest.doctor.diagnosis import print_diagnosis, render_diagnosis_junit, render_json
-    from disttest.doctor.examine import Examination, examine
+    from disttest.extras.doctor.diagnosis import print_diagnosis, render_diagnosis_junit, render_json
+    from disttest.extras.doctor.examine import Examination, examine
     from disttest.host.leases.lockfiles import usual_directory
     from disttest.host.preflight import Level
     from disttest.options.environment import read_probe
@@ -58,7 +58,7 @@ def doctor(
 
 
 def _tidy(diagnosis: Diagnosis, lease_dir: Path, *, clean: bool) -> list[str]:
-    from disttest.doctor.examine import update_quarantine
+    from disttest.extras.doctor.examine import update_quarantine
     from disttest.host.leftovers.shared_memory import remove_entry
     from disttest.host.proc import sees_all_users
 

@@ -17,10 +17,10 @@ import msgspec
 
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.cluster.schedulers import kubernetes_words as words
-from disttest.cluster.schedulers.kubectl import Kubectl, KubectlRefusal, PodBoard
-from disttest.cluster.schedulers.kubernetes_objects import Node, Owned, Pod
-from disttest.cluster.schedulers.kubernetes_pods import JOB, Manifest, owner_manifest, pod_manifests
+from disttest.extras.kubernetes import words
+from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard
+from disttest.extras.kubernetes.objects import Node, Owned, Pod
+from disttest.extras.kubernetes.pods import JOB, Manifest, owner_manifest, pod_manifests
 from disttest.limits import (
     GANG_HOLD_S,
     KUBERNETES_FINAL_S,

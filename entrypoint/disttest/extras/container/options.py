@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from disttest.launch.gpus import AUTO
+from disttest.extras.container.gpus import AUTO
 from disttest.model import Frozen
 
 IMAGE = "ghcr.io/org/dist-tests"

@@ -7,7 +7,7 @@ from typing import Any
 
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
-from disttest.launch.gpus import ALL, CDI_KIND, GpuGrant, Way
+from disttest.extras.container.gpus import ALL, CDI_KIND, GpuGrant, Way
 from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_TERM_S
 from disttest.model import Frozen
 

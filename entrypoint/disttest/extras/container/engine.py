@@ -13,9 +13,9 @@ import tenacity
 from docker.errors import APIError, DockerException, ImageNotFound
 
 from disttest.errors import EngineError
-from disttest.launch.endpoints import Endpoint, connection_arguments, endpoints
-from disttest.launch.engine_advice import ENGINE_ADVICE, explain
-from disttest.launch.gpus import CDI_KIND, EngineGpus
+from disttest.extras.container.endpoints import Endpoint, connection_arguments, endpoints
+from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain
+from disttest.extras.container.gpus import CDI_KIND, EngineGpus
 from disttest.limits import ENGINE_ANSWER_S
 from disttest.model import Frozen
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from disttest.cluster.protocol.job import JobSpec
 from disttest.cluster.protocol.launcher import Capacity, LauncherOptions
-from disttest.cluster.schedulers.kubernetes_objects import Node, Taint, WantedPod
-from disttest.cluster.schedulers.kubernetes_words import CONTAINER, amount_of
 from disttest.errors import SchedulerError
+from disttest.extras.kubernetes.objects import Node, Taint, WantedPod
+from disttest.extras.kubernetes.words import CONTAINER, amount_of
 from disttest.limits import KUBERNETES_GRACE_S
 
 GPU_RESOURCE = "nvidia.com/gpu"

@@ -13,19 +13,25 @@ from docker.errors import APIError, DockerException, NotFound
 from msgspec import structs
 
 from disttest.errors import DisttestError, EngineError
+from disttest.extras.container.container_spec import container_arguments
+from disttest.extras.container.derived import with_requirements
+from disttest.extras.container.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
+from disttest.extras.container.engine_advice import explain
+from disttest.extras.container.gpus import NONE, HostGpu
+from disttest.extras.container.launch_host import Host
+from disttest.extras.container.left_containers import MARK, job_of, leftovers
+from disttest.extras.container.options import LaunchOptions
+from disttest.extras.container.ownership import (
+    HandBack,
+    hand_back,
+    hand_back_of,
+    make_folder,
+    make_lease_folder,
+)
+from disttest.extras.container.prepare import Prepared, prepare
+from disttest.extras.container.supervise import ContainerOutcome, supervise
+from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.host.proc import ProcessIdentity, this_process
-from disttest.launch.container_spec import container_arguments
-from disttest.launch.derived import with_requirements
-from disttest.launch.engine import EngineFacts, ask_engine, engine_errors, ensure_image, find_engine
-from disttest.launch.engine_advice import explain
-from disttest.launch.gpus import NONE, HostGpu
-from disttest.launch.launch_host import Host
-from disttest.launch.left_containers import MARK, job_of, leftovers
-from disttest.launch.options import LaunchOptions
-from disttest.launch.ownership import HandBack, hand_back, hand_back_of, make_folder, make_lease_folder
-from disttest.launch.prepare import Prepared, prepare
-from disttest.launch.supervise import ContainerOutcome, supervise
-from disttest.launch.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.journal import FILE_NAME as JOURNAL
 

@@ -13,8 +13,8 @@ import docker
 from docker.errors import BuildError, ImageNotFound
 
 from disttest.errors import UsageError
-from disttest.launch.engine import engine_errors
-from disttest.launch.left_containers import PREFIX
+from disttest.extras.container.engine import engine_errors
+from disttest.extras.container.left_containers import PREFIX
 from disttest.limits import REQUIREMENTS_S
 
 NAME = "disttest-requirements"

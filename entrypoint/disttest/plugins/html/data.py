@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from disttest.model import RankRecord, TestResult, rank_name
+from disttest.plugins.html.collectives import collective_table, ticks
+from disttest.plugins.html.finding_sections import deadlock_data, finding_data, section_data
 from disttest.reports import aggregates, trend
 from disttest.reports.aggregates import KINDS
-from disttest.reports.html.collectives import collective_table, ticks
-from disttest.reports.html.finding_sections import deadlock_data, finding_data, section_data
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.text import clean, one_line, shorten

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.scheduler_command import call
+from disttest.extras.slurm import words
 from disttest.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 
 

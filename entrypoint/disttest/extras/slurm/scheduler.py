@@ -29,13 +29,13 @@ from disttest.cluster.protocol.launcher import (
 )
 from disttest.cluster.protocol.names import dead_names
 from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
-from disttest.cluster.schedulers import slurm_words as words
 from disttest.cluster.schedulers.agent_command import travelling
 from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.cluster.schedulers.scheduler_command import call
-from disttest.cluster.schedulers.slurm_queue import SlurmQueue
-from disttest.cluster.schedulers.slurm_submission import srun_arguments
 from disttest.errors import SchedulerError
+from disttest.extras.slurm import words
+from disttest.extras.slurm.queue import SlurmQueue
+from disttest.extras.slurm.submission import srun_arguments
 from disttest.limits import (
     JOB_CANCEL_S,
     SLURM_ANSWER_S,

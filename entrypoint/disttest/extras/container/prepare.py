@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from disttest.errors import UsageError
+from disttest.extras.container.container_environment import FILES, choose_environment
+from disttest.extras.container.container_spec import Bind, LaunchSpec, choose_shm
+from disttest.extras.container.engine import EngineFacts
+from disttest.extras.container.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
+from disttest.extras.container.left_containers import job_of, make_labels
+from disttest.extras.container.options import DEFAULT_TARGET, IMAGE, LaunchOptions
+from disttest.extras.container.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.host.proc import ProcessIdentity
-from disttest.launch.container_environment import FILES, choose_environment
-from disttest.launch.container_spec import Bind, LaunchSpec, choose_shm
-from disttest.launch.engine import EngineFacts
-from disttest.launch.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
-from disttest.launch.left_containers import job_of, make_labels
-from disttest.launch.options import DEFAULT_TARGET, IMAGE, LaunchOptions
-from disttest.launch.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S
 from disttest.model import Frozen
 

@@ -11,13 +11,13 @@ import click
 import msgspec
 
 from disttest.errors import DisttestError
-from disttest.launch.options import LaunchOptions
+from disttest.extras.container.options import LaunchOptions
 from disttest.masking import masker
 from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
 
 if TYPE_CHECKING:
-    from disttest.launch.launch_host import Host
-    from disttest.launch.prepare import Prepared
+    from disttest.extras.container.launch_host import Host
+    from disttest.extras.container.prepare import Prepared
 
 
 @click.command(
@@ -44,9 +44,9 @@ def launch(
     disttest launch --gpus none --image my:1 tests/ --world-sizes 2 -- -k reduce
     """
     # The Docker SDK takes longer to import than `disttest --help` may take.
-    from disttest.launch.launch_host import this_host
-    from disttest.launch.launching import launch as run_launch
-    from disttest.launch.launching import preview
+    from disttest.extras.container.launch_host import this_host
+    from disttest.extras.container.launching import launch as run_launch
+    from disttest.extras.container.launching import preview
     from disttest.reports.outputs import failure_outputs, publish_outputs
 
     host = this_host()
@@ -101,7 +101,7 @@ def read_options(
 
 def render_preview(prepared: Prepared) -> str:
     """The launch as JSON: what was decided, and what the SDK is told."""
-    from disttest.launch.container_spec import container_arguments
+    from disttest.extras.container.container_spec import container_arguments
 
     facts = {
         "spec": prepared.spec,

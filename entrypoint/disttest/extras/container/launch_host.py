@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import disttest
+from disttest.extras.container.gpus import HostGpu
 from disttest.host.devices import Gpu, detect_machine
-from disttest.launch.gpus import HostGpu
 from disttest.options.environment import environment
 from disttest.results.journal import run_clock
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 import disttest
-from disttest.doctor.examine import Diagnosis
+from disttest.extras.doctor.examine import Diagnosis
 from disttest.host.devices.device_findings import DeviceFinding, Grade
 from disttest.model import Cause, Outcome, TestCase, TestResult
 from disttest.reports.junit import render_junit

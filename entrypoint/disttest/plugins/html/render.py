@@ -14,9 +14,9 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from disttest.plugins.html.data import choose_tests, page_data, page_details
 from disttest.reports import aggregates, trend
 from disttest.reports.costs import cost_lines
-from disttest.reports.html.data import choose_tests, page_data, page_details
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.plugin_tables import tables_by_section
@@ -96,7 +96,7 @@ def load_template() -> jinja2.Template:
 
 @cache
 def _asset(name: str) -> str:
-    return files("disttest.reports.html").joinpath(name).read_text(encoding="utf-8")
+    return files("disttest.plugins.html").joinpath(name).read_text(encoding="utf-8")
 
 
 def _embedded(data: Any) -> Markup:

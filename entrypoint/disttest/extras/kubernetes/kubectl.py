@@ -13,10 +13,10 @@ from typing import TypeVar
 import msgspec
 
 from disttest.cluster.protocol.launcher import LauncherOptions
-from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, ListOf, Node, Pod
-from disttest.cluster.schedulers.kubernetes_pods import CLIENT, JOB
 from disttest.cluster.schedulers.scheduler_command import call
 from disttest.errors import SchedulerError
+from disttest.extras.kubernetes.objects import ClusterEvent, ListOf, Node, Pod
+from disttest.extras.kubernetes.pods import CLIENT, JOB
 from disttest.limits import KUBERNETES_ANSWER_S
 from disttest.model import UNREADABLE
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from disttest.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.cluster.protocol.wire import CLIENT_GONE, is_ours
-from disttest.cluster.schedulers.kubernetes_objects import ClusterEvent, Node, Pod, TerminatedContainer
+from disttest.extras.kubernetes.objects import ClusterEvent, Node, Pod, TerminatedContainer
 
 CONTAINER = "disttest"
 """The container of ours in each pod."""

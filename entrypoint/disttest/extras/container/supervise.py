@@ -18,9 +18,9 @@ import requests
 from docker.errors import APIError, DockerException
 
 from disttest.errors import EngineError
-from disttest.launch.engine import engine_errors
-from disttest.launch.engine_advice import explain
-from disttest.launch.switch import SignalSwitch
+from disttest.extras.container.engine import engine_errors
+from disttest.extras.container.engine_advice import explain
+from disttest.extras.container.switch import SignalSwitch
 from disttest.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
 from disttest.model import Frozen
 

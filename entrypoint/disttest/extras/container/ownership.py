@@ -13,9 +13,9 @@ from pathlib import Path
 import docker
 
 from disttest.errors import UsageError
+from disttest.extras.container.engine import EngineFacts, engine_errors
+from disttest.extras.container.left_containers import PREFIX
 from disttest.host.shared import SharedFolder
-from disttest.launch.engine import EngineFacts, engine_errors
-from disttest.launch.left_containers import PREFIX
 from disttest.limits import HAND_BACK_S
 from disttest.model import Frozen
 

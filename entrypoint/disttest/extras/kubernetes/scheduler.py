@@ -29,14 +29,14 @@ from disttest.cluster.protocol.launcher import (
 )
 from disttest.cluster.protocol.names import dead_names, new_run_id
 from disttest.cluster.protocol.wire import CancelJob, SetVariables, StillHere, encode_order, is_ours
-from disttest.cluster.schedulers import kubernetes_pods as manifests
 from disttest.cluster.schedulers.agent_command import NOT_INSIDE, travelling
-from disttest.cluster.schedulers.kubectl import Kubectl, PodBoard, clean
-from disttest.cluster.schedulers.kubernetes_gang import PodGang, Turn
-from disttest.cluster.schedulers.kubernetes_objects import ListOf, Node, Owned, WantedPod
-from disttest.cluster.schedulers.kubernetes_words import CONTAINER, stream_refusal
 from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.errors import SchedulerError
+from disttest.extras.kubernetes import pods as manifests
+from disttest.extras.kubernetes.gang import PodGang, Turn
+from disttest.extras.kubernetes.kubectl import Kubectl, PodBoard, clean
+from disttest.extras.kubernetes.objects import ListOf, Node, Owned, WantedPod
+from disttest.extras.kubernetes.words import CONTAINER, stream_refusal
 from disttest.limits import CLIENT_ALIVE_S, JOB_CANCEL_S, KUBERNETES_KILL_S, KUBERNETES_RETRY_S, TICK_S
 
 NODE_VARIABLES = NodeVariables(

@@ -1,0 +1,135 @@
+"""The options of ``disttest launch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from disttest.options.option import IN_CONTAINER, rows_of
+from disttest.options.values import AUTO, BYTES, SECONDS, SWITCH, one_of, path, text
+
+_launch = rows_of("launch")
+_launched = IN_CONTAINER
+
+OPTIONS = (
+    _launch(
+        "image",
+        text("NAME"),
+        "Image to start.",
+        default="",
+        otherwise="the released one of this version",
+        inputs=_launched,
+    ),
+    _launch(
+        "target",
+        one_of(AUTO, "cpu", "cuda", "full"),
+        "Which build of the released image.",
+        default=AUTO,
+        inputs=_launched,
+    ),
+    _launch(
+        "gpus",
+        text("CHOICE"),
+        "GPUs of the container: auto, all, none, a count, UUIDs, or device=INDEX.",
+        default=AUTO,
+        inputs=_launched,
+    ),
+    _launch(
+        "pull",
+        one_of("missing", "always", "never"),
+        "When to pull the image.",
+        default="missing",
+        inputs=_launched,
+    ),
+    _launch(
+        "requirements",
+        path("FILE"),
+        "Install what this file for pip names into the image first, once; its torch stays.",
+        inputs=("run", "plan"),
+    ),
+    _launch(
+        "engine",
+        text("ADDRESS"),
+        "Address of the container engine.",
+        default="",
+        otherwise="DOCKER_HOST, then the usual places",
+        inputs=_launched,
+    ),
+    _launch(
+        "user",
+        text("CHOICE"),
+        "User of the container: auto (the workspace's owner), image, or UID:GID.",
+        default=AUTO,
+        inputs=_launched,
+    ),
+    _launch(
+        "workspace",
+        path("DIR"),
+        "Folder to mount.",
+        otherwise="GITHUB_WORKSPACE or the current folder",
+        inputs=(),
+    ),
+    _launch(
+        "workdir",
+        path("DIR"),
+        "Where disttest starts inside.",
+        default=Path(),
+        otherwise="the current folder",
+        inputs=(),
+    ),
+    _launch("results", path("DIR"), "Results directory, on the host.", inputs=("run",)),
+    _launch("cache", path("DIR"), "Folder for caches that outlive the container.", inputs=_launched),
+    _launch(
+        "lease-dir",
+        path("DIR"),
+        "Folder in which the runners of this host lease GPUs.",
+        inputs=_launched,
+    ),
+    _launch(
+        "mount",
+        text("PATH[:ro]"),
+        "One more folder of the host.",
+        many=True,
+        inputs=_launched,
+    ),
+    _launch(
+        "env",
+        text("NAME[=VALUE]"),
+        "One more variable for the container.",
+        many=True,
+        inputs=_launched,
+    ),
+    _launch(
+        "network",
+        text("NAME"),
+        "Network of the container, such as none or host.",
+        default="",
+        inputs=_launched,
+    ),
+    _launch("read-only", SWITCH, "Mount the image read-only.", default=False, inputs=_launched),
+    _launch(
+        "shm-size",
+        BYTES,
+        "Size of /dev/shm, such as 8g.",
+        default=0,
+        otherwise="half of the memory",
+        inputs=_launched,
+    ),
+    _launch(
+        "time-limit",
+        SECONDS,
+        "The container ends after that, watched or not.",
+        default=0.0,
+        otherwise="six hours, or a minute more than the deadline",
+        inputs=_launched,
+    ),
+    _launch(
+        "deadline", SECONDS, "Time limit of the run inside.", default=0.0, otherwise="none", inputs=("run",)
+    ),
+    _launch(
+        "dry-run",
+        SWITCH,
+        "Print what would be started, as JSON, and start nothing.",
+        default=False,
+        inputs=(),
+    ),
+)

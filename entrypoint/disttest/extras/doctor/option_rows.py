@@ -1,0 +1,36 @@
+"""The options of ``disttest doctor``."""
+
+from __future__ import annotations
+
+from disttest.options.option import rows_of
+from disttest.options.values import SWITCH, one_of, path, text
+
+_doctor = rows_of("doctor")
+
+OPTIONS = (
+    _doctor("level", one_of("quick", "full"), "How much work to do.", default="quick"),
+    _doctor("json", text("FILE"), "Write everything as JSON; - is standard output."),
+    _doctor("junit", text("FILE"), "Write JUnit XML: one case per device and check."),
+    _doctor(
+        "lease-dir",
+        path("DIR"),
+        "Where the runs of this host lease GPUs: shows who holds which, and updates the quarantine notes.",
+        has_variable=True,
+    ),
+    _doctor(
+        "clean",
+        SWITCH,
+        "Remove shared memory of ours that no process uses.",
+        default=False,
+        inputs=(),
+    ),
+    _doctor("nvml-library", text("FILE"), "Path of the NVML library.", default="", inputs=(), hidden=True),
+    _doctor(
+        "compute",
+        one_of("cuda", "cpu"),
+        "Where the work is done.",
+        default="cuda",
+        inputs=(),
+        hidden=True,
+    ),
+)

@@ -1,0 +1,13 @@
+"""The hooks of Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from disttest.hookspecs import hookimpl
+
+
+@hookimpl
+def disttest_schedulers() -> Mapping[str, str]:
+    """``--launcher slurm``."""
+    return {"slurm": "disttest.extras.slurm.scheduler"}

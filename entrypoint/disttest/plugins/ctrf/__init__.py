@@ -1,0 +1,1 @@
+"""The report ``ctrf.json``, in the Common Test Report Format."""

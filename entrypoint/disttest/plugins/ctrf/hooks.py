@@ -1,0 +1,31 @@
+"""The hooks of the report in the Common Test Report Format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from disttest.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from disttest.reports.reporter import Reporter
+    from disttest.results.fold import RunResult
+
+
+@hookimpl
+def disttest_addreporters() -> Mapping[str, Reporter]:
+    """``ctrf.json``."""
+    from disttest.reports.reporter import Reporter
+
+    return {"ctrf": Reporter("ctrf.json", _write, load=_load)}
+
+
+def _write(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+    from disttest.plugins.ctrf.report import ctrf_pieces
+
+    file.writelines(ctrf_pieces(run))
+
+
+def _load() -> None:
+    import disttest.plugins.ctrf.report  # noqa: F401
