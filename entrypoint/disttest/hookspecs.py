@@ -61,8 +61,8 @@ def disttest_addoptions() -> Sequence[Option]:
     """Command and controller, before anything is parsed: the options that the plugin adds to commands.
 
     A row that names the command ``run`` becomes an option of ``disttest run``, an option of plain pytest
-    (``--disttest-NAME``), the variable ``DISTTEST_NAME`` and a setting of ``[tool.disttest]``. Its value is in
-    ``settings.plugin_options[NAME]`` of every later hook; ranks get it through JSON.
+    (``--disttest-NAME``), the variable ``DISTTEST_NAME`` and a setting of ``[tool.disttest]``. Every later hook has the
+    ``settings`` of the run, and ``OPTION.of(settings)`` is its value.
     """
 
 
@@ -149,13 +149,14 @@ def disttest_marks() -> Sequence[str]:
 
 
 @hookspec
-def disttest_prepare_forks(config: pytest.Config) -> None:
-    """Controller, before it forks worlds: import here what the plugin's parts in worlds and ranks will use.
+def disttest_load_parts(config: pytest.Config) -> None:
+    """Controller, before any conftest is loaded if the user asked for disttest, else before worlds are forked.
 
-    What is imported later, each rank imports again.
+    Import here what the plugin's parts in worlds and ranks use. A conftest may replace names that they import, and each rank
+    imports again what is imported later.
 
     Args:
-        config: pytest's.
+        config: pytest's; ``config.known_args_namespace`` has the options.
     """
 
 

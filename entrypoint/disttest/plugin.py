@@ -144,6 +144,7 @@ def pytest_load_initial_conftests(
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(_enable_gc)
     if has_asked(early_config):  # who has not sees what they would see without the plugin
+        plugin_manager().call("disttest_load_parts", config=early_config)
         importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
 

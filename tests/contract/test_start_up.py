@@ -11,7 +11,6 @@ import pytest
 from disttest.runtime.guard.guard import plugin_arguments
 
 HEAVY = (
-    "email",  # by importlib.metadata
     "multiprocessing",
     "numpy",
     "psutil",
@@ -71,7 +70,7 @@ def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> N
 
 
 OF_WORLDS = (
-    *("disttest.deadlock", "disttest.observe", "disttest.sanitizers.order", "disttest.runtime.world"),
+    *("disttest.deadlock", "disttest.observe", "disttest.extras.sanitizers.order", "disttest.runtime.world"),
     *("disttest.runtime.rank.rank", "disttest.runtime.hosting.ranks", "disttest.runtime.controller.crew"),
 )
 NOTES_WHAT_IS_LOADED = """

@@ -21,7 +21,6 @@ from disttest.cli.cluster import cluster_clean, node_agent
 from disttest.cli.collection import collect_for_plan, list_command
 from disttest.cli.completion import completion
 from disttest.cli.config import config
-from disttest.cli.diverge import diverge
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.init import init
@@ -143,7 +142,6 @@ command.add_command(github_step)
 command.add_command(plan_command(collect_for_plan, _leave))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
-command.add_command(diverge)
 command.add_command(replay)
 command.add_command(report)
 command.add_command(resident_command)

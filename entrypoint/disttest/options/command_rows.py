@@ -10,7 +10,6 @@ from disttest.options.values import (
     AUTO,
     COUNT,
     MODULES,
-    RATIO,
     SWITCH,
     WHOLE,
     Type,
@@ -113,13 +112,6 @@ OTHER_OPTIONS = (
     ),
     rows_of("cluster-clean")(
         "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
-    ),
-    rows_of("diverge")("test", text("TEXT"), "Compare tests whose id contains this.", otherwise="all"),
-    rows_of("diverge")(
-        "tolerance",
-        RATIO,
-        "How much numbers may differ, as a share of their size.",
-        otherwise="every bit counts",
     ),
     rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
     rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from disttest.model import Frozen
 from disttest.options.values import SWITCH, Type
 
 IN_CONTAINER = ("run", "plan", "doctor")
 """Commands that import tests, and so need torch: their actions may start the image. The others run on the host."""
+
+
+class PluginSettings(Protocol):
+    """What knows the options of plugins in a run."""
+
+    @property
+    def plugin_options(self) -> Mapping[str, str]:
+        """Field of an option -> its value as text, for those that were given."""
 
 
 class Option(Frozen):
@@ -45,6 +54,15 @@ class Option(Frozen):
     def field(self) -> str:
         """Its name as an argument, and as a field of a record."""
         return self.name.replace("-", "_")
+
+    def of(self, settings: PluginSettings) -> Any:
+        """The value of an option of a plugin in a run.
+
+        Args:
+            settings: the options of the run, or the part that worlds and ranks know.
+        """
+        text = settings.plugin_options.get(self.field)
+        return self.default if text is None else self.type.parse(text)
 
     @property
     def flag(self) -> str:
@@ -99,3 +117,20 @@ def rows_of(*commands: str) -> Any:
         return Option(name=name, type=type_, help=help_, commands=commands, inputs=inputs, **more)
 
     return make
+
+
+def of_every_run(
+    name: str, type_: Type, help_: str, *, plan: bool = False, inputs_of_action: bool = True, **more: Any
+) -> Option:
+    """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
+    inputs = ("run", "plan") if plan else ("run",) if inputs_of_action else ()
+    return Option(
+        name=name,
+        type=type_,
+        help=help_,
+        commands=("run", "list", "plan"),
+        of_every_run=True,
+        has_variable=True,
+        inputs=inputs,
+        **more,
+    )

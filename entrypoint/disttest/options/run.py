@@ -19,7 +19,6 @@ from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS, default_of
 from disttest.planning.gpu_request import GpuShare
 from disttest.plugin_manager import plugin_manager
-from disttest.sanitizers.choice import Chosen
 
 
 class WorldSettings(Frozen):
@@ -41,8 +40,6 @@ class WorldSettings(Frozen):
     Several are run one after another, each by a pytest process of its own, which knows of one size only."""
     fast_spawn: bool = default_of("fast-spawn")
     """Whether what ordinary tests spawn is forked from a clean process."""
-    sanitize: tuple[Chosen, ...] = default_of("sanitize")
-    """The sanitizers that are on."""
     record: RecordRule = default_of("record")
     """Of which tests what ranks received is kept."""
     debug_rank: int | None = default_of("debug-rank")
@@ -51,8 +48,8 @@ class WorldSettings(Frozen):
     """The port at which a rank waits for a debugger; None: none does."""
     terminal: str = ""
     """Device of the terminal on which ranks are debugged; empty: none is."""
-    plugin_options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Field of an option of a plugin -> its value."""
+    plugin_options: dict[str, str] = msgspec.field(default_factory=dict)
+    """Field of an option of a plugin -> its value as text, if it was given; ``Option.of`` reads it."""
     plugins: tuple[str, ...] = ()
     """Names and versions of the plugins of the run, which every process of it has."""
     cpu_steps: bool = False
@@ -133,14 +130,14 @@ def resolve_options(
     Raises:
         UsageError: a value makes no sense; the message names the option or the variable.
     """
-    values = {}
+    values, of_plugins = {}, {}
     for option, text, source in find_given(flags, environ):
-        values[option.field] = parse_given(option, text, source)
-    given = tuple(values)
-    of_plugins = {
-        row.field: values.pop(row.field, row.default) for row in PLUGIN_OPTIONS if row in RUN_OPTIONS
-    }
-    return RunOptions(**values, given=given, plugin_options=of_plugins)
+        value = parse_given(option, text, source)
+        if option in PLUGIN_OPTIONS:
+            of_plugins[option.field] = text
+        else:
+            values[option.field] = value
+    return RunOptions(**values, given=(*values, *of_plugins), plugin_options=of_plugins)
 
 
 def parse_given(option: Option, text: str, source: str) -> Any:

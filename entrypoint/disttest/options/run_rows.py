@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from disttest.model import DeadlockRule, FlakyRule, RecordRule, VerdictRule
-from disttest.options.option import Option, rows_of
+from disttest.options.option import of_every_run, rows_of
 from disttest.options.values import (
     AUTO,
     BYTES,
@@ -30,37 +28,19 @@ from disttest.options.values import (
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
 from disttest.planning.pools import SCHEDULERS
-from disttest.sanitizers.choice import FORM, Chosen, parse_chosen, show_chosen
 
 LAUNCHERS = ("local", *SCHEDULERS)
 
 
-def _of_each_run(
-    name: str, type_: Type, help_: str, *, plan: bool = False, inputs_of_action: bool = True, **more: Any
-) -> Option:
-    """An option of every run: a variable, an option of the pytest plugin, and handed from process to process as text."""
-    inputs = ("run", "plan") if plan else ("run",) if inputs_of_action else ()
-    return Option(
-        name=name,
-        type=type_,
-        help=help_,
-        commands=("run", "list", "plan"),
-        of_every_run=True,
-        has_variable=True,
-        inputs=inputs,
-        **more,
-    )
-
-
 RUN_OPTIONS = (
-    _of_each_run(
+    of_every_run(
         "world-sizes",
         WORLD_SIZES,
         "World sizes to run, instead of those that fit the machine.",
         default=(),
         plan=True,
     ),
-    _of_each_run(
+    of_every_run(
         "backend",
         NAMES,
         f"Backends to run: {', '.join(row.name for row in BACKENDS[:2])}, …; others by the name that they are registered with.",
@@ -68,7 +48,7 @@ RUN_OPTIONS = (
         otherwise="the best for the device",
         plan=True,
     ),
-    _of_each_run(
+    of_every_run(
         "device",
         devices(AUTO, *DEVICES),
         "Where ranks compute.",
@@ -76,17 +56,17 @@ RUN_OPTIONS = (
         otherwise="GPUs if any",
         plan=True,
     ),
-    _of_each_run(
+    of_every_run(
         "slots", COUNT, "How many slots to use: GPUs, or shares of the CPU.", default=0, otherwise="all"
     ),
-    _of_each_run(
+    of_every_run(
         "gpus",
         Type(form="CHOICE", parse=parse_share),
         "GPUs to take: auto, all, none, a count, UUIDs, or device=INDEX.",
         default=GpuShare(),
         otherwise=AUTO,
     ),
-    _of_each_run(
+    of_every_run(
         "ranks-per-gpu",
         COUNT,
         "How many ranks of a world may share a GPU, if the world needs more ranks than there are GPUs (needs NCCL 2.30).",
@@ -94,9 +74,9 @@ RUN_OPTIONS = (
         plan=True,
         repeated=True,
     ),
-    _of_each_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
-    _of_each_run("lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True),
-    _of_each_run(
+    of_every_run("allow-busy-gpus", SWITCH, "Take GPUs that processes of others use, too.", default=False),
+    of_every_run("lease-dir", path("DIR"), "Folder in which the runs of this host lease GPUs.", plan=True),
+    of_every_run(
         "timeout",
         SECONDS_OR_NONE,
         "Time limit of a test without a timeout mark; 0: none.",
@@ -104,44 +84,44 @@ RUN_OPTIONS = (
         plan=True,
         repeated=True,
     ),
-    _of_each_run("deadline", SECONDS_OR_NONE, "Time limit of the whole run.", default=0.0, otherwise="none"),
-    _of_each_run(
+    of_every_run("deadline", SECONDS_OR_NONE, "Time limit of the whole run.", default=0.0, otherwise="none"),
+    of_every_run(
         "grace",
         SECONDS,
         "Time for other ranks to fail by themselves, once one has.",
         default=0.3,
         repeated=True,
     ),
-    _of_each_run("results", path("DIR"), "Directory for reports, journal and logs."),
-    _of_each_run(
+    of_every_run("results", path("DIR"), "Directory for reports, journal and logs."),
+    of_every_run(
         "isolation", ISOLATION, "New processes for each test, or reuse.", otherwise=AUTO, repeated=True
     ),
-    _of_each_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
-    _of_each_run(
+    of_every_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
+    of_every_run(
         "log-limit", BYTES, "How much of each rank's log is kept, such as 64k or 8m.", default=8 * 1024 * 1024
     ),
-    _of_each_run(
+    of_every_run(
         "native-stacks",
         SWITCH,
         "Log C frames of hanging ranks too, by py-spy, which needs ptrace.",
         default=False,
         otherwise="false",
     ),
-    _of_each_run(
+    of_every_run(
         "deadlock",
         member_of(DeadlockRule),
         "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
         default=DeadlockRule.FAIL,
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "verdict",
         member_of(VerdictRule),
         "Rules for torch's own test classes.",
         default=VerdictRule.STRICT,
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "host",
         SWITCH,
         "Run classes that start ranks (torch's own, DeepSpeed's) on forked ranks, supervised, instead of their own way.",
@@ -149,53 +129,46 @@ RUN_OPTIONS = (
         otherwise="true for the command, false under plain pytest",
         by_command="true",
     ),
-    _of_each_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
-    _of_each_run(
+    of_every_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
+    of_every_run(
         "infra-retries",
         WHOLE,
         "How often an attempt that a broken machine has spoiled is tried again.",
         default=0,
     ),
-    _of_each_run(
+    of_every_run(
         "flaky",
         member_of(FlakyRule),
         "Whether flaky tests fail the run: those that passed only when tried again.",
         default=FlakyRule.PASS,
     ),
-    _of_each_run(
+    of_every_run(
         "debug-rank",
         Type(form="K", parse=WHOLE.parse),
         "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
         inputs_of_action=False,
     ),
-    _of_each_run(
+    of_every_run(
         "debugpy",
         PORT,
         "Have rank K of each world (--debug-rank, else rank 0) wait for VS Code at this port of 127.0.0.1.",
         inputs_of_action=False,
     ),
-    _of_each_run(
+    of_every_run(
         "repeat",
         COUNT,
         "Run every test N times, its ranks with another seed each time.",
         default=1,
         repeated=True,
     ),
-    _of_each_run(
-        "sanitize",
-        Type(form=FORM, parse=parse_chosen, show=show_chosen),
-        "Tools that look for more in tests that pass; what they find fails the test, or with :warn is told beside it.",
-        default=(Chosen(name="order", fails=False),),
-        repeated=True,
-    ),
-    _of_each_run(
+    of_every_run(
         "record",
         member_of(RecordRule),
         "Keep what each rank received, for disttest replay: of all tests, or of those that fail or hang (failures).",
         default=RecordRule.OFF,
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "contain",
         SWITCH,
         "Run tests without a world in a process for each file, under a time limit.",
@@ -203,7 +176,7 @@ RUN_OPTIONS = (
         otherwise="false",
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "fast-spawn",
         SWITCH,
         "Fork what tests without a world start by spawn from a process that has imported torch.",
@@ -211,21 +184,21 @@ RUN_OPTIONS = (
         otherwise="false",
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "spmd",
         WORLD_SIZES,
         "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
         default=(),
         otherwise="as marked",
     ),
-    _of_each_run(
+    of_every_run(
         "foreign-marks",
         Type(form="DIR[,DIR…]", parse=NAMES.parse),
         "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",
         default=(),
         repeated=True,
     ),
-    _of_each_run(
+    of_every_run(
         "mask",
         LINES,
         "Hide this value in logs and reports; once for each, or one a line.",

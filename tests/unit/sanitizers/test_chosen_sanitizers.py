@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disttest.errors import UsageError
-from disttest.sanitizers.choice import NAMES, Chosen, parse_chosen, show_chosen
-from disttest.sanitizers.table import SANITIZERS
+from disttest.extras.sanitizers.choice import NAMES, Chosen, parse_chosen, show_chosen
+from disttest.extras.sanitizers.table import SANITIZERS
 
 
 def test_each_name_has_a_row():

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttest.extras.sanitizers.order.order_judge import judge_order, limits_of
+from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
+from disttest.extras.sanitizers.order.stream import CallSignature, GroupMaking, Stream, StreamGroup
 from disttest.model import SanitizerFinding
 from disttest.observe import ANY_SOURCE, Spec
-from disttest.sanitizers.order.order_judge import judge_order, limits_of
-from disttest.sanitizers.order.order_kinds import OrderFindingKind
-from disttest.sanitizers.order.stream import CallSignature, GroupMaking, Stream, StreamGroup
 
 FOUR = Spec("float32", (4,))
 

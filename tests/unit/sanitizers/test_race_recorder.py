@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 
+from disttest.extras.sanitizers.race import race_recorder
+from disttest.extras.sanitizers.race.accesses import accesses
+from disttest.extras.sanitizers.race.policy import Policy
+from disttest.extras.sanitizers.race.race_kinds import RaceKind
+from disttest.extras.sanitizers.race.race_recorder import RaceRecorder
+from disttest.extras.sanitizers.race.races import HANDED_OUT
+from disttest.extras.sanitizers.race.windows import is_in_place, open_window, view_of
 from disttest.observe import Call, Group, Site, Wait, WaitKind
-from disttest.sanitizers.race import race_recorder
-from disttest.sanitizers.race.accesses import accesses
-from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.race_kinds import RaceKind
-from disttest.sanitizers.race.race_recorder import RaceRecorder
-from disttest.sanitizers.race.races import HANDED_OUT
-from disttest.sanitizers.race.windows import is_in_place, open_window, view_of
 
 ATEN = torch.ops.aten
 

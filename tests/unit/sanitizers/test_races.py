@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disttest.extras.sanitizers.order.stream import CallSignature, StreamGroup
+from disttest.extras.sanitizers.race.memory_edges import edges_of, is_between
+from disttest.extras.sanitizers.race.policy import Policy
+from disttest.extras.sanitizers.race.race_judge import judge_races, judge_reports
+from disttest.extras.sanitizers.race.race_kinds import RaceKind
+from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
+from disttest.extras.sanitizers.race.strided_views import make_view, share_bytes
 from disttest.model import WindowEdge
 from disttest.observe import Call, Group, Site, Spec, Wait, WaitKind
-from disttest.sanitizers.order.stream import CallSignature, StreamGroup
-from disttest.sanitizers.race.memory_edges import edges_of, is_between
-from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.race_judge import judge_races, judge_reports
-from disttest.sanitizers.race.race_kinds import RaceKind
-from disttest.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
-from disttest.sanitizers.race.strided_views import make_view, share_bytes
 
 _dims = st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12])), max_size=3)
 _views = st.tuples(st.integers(0, 30), st.sampled_from([1, 2, 4, 8]), _dims)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from test_race_recorder import ATEN, Operations, call, wait_for
 
+from disttest.extras.sanitizers.race import cuda_streams, race_recorder
+from disttest.extras.sanitizers.race.policy import Policy
+from disttest.extras.sanitizers.race.race_judge import judge_races
+from disttest.extras.sanitizers.race.race_kinds import RaceKind
+from disttest.extras.sanitizers.race.race_recorder import RaceRecorder
+from disttest.extras.sanitizers.race.stream_order import StreamOrder
 from disttest.observe import Group
-from disttest.sanitizers.race import cuda_streams, race_recorder
-from disttest.sanitizers.race.policy import Policy
-from disttest.sanitizers.race.race_judge import judge_races
-from disttest.sanitizers.race.race_kinds import RaceKind
-from disttest.sanitizers.race.race_recorder import RaceRecorder
-from disttest.sanitizers.race.stream_order import StreamOrder
 
 NCCL = Group(name="0", description="default", ranks=(0, 1), backend="nccl", timeout_s=None, queues=True)
 DEFAULT, SIDE, BACKEND = 0, 1, 9

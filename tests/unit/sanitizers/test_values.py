@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from disttest.errors import UsageError
-from disttest.sanitizers.values.contents import differ, first_difference
-from disttest.sanitizers.values.digest import read_tensor
-from disttest.sanitizers.values.divergence import find_parting
-from disttest.sanitizers.values.trace import Content, Role, TensorPlace, Trace, Trust
-from disttest.sanitizers.values.trace_notes import Notes
-from disttest.sanitizers.values.value_judge import judge_values, limits_of
-from disttest.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.sanitizers.values.values_file import (
+from disttest.extras.sanitizers.values.contents import differ, first_difference
+from disttest.extras.sanitizers.values.digest import read_tensor
+from disttest.extras.sanitizers.values.divergence import find_parting
+from disttest.extras.sanitizers.values.trace import Content, Role, TensorPlace, Trace, Trust
+from disttest.extras.sanitizers.values.trace_notes import Notes
+from disttest.extras.sanitizers.values.value_judge import judge_values, limits_of
+from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
+from disttest.extras.sanitizers.values.values_file import (
     FILE_NAME,
     ValuesFile,
     encode_recording,
@@ -348,7 +348,7 @@ class TestDiverge:
 
 
 def test_what_is_beyond_the_limit_is_counted_and_told(monkeypatch):
-    monkeypatch.setattr("disttest.sanitizers.values.trace_notes.MOST_ENTRIES", 1)
+    monkeypatch.setattr("disttest.extras.sanitizers.values.trace_notes.MOST_ENTRIES", 1)
     cut = trace(call(Role.INPUT, numbers(1)), call(Role.INPUT, numbers(2), 2))
 
     assert 1 == cut.beyond

@@ -105,9 +105,9 @@ def disttest_test_data(item: pytest.Item) -> ChaosCase | None:
 
 
 @hookimpl
-def disttest_prepare_forks(config: pytest.Config) -> None:
+def disttest_load_parts(config: pytest.Config) -> None:
     """Import the parts in worlds and ranks."""
-    if config.getoption("disttest_chaos"):
+    if config.known_args_namespace.disttest_chaos:
         from disttest.extras.chaos import in_rank, in_world  # noqa: F401
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @hookimpl
-def disttest_prepare_forks(config: pytest.Config) -> None:
+def disttest_load_parts(config: pytest.Config) -> None:
     """Import the recorder, which imports no torch."""
     del config
     from disttest.extras.replay import in_rank, in_world  # noqa: F401

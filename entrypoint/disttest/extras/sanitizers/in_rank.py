@@ -6,10 +6,10 @@ import sys
 from collections.abc import Generator, Sequence
 
 from disttest import observe
+from disttest.extras.sanitizers.choice import Chosen
+from disttest.extras.sanitizers.table import SANITIZERS
 from disttest.hookspecs import hookimpl
 from disttest.runtime.rank.rank_test import RankTest
-from disttest.sanitizers.choice import Chosen
-from disttest.sanitizers.table import SANITIZERS
 
 
 class Recorders:

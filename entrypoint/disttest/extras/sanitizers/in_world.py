@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from disttest.extras.sanitizers.choice import Chosen
+from disttest.extras.sanitizers.table import SANITIZERS
+from disttest.extras.sanitizers.values.values_file import encode_recording
 from disttest.masking import masker
 from disttest.model import ALONE, Outcome, TestResult
 from disttest.results.findings import with_findings
 from disttest.runtime.world.judged_attempt import JudgedAttempt
-from disttest.sanitizers.choice import Chosen
-from disttest.sanitizers.table import SANITIZERS
-from disttest.sanitizers.values.values_file import encode_recording
 
 
 def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chosen]) -> TestResult:

@@ -34,7 +34,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
     assert run.workplace is not None
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
-    plugin_manager().call("disttest_prepare_forks", config=session.config)
+    plugin_manager().call("disttest_load_parts", config=session.config)
     making = parents_of(
         session,
         {test.nodeid: item for item, test in apart},

@@ -40,7 +40,7 @@ class Rank:
 
     @property
     def settings(self) -> WorldSettings:
-        """The options of the run, those of plugins in ``plugin_options``."""
+        """The options of the run; ``OPTION.of(rank.settings)`` is the value of one of a plugin."""
         return self.spec.settings
 
     @property

@@ -12,24 +12,21 @@ from disttest.results.findings import with_findings, with_section
 NAME = "collective-budget"
 
 
-# 1. The option. Its value is in `settings.plugin_options` of every process of the run.
+# 1. The option. Every process of the run knows its value.
+BUDGET = Option(
+    name=NAME,
+    type=WHOLE,
+    help="How many collectives each rank may issue in a test.",
+    commands=("run",),
+    otherwise="no limit",
+    has_variable=True,
+    repeated=True,
+)
+
+
 @hookimpl
 def disttest_addoptions():
-    return [
-        Option(
-            name=NAME,
-            type=WHOLE,
-            help="How many collectives each rank may issue in a test.",
-            commands=("run",),
-            otherwise="no limit",
-            has_variable=True,
-            repeated=True,
-        )
-    ]
-
-
-def budget_of(settings):
-    return settings.plugin_options["collective_budget"]
+    return [BUDGET]
 
 
 # 2. In each rank: count the collectives of each test, and report the number.
@@ -45,7 +42,7 @@ counter = Counter()
 
 @hookimpl
 def disttest_rank_configure(rank):
-    if budget_of(rank.settings) is not None:
+    if BUDGET.of(rank.settings) is not None:
         rank.observe(counter)
 
 
@@ -53,7 +50,7 @@ def disttest_rank_configure(rank):
 def disttest_rank_test(test):
     counter.calls = 0
     result = yield
-    if budget_of(test.rank.settings) is not None:
+    if BUDGET.of(test.rank.settings) is not None:
         test.report(NAME, counter.calls)
     return result
 
@@ -62,7 +59,7 @@ def disttest_rank_test(test):
 @hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt):
     result = yield
-    budget = budget_of(attempt.settings)
+    budget = BUDGET.of(attempt.settings)
     if budget is None:
         return result
     calls = attempt.reports(NAME, int)

@@ -1,0 +1,32 @@
+"""``disttest diverge``: where two runs of a test have seen other numbers first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from disttest.errors import ExitCode
+from disttest.options.flags import RegistryCommand, flags
+
+
+@click.command(cls=RegistryCommand)
+@click.argument("first", metavar="A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="B", type=click.Path(path_type=Path))
+@flags("diverge")
+@click.pass_context
+def diverge(
+    context: click.Context, first: Path, second: Path, test: str | None, tolerance: float | None
+) -> None:
+    """Find the first call, module or parameter at which two runs part, test by test.
+
+    A and B are results directories of runs with --sanitize values. Exit code 0: the same, 1: not the same.
+
+    \b
+    disttest diverge results-green results              this run against one that was good
+    disttest diverge one four --tolerance 1e-5          world size 1 against 4: parameters and their gradients
+    """
+    from disttest.extras.sanitizers.partings import tell_partings
+
+    if tell_partings(first, second, test or "", tolerance):
+        context.exit(ExitCode.FAILED)

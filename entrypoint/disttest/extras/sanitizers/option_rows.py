@@ -1,0 +1,27 @@
+"""``--sanitize``, and the options of ``disttest diverge``."""
+
+from __future__ import annotations
+
+from disttest.extras.sanitizers.choice import FORM, Chosen, parse_chosen, show_chosen
+from disttest.options.option import of_every_run, rows_of
+from disttest.options.values import RATIO, Type, text
+
+SANITIZE = of_every_run(
+    "sanitize",
+    Type(form=FORM, parse=parse_chosen, show=show_chosen),
+    "Tools that look for more in tests that pass; what they find fails the test, or with :warn is told beside it.",
+    default=(Chosen(name="order", fails=False),),
+    repeated=True,
+)
+_diverge = rows_of("diverge")
+
+OPTIONS = (
+    SANITIZE,
+    _diverge("test", text("TEXT"), "Compare tests whose id contains this.", otherwise="all"),
+    _diverge(
+        "tolerance",
+        RATIO,
+        "How much numbers may differ, as a share of their size.",
+        otherwise="every bit counts",
+    ),
+)

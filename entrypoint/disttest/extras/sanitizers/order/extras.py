@@ -1,0 +1,85 @@
+"""Calls that are missing on another rank, and handles that nobody keeps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from disttest.extras.sanitizers.order.exchanges import Exchange, Exchanges, StreamPosition
+from disttest.extras.sanitizers.order.order_findings import make_finding
+from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
+from disttest.extras.sanitizers.order.order_words import at, describe
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.model import SanitizerFinding, rank_names
+
+_COLLECTIVE = Consequence(
+    "It goes unnoticed while nobody waits for it; the next collective of the group is paired with it, so that data are mixed "
+    "up or ranks hang, and over NCCL the group is never finished.",
+    "Issue it on all ranks of the group, or on none: look for a condition, a loop of another length, or an early return.",
+)
+_MESSAGE = Consequence(
+    "It goes unnoticed while nobody waits for it; the next message between the two ranks is paired with it, and over NCCL "
+    "the stream of the two ranks is blocked.",
+    "Give each send a receive on the other rank, with the same group and tag.",
+)
+_NEVER_WAITED = Consequence(
+    "Whether its result is there when it is read, and its tensor is still in use when it is written, is luck on every "
+    "backend; if it fails, nobody hears of it.",
+    "Keep the handle and call wait() on it before the tensor is used again, or leave async_op out.",
+)
+
+
+def find_extras(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+    """Of each group the first collective, and of each two ranks the first message, that not all have called."""
+    for group, collectives in exchanges.collectives.items():
+        first = next((exchange for exchange in collectives if not exchange.is_complete), None)
+        if first is not None and group not in exchanges.parted:
+            yield _extra(first, exchanges, _COLLECTIVE)
+    for messages in exchanges.messages.values():
+        first = next((exchange for exchange in messages if not exchange.is_complete), None)
+        if first is not None:
+            yield _extra(first, exchanges, _MESSAGE)
+
+
+def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -> SanitizerFinding:
+    rank = min(exchange.calls)
+    call = exchanges.of(exchange, rank)
+    what = f"{describe(call)}{at(call)}"
+    who = f"{rank_names(exchange.calls)} called {what}"
+    absent = rank_names(exchange.absent)
+    if exchange.is_p2p:
+        missing = f"{absent} never {'receives' if call.is_send else 'sends'} it"
+        message = (
+            f"message #{exchange.number} of group {exchange.group.title} has no partner: {who}, {missing}"
+        )
+    else:
+        message = f"not all ranks joined collective #{exchange.number} of group {exchange.group.title}: {who}, {absent} never did"
+    decisive = {rank: [index] for rank, index in exchange.calls.items()}
+    return make_finding(
+        OrderFindingKind.EXTRA, message, consequence, exchanges, dict(sorted(decisive.items())[:2])
+    )
+
+
+def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Iterator[SanitizerFinding]:
+    """One finding for each line whose asynchronous call nobody can wait for.
+
+    Args:
+        exchanges: of the test.
+        told: lines of which another finding tells already.
+    """
+    by_line: dict[tuple[str, int], dict[int, int]] = {}
+    for rank in exchanges.ranks:
+        for index in range(len(exchanges.calls_of(rank))):
+            call = exchanges.at(StreamPosition(rank, index))
+            if call.dropped and call.where not in told:
+                by_line.setdefault((call.file, call.line), {}).setdefault(rank, index)
+    for places in by_line.values():
+        rank = min(places)
+        call = exchanges.at(StreamPosition(rank, places[rank]))
+        verb = "waits" if len(places) == 1 else "wait"
+        yield make_finding(
+            OrderFindingKind.NEVER_WAITED,
+            f"{rank_names(places)} never {verb} for {describe(call)}{at(call)}: its handle is thrown away",
+            _NEVER_WAITED,
+            exchanges,
+            {rank: [places[rank]]},
+        )

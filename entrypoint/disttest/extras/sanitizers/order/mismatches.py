@@ -1,0 +1,229 @@
+"""Ranks that call different things at the same number of a group, or the same thing with tensors that do not fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from disttest.extras.sanitizers.order.exchanges import Exchange, Exchanges
+from disttest.extras.sanitizers.order.order_findings import make_finding
+from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
+from disttest.extras.sanitizers.order.order_words import at, describe
+from disttest.extras.sanitizers.order.stream import CallSignature
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.model import SanitizerFinding, rank_names
+from disttest.observe import Spec
+
+_OPERATION = Consequence(
+    "As long as nobody waits for them both go unnoticed over gloo; whoever waits hangs, and NCCL hangs or mixes up their "
+    "data.",
+    "Make all ranks of the group call the same collectives in the same order; a condition around one of them must be true "
+    "on all ranks or on none.",
+)
+_REDUCTION = Consequence(
+    "Every rank reduces by an operation of its own: gloo and NCCL let it pass, and the numbers are wrong.",
+    "Call it with the same operation on all ranks.",
+)
+_ROOT = Consequence(
+    "Each root waits for ranks that wait for another one: gloo and NCCL hang as soon as somebody waits, or data come from "
+    "the wrong rank.",
+    "Give all ranks the same root, as a rank of the default group unless it is given as group_src or group_dst.",
+)
+_DTYPE = Consequence(
+    "The bytes of one type are read as those of the other: gloo and NCCL let it pass where elements have the same size, and "
+    "the numbers are wrong; other sizes abort or hang.",
+    "Convert the tensor to one dtype on all ranks before the call.",
+)
+_SHAPE = Consequence(
+    "Elements are paired in the order of memory, whatever the shapes say: gloo and NCCL let it pass where there are as many "
+    "of them, and the numbers are wrong; other sizes abort, hang or are cut off.",
+    "Give the tensor the same shape on all ranks; flatten it on all of them if the order of memory is what is meant.",
+)
+
+_SPLITS = Consequence(
+    "Gloo lets it pass where the receiver expects more than it is sent, and the rest of its tensor is left as it was; other "
+    "sizes abort or hang, and NCCL hangs.",
+    "Make the rows that each rank gives to another one the rows that this one takes from it: exchange the sizes first.",
+)
+
+_SAME_SHAPES = frozenset({"allreduce", "allreduce_coalesced", "broadcast", "reduce"})
+_SAME_SIZES = frozenset(
+    {
+        *("allgather_base", "allgather_into_tensor_coalesced", "allgather_coalesced"),
+        *("reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather_into_tensor"),
+    }
+)
+_BYTES = frozenset({"uint8", "int8"})
+"""What tensors of other types are seen as where only their bytes matter."""
+
+
+class _Difference(NamedTuple):
+    consequence: Consequence
+    first: int
+    """A rank."""
+    second: int
+    """One that differs from it."""
+
+
+_Check = Callable[[Exchange, Exchanges], _Difference | None]
+
+
+def find_mismatches(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+    """One finding for each pair of lines that do not agree."""
+    told: set[tuple[str, ...]] = set()
+    for exchange in exchanges.all():
+        if not exchange.is_complete:
+            continue
+        difference = next(filter(None, (check(exchange, exchanges) for check in _checks(exchange))), None)
+        if difference is None:
+            continue
+        pair = (difference.first, difference.second)
+        lines = (difference.consequence.effect, *(exchanges.of(exchange, rank).where for rank in pair))
+        if lines not in told:
+            told.add(lines)
+            yield _finding(exchange, difference, exchanges)
+
+
+def _checks(exchange: Exchange) -> tuple[_Check, ...]:
+    if exchange.is_p2p:
+        return (_other_message,)
+    return (_other_operation, _other_root, _other_reduction, _other_dtype, _other_shape)
+
+
+def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) -> SanitizerFinding:
+    first, second = (exchanges.of(exchange, rank) for rank in difference[1:])
+    like_first = [rank for rank in exchange.members if exchanges.of(exchange, rank) == first]
+    like_second = [rank for rank in exchange.members if exchanges.of(exchange, rank) == second]
+    parts = (
+        f"{rank_names(who)} called {describe(call)}{at(call)}"
+        for who, call in ((like_first, first), (like_second, second))
+    )
+    what = "message" if exchange.is_p2p else "collective"
+    return make_finding(
+        OrderFindingKind.MISMATCH,
+        f"ranks disagree at {what} #{exchange.number} of group {exchange.group.title}: {', '.join(parts)}",
+        difference.consequence,
+        exchanges,
+        {rank: [exchange.calls[rank]] for rank in (like_first[0], like_second[0])},
+    )
+
+
+def _differing(
+    exchange: Exchange, exchanges: Exchanges, consequence: Consequence, key: Callable[[CallSignature], object]
+) -> _Difference | None:
+    """The first rank that differs from those before it; None where all agree."""
+    first = exchange.members[0]
+    expected = key(exchanges.of(exchange, first))
+    other = next((rank for rank in exchange.members if key(exchanges.of(exchange, rank)) != expected), None)
+    return None if other is None else _Difference(consequence, first, other)
+
+
+def _other_operation(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    return _differing(exchange, exchanges, _OPERATION, lambda call: call.family)
+
+
+def _other_root(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    return _differing(exchange, exchanges, _ROOT, lambda call: call.root)
+
+
+def _other_reduction(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    if not all(exchanges.of(exchange, rank).reduce_op for rank in exchange.members):
+        return None  # C++ has issued one of them, and does not tell
+    return _differing(exchange, exchanges, _REDUCTION, lambda call: call.reduce_op)
+
+
+def _other_dtype(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    known = [
+        rank for rank in exchange.members if _dtypes(exchanges.of(exchange, rank))
+    ]  # some may have nothing to send
+    other = next(
+        (r for r in known if _dtypes(exchanges.of(exchange, r)) != _dtypes(exchanges.of(exchange, known[0]))),
+        None,
+    )
+    return None if other is None else _Difference(_DTYPE, known[0], other)
+
+
+def _dtypes(call: CallSignature) -> set[str]:
+    return {each.dtype for each in call.inputs + call.outputs}
+
+
+def _other_shape(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    calls = [exchanges.of(exchange, rank) for rank in exchange.members]
+    if len({call.op for call in calls}) > 1:
+        return None
+    match calls[0].op:
+        case op if op in _SAME_SHAPES:
+            return _differing(exchange, exchanges, _SHAPE, lambda call: list(map(_form, call.inputs)))
+        case op if op in _SAME_SIZES:
+            return _differing(exchange, exchanges, _SHAPE, lambda call: [each.numel for each in call.inputs])
+        case "allgather" | "gather":
+            return _other_parts(exchange, exchanges, lambda call: call.outputs, lambda call: call.inputs)
+        case "reduce_scatter" | "scatter":
+            return _other_parts(exchange, exchanges, lambda call: call.inputs, lambda call: call.outputs)
+        case "alltoall_base":
+            return _other_splits(exchange, exchanges)
+        case _:
+            return None  # what may differ from rank to rank
+
+
+def _form(spec: Spec) -> list[int]:
+    """Its shape without dimensions of length one, which change no order: a loss is of shape [] or [1]."""
+    return [length for length in spec.shape if length != 1]
+
+
+_Tensors = Callable[[CallSignature], Sequence[Spec]]
+
+
+def _other_parts(
+    exchange: Exchange, exchanges: Exchanges, lists: _Tensors, own: _Tensors
+) -> _Difference | None:
+    """Of lists with one tensor for each rank: whether a rank's own tensor is not what another one's list has for it."""
+    for holder in exchange.members:
+        parts = lists(exchanges.of(exchange, holder))
+        if len(parts) != len(exchange.members):
+            continue  # not the root
+        for rank, part in zip(exchange.members, parts, strict=True):
+            mine = own(exchanges.of(exchange, rank))
+            if holder != rank and len(mine) == 1 and _form(mine[0]) != _form(part):
+                return _Difference(_SHAPE, holder, rank)
+    return None
+
+
+def _other_splits(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    """Whether a rank gives another one a different number of rows than that takes from it."""
+    members = exchange.members
+    rows = {rank: _rows(exchanges.of(exchange, rank), len(members)) for rank in members}
+    for place, giver in enumerate(members):
+        for other, taker in enumerate(members):
+            given, taken = rows[giver].given, rows[taker].taken
+            if given and taken and given[other] != taken[place]:
+                return _Difference(_SPLITS, giver, taker)
+    return None
+
+
+class _Rows(NamedTuple):
+    """By rank; empty where they are not known."""
+
+    taken: Sequence[int]
+    given: Sequence[int]
+
+
+def _rows(call: CallSignature, size: int) -> _Rows:
+    taken, given = call.splits
+    return _Rows(taken or _equal_parts(call.outputs, size), given or _equal_parts(call.inputs, size))
+
+
+def _equal_parts(specs: Sequence[Spec], size: int) -> Sequence[int]:
+    rows = specs[0].shape[0] if specs and specs[0].shape else 0
+    return [] if rows % size else [rows // size] * size
+
+
+def _other_message(exchange: Exchange, exchanges: Exchanges) -> _Difference | None:
+    sender, receiver = exchange.members
+    tensors = (*exchanges.of(exchange, sender).inputs, *exchanges.of(exchange, receiver).outputs)
+    if len(tensors) != 2:
+        return None  # not told
+    sent, taken = tensors
+    if sent.dtype != taken.dtype:
+        return None if _BYTES & {sent.dtype, taken.dtype} else _Difference(_DTYPE, sender, receiver)
+    return _Difference(_SHAPE, sender, receiver) if sent.numel != taken.numel else None

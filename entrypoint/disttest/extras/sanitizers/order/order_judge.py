@@ -1,0 +1,69 @@
+"""From the calls of all ranks to what is wrong with their order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from disttest.extras.sanitizers.order.exchanges import Exchanges
+from disttest.extras.sanitizers.order.extras import find_extras, find_never_waited
+from disttest.extras.sanitizers.order.mismatches import find_mismatches
+from disttest.extras.sanitizers.order.ordering import find_order
+from disttest.extras.sanitizers.order.stream import Stream
+from disttest.extras.sanitizers.order.unlike_groups import find_unlike_groups
+from disttest.extras.sanitizers.sanitizer import Judgement
+from disttest.model import SanitizerFinding
+
+_decoder = msgspec.json.Decoder(Stream)
+
+
+def judge_order(streams: Mapping[int, Stream]) -> tuple[SanitizerFinding, ...]:
+    """What is wrong with a test that has passed on all ranks.
+
+    Args:
+        streams: rank -> its calls, of all ranks of the world.
+    """
+    if any(stream.doubtful for stream in streams.values()) or _are_all_alike(streams):
+        return ()
+    exchanges = Exchanges(streams)
+    is_whole = not any(stream.beyond for stream in streams.values())
+    extras = tuple(find_extras(exchanges)) if is_whole else ()
+    told = {
+        call.where for finding in extras for order in finding.orders for call in order.calls if call.decides
+    }
+    return (
+        *find_unlike_groups(streams),
+        *find_mismatches(exchanges),
+        *extras,
+        *find_order(exchanges),
+        *find_never_waited(exchanges, told),
+    )
+
+
+def _are_all_alike(streams: Mapping[int, Stream]) -> bool:
+    """Whether all ranks have called the same collectives, all of all of them, which is what most tests do: quickly seen."""
+    first, *others = streams.values()
+    plain = all(
+        not (call.is_p2p or call.dropped) and len(call.group.ranks) == len(streams)
+        for call in first.signatures
+    )
+    return plain and not first.beyond and all(other is first or other == first for other in others)
+
+
+def limits_of(streams: Mapping[int, Stream]) -> tuple[str, ...]:
+    """What was not compared, in words."""
+    cut = {rank: stream.beyond for rank, stream in streams.items() if stream.beyond}
+    if not cut:
+        return ()
+    rank, more = min(cut.items())
+    kept = len(streams[rank].calls)
+    return (f"order was compared for the first {kept:,} calls; rank {rank} has issued {more:,} more",)
+
+
+def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
+    """What follows from what the ranks have sent; what is alike to the byte, as in most tests, is read once."""
+    texts = {rank: bytes(report) for rank, report in sorted(reports.items())}
+    read = {text: _decoder.decode(text) for text in {*texts.values()}}
+    streams = {rank: read[text] for rank, text in texts.items()}
+    return Judgement(judge_order(streams), limits_of(streams))

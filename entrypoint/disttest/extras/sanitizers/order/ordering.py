@@ -1,0 +1,165 @@
+"""Orders in which ranks would wait for each other, if each did one thing after the other. Pure.
+
+Every thread of every rank is a queue of its calls. A call is done when all that take part have it at the head of their
+queues; the calls of one batch are at the head together. Gloo does more at once: it runs asynchronous calls of different
+groups, and of different pairs of ranks, side by side. NCCL does not: communicators are made when they are first used,
+which blocks until all members come, and kernels of one GPU may run one after the other. So queues that get stuck here,
+in a test that has passed, are a deadlock elsewhere. It is what lockdep does with the order of locks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from disttest.extras.sanitizers.order.exchanges import Exchange, Exchanges, StreamPosition
+from disttest.extras.sanitizers.order.order_findings import make_finding
+from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
+from disttest.extras.sanitizers.order.order_words import at, title
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.model import SanitizerFinding
+
+_MOST_STOPS = 1_000
+"""How often queues that are stuck are helped on to look for more."""
+
+_ADVICE = {
+    OrderFindingKind.GROUP_ORDER: Consequence(
+        "Gloo passes, since it runs the calls of different groups side by side. Over NCCL each rank's GPU may be busy with "
+        "its first call, which waits for the others: a deadlock, that comes and goes with the load.",
+        "Issue collectives of groups that share ranks in the same order on all of them.",
+    ),
+    OrderFindingKind.P2P_ORDER: Consequence(
+        "Gloo passes, since it keeps calls of different groups and tags apart. NCCL knows no tags and takes messages of two "
+        "ranks in the order of issue: data end up in each other's tensors, or the ranks deadlock.",
+        "Issue sends, receives and collectives in the same order on both ranks, or put messages into one "
+        "batch_isend_irecv.",
+    ),
+    OrderFindingKind.P2P_CYCLE: Consequence(
+        "Gloo passes, since the calls are asynchronous. NCCL makes the communicator of two ranks when the first of them "
+        "calls, and takes their messages one after the other: each waits for the other, a deadlock.",
+        "Put sends and receives that belong together into one batch_isend_irecv, or let one side send first and the other "
+        "receive first.",
+    ),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class _Queue:
+    """The calls of one thread."""
+
+    rank: int
+    steps: list[list[Exchange]] = field(default_factory=list)
+    """In order; the calls of one batch are one step."""
+    head: int = 0
+
+    def pending(self, done: set[Exchange]) -> list[Exchange]:
+        """What it waits for; empty once all is done."""
+        while self.head < len(self.steps):
+            if rest := [exchange for exchange in self.steps[self.head] if exchange not in done]:
+                return rest
+            self.head += 1
+        return []
+
+
+_Link = tuple[_Queue, Exchange]
+"""A queue, and what it waits for."""
+
+
+def find_order(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+    """One finding for each cycle of lines whose calls wait for each other."""
+    queues, homes = _queues(exchanges)
+    done: set[Exchange] = set()
+    told: set[frozenset[str]] = set()
+    moved = list(queues)
+    for _ in range(_MOST_STOPS):
+        _run(moved, homes, done)
+        stuck = next((queue for queue in queues if queue.pending(done)), None)
+        if stuck is None:
+            return
+        cycle = _cycle(stuck, homes, done)
+        lines = frozenset(exchanges.of(exchange, queue.rank).where for queue, exchange in cycle)
+        if lines not in told:
+            told.add(lines)
+            yield _finding(cycle, exchanges)
+        _, helped = cycle[0]
+        done.add(helped)
+        moved = homes[helped]
+
+
+def _queues(exchanges: Exchanges) -> tuple[list[_Queue], dict[Exchange, list[_Queue]]]:
+    """The queues, and in which of them each exchange is."""
+    at_place = {
+        StreamPosition(rank, i): exchange
+        for exchange in exchanges.all()
+        if exchange.is_complete
+        for rank, i in exchange.calls.items()
+    }
+    queues: dict[tuple[int, int], _Queue] = {}
+    homes: dict[Exchange, list[_Queue]] = defaultdict(list)
+    in_batch: dict[tuple[int, int], bool] = {}
+    for place in sorted(at_place):
+        call, exchange = exchanges.at(place), at_place[place]
+        key = (place.rank, call.thread)
+        queue = queues.setdefault(key, _Queue(rank=place.rank))
+        if call.batched and in_batch.get(key):
+            queue.steps[-1].append(exchange)
+        else:
+            queue.steps.append([exchange])
+        in_batch[key] = call.batched
+        homes[exchange].append(queue)
+    return list(queues.values()), homes
+
+
+def _run(moved: list[_Queue], homes: dict[Exchange, list[_Queue]], done: set[Exchange]) -> None:
+    """Do what can be done, from queues whose heads are new."""
+    waiting = list(moved)
+    while waiting:
+        for exchange in waiting.pop().pending(done):
+            if all(exchange in home.pending(done) for home in homes[exchange]):
+                done.add(exchange)
+                waiting += homes[exchange]
+
+
+def _cycle(start: _Queue, homes: dict[Exchange, list[_Queue]], done: set[Exchange]) -> list[_Link]:
+    """Queues of which each waits for the next one, and the last for the first."""
+    path: list[_Link] = []
+    queue = start
+    while all(queue is not seen for seen, _ in path):
+        exchange = queue.pending(done)[0]
+        path.append((queue, exchange))
+        queue = next(home for home in homes[exchange] if exchange not in home.pending(done))
+    first = next(place for place, (seen, _) in enumerate(path) if seen is queue)
+    return path[first:]
+
+
+_TITLES = {
+    OrderFindingKind.GROUP_ORDER: "ranks use groups in orders that wait for each other",
+    OrderFindingKind.P2P_ORDER: "ranks issue messages in orders that wait for each other",
+    OrderFindingKind.P2P_CYCLE: "ranks begin with messages that wait for each other",
+}
+
+
+def _finding(cycle: list[_Link], exchanges: Exchanges) -> SanitizerFinding:
+    decisive: dict[int, list[int]] = defaultdict(list)
+    parts = []
+    later = [exchange for _, exchange in (cycle[-1], *cycle[:-1])]
+    for (queue, exchange), after in sorted(zip(cycle, later, strict=True), key=lambda link: link[0][0].rank):
+        rank = queue.rank
+        decisive[rank] += [exchange.calls[rank], after.calls[rank]]
+        first, second = (
+            f"{title(call)} #{each.number} of group {each.group.title}{at(call)}"
+            for each in (exchange, after)
+            for call in (exchanges.of(each, rank),)
+        )
+        parts.append(f"rank {rank} calls {first}, then {second}")
+    kind = _kind([exchange for _, exchange in cycle])
+    return make_finding(kind, f"{_TITLES[kind]}: {'; '.join(parts)}", _ADVICE[kind], exchanges, decisive)
+
+
+def _kind(cycle: list[Exchange]) -> OrderFindingKind:
+    if not any(exchange.is_p2p for exchange in cycle):
+        return OrderFindingKind.GROUP_ORDER
+    in_one_direction = len({(exchange.group, exchange.members) for exchange in cycle}) == 1
+    is_cycle = all(exchange.is_p2p for exchange in cycle) and not in_one_direction
+    return OrderFindingKind.P2P_CYCLE if is_cycle else OrderFindingKind.P2P_ORDER

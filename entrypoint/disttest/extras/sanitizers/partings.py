@@ -1,0 +1,49 @@
+"""What ``disttest diverge`` tells of two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from disttest.errors import UsageError
+from disttest.extras.sanitizers.values.divergence import compared, find_parting
+from disttest.extras.sanitizers.values.values_file import ValuesFile, pairs, read_recordings
+from disttest.reports.text import count, one_line
+
+
+def tell_partings(first: Path, second: Path, text: str, tolerance: float | None) -> bool:
+    """Print what came of each test that both runs have; whether one parts.
+
+    Args:
+        first: results directory of a run.
+        second: of the other.
+        text: a part of the ids of the tests that are meant.
+        tolerance: how far numbers may be from each other; None: not at all.
+
+    Raises:
+        UsageError: they have no such test in common.
+    """
+    found = [
+        (one, other)
+        for one, other in pairs(read_recordings(first), read_recordings(second))
+        if text in one.nodeid or text in other.nodeid
+    ]
+    if not found:
+        wanted = f" with {text!r} in its id" if text else ""
+        raise UsageError(f"{first} and {second} have no test{wanted} in common")
+    parted = [_tell(one, other, tolerance) for one, other in found]
+    return any(parted)
+
+
+def _tell(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> bool:
+    """Print what came of one test; whether it parts."""
+    parting = find_parting(one, other, tolerance)
+    names = one.nodeid if one.nodeid == other.nodeid else f"{one.nodeid} and {other.nodeid}"
+    if parting is None:
+        click.echo(f"same: {one_line(names)}: {count(compared(one, other), 'tensor')}")
+        return False
+    click.echo(f"differs: {one_line(names)}")
+    click.echo(f"  rank {parting.rank}: {one_line(parting.message, 2000)}")
+    click.echo(f"  {count(parting.same, 'tensor')} before it the same on this rank")
+    return True

@@ -1,0 +1,143 @@
+"""From what the ranks have seen to findings: the same race on several ranks is one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.extras.sanitizers.order.order_words import at, describe
+from disttest.extras.sanitizers.race.race_kinds import RaceKind
+from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
+from disttest.extras.sanitizers.sanitizer import Judgement
+from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge, rank_names
+
+NAME = "race"
+_decoder = msgspec.json.Decoder(Races)
+
+
+class _Telling(NamedTuple):
+    """How a kind is told."""
+
+    one: str
+    """What one rank does, with what."""
+    several: str
+    effect: str
+    advice: str
+
+
+_TELLING = {
+    RaceKind.OUTPUT_READ: _Telling(
+        "reads the result of",
+        "read the result of",
+        "Whether the old value is read, the new one or bytes of both is a matter of time: a wrong number now and then.",
+        "Call wait() on the handle before the result is read; wait() of another call does not do, unless the backend runs calls "
+        "in order (race:nccl).",
+    ),
+    RaceKind.OUTPUT_WRITTEN: _Telling(
+        "writes the result of",
+        "write the result of",
+        "What is written is lost, or mixed up with what the call writes, by the time that either takes.",
+        "Call wait() on the handle before the tensor is written, or write to another one.",
+    ),
+    RaceKind.INPUT_WRITTEN: _Telling(
+        "writes the input of",
+        "write the input of",
+        "The other ranks get the old value, the new one or bytes of both, by the time that sending takes.",
+        "Call wait() on the handle before the tensor is written again, or give the call a copy of its own (clone()).",
+    ),
+    RaceKind.STORAGE_FREED: _Telling(
+        "frees the memory of",
+        "free the memory of",
+        "The call goes on reading or writing memory that is no longer its own: wrong numbers, or a crash elsewhere.",
+        "Call wait() on the handle before the storage is resized.",
+    ),
+}
+
+
+def judge_races(seen: Mapping[int, Races]) -> tuple[SanitizerFinding, ...]:
+    """What is wrong with a test that has passed on all ranks.
+
+    Args:
+        seen: rank -> its races.
+    """
+    if any(each.doubtful for each in seen.values()):
+        return ()
+    alike: dict[tuple[object, ...], dict[int, Race]] = {}
+    for rank, races in seen.items():
+        for race in races.races:
+            key = race.kind, race.call.op, race.call.file, race.call.line, race.at
+            alike.setdefault(key, {}).setdefault(rank, race)
+    return tuple(_finding(ranks) for ranks in alike.values())
+
+
+def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
+    """What follows from what the ranks have sent."""
+    seen = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
+    notes = tuple(
+        f"sanitizer race: rank {rank} has seen {races.beyond:,} more races"
+        for rank, races in seen.items()
+        if races.beyond
+    )
+    return Judgement(judge_races(seen), notes)
+
+
+def _finding(races: Mapping[int, Race]) -> SanitizerFinding:
+    first = races[min(races)]
+    telling = _TELLING[first.kind]
+    verb = telling.several if len(races) > 1 else telling.one
+    thread = " in another thread" if first.in_other_thread else ""
+    return SanitizerFinding(
+        sanitizer=NAME,
+        kind=str(first.kind),
+        message=f"{rank_names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
+        f"{_touch(first)}{_place(first.at)}{thread}; {_waits(first)}",
+        effect=telling.effect,
+        advice=_ADVICE_ON_STREAMS if first.on_other_stream else telling.advice,
+        orders=tuple(
+            RankCalls(rank=rank, calls=tuple(_calls(race))) for rank, race in sorted(races.items())[:4]
+        ),
+    )
+
+
+_ADVICE_ON_STREAMS = (
+    "wait() of a handle makes the stream wait that is current then, not the thread: have this stream wait for that one "
+    "(wait_stream, or an event), or wait() where this stream is the current one."
+)
+
+
+def _waits(race: Race) -> str:
+    if race.on_other_stream:
+        return "only another stream was made to wait for it"
+    if race.waited and race.waited.where:
+        return f"the wait comes at {race.waited.where}"
+    return _NO_WAIT[bool(race.waited)]
+
+
+_NO_WAIT = {True: "the wait comes later", False: "nothing in the test waits for it"}
+
+
+def _touch(race: Race) -> str:
+    if race.kind is RaceKind.INPUT_WRITTEN and race.what == HANDED_OUT:
+        return "its memory is not what it was when numpy got it"
+    return race.what
+
+
+def _place(line: SourceLine) -> str:
+    return f" at {line.where}" if line.where else ""
+
+
+def _calls(race: Race) -> Iterator[SeenCall]:
+    """The call, what touches its tensor, and the wait."""
+    call = race.call
+    what = f"{describe(call)}, #{race.seq} of group {call.group.title}"
+    yield SeenCall(what=what, file=call.file, line=call.line, decides=True, window=WindowEdge.OPENS)
+    yield SeenCall(
+        what=_touch(race), file=race.at.file, line=race.at.line, decides=True, window=WindowEdge.INSIDE
+    )
+    if race.waited is None:
+        what = "wait of another stream" if race.on_other_stream else "no wait"
+        yield SeenCall(what=what, window=WindowEdge.INSIDE)
+    else:
+        yield SeenCall(what="wait", file=race.waited.file, line=race.waited.line, window=WindowEdge.CLOSES)

@@ -1,0 +1,163 @@
+"""The digest of a tensor, without a single operation of torch: nobody's dispatch mode, profiler or graph sees it.
+
+Its memory is read by address. ``Tensor.numpy()`` would do it too, and would make the storage one that cannot be resized,
+which breaks FSDP. CRC-32 depends on the order of the bytes, which sums and ``torch.hash_tensor`` do not. A megabyte
+takes 0.3 ms, of which 0.25 are the CRC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from disttest.extras.sanitizers.values.trace import Content
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Subclasses (DTensor, FakeTensor, FSDP's flat parameter) are something else than their numbers."""
+_BLOCKS = 32
+_SMALLEST_BLOCK = 1024
+_DOT = 8192
+"""Numbers of one dot product: with more than 9,216 OpenBLAS starts threads."""
+_SAMPLE = 2048
+"""Numbers of half precision whose norm stands for all: to widen each would take longer than its digest."""
+
+_DTYPES = {
+    torch.float64: np.dtype(np.float64),
+    torch.float32: np.dtype(np.float32),
+    torch.float16: np.dtype(np.float16),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+}
+_BY_SIZE = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def read_tensor(tensor: Any, *, most_head: int) -> Content | None:
+    """The content of a tensor; None where it has none that could be compared.
+
+    Args:
+        tensor: anything; one on a device is copied to the host, which waits for its stream.
+        most_head: bytes to keep as they are.
+    """
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return None
+    try:
+        if tensor.device.type != "cpu":
+            if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+                return None
+            tensor = tensor.detach().cpu()
+        numbers = _numbers(tensor)
+    except RuntimeError:  # of functorch: there is no memory to read
+        return None
+    return None if numbers is None else _content(numbers, tensor.dtype, most_head)
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[Any] | None:
+    """Its numbers in logical order, flat; of the memory itself where that lies so."""
+    dtype: Any = _DTYPES.get(tensor.dtype) or _BY_SIZE.get(tensor.element_size())
+    count, size = tensor.numel(), tensor.element_size()
+    if dtype is None or not count or not (address := tensor.data_ptr()):
+        return None
+    if tensor.is_contiguous():
+        whole: Any = (ctypes.c_char * (count * size)).from_address(address)
+        return np.frombuffer(whole, dtype)
+    strides = tensor.stride()
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
+    memory: Any = (ctypes.c_char * (span * size)).from_address(address)
+    steps = tuple(stride * size for stride in strides)
+    return np.ndarray(tuple(tensor.shape), dtype, memory, 0, steps).ravel()
+
+
+def _content(numbers: NDArray[Any], dtype: torch.dtype, most_head: int) -> Content:
+    octets: Any = numbers.view(np.uint8)
+    data = memoryview(octets)
+    digest, blocks, block = _digest(data)
+    norm, bad, bad_at = (
+        _measure(numbers, dtype) if dtype.is_floating_point or dtype.is_complex else _NO_MEASURE
+    )
+    return Content(
+        digest=digest,
+        head=bytes(data[:most_head]),
+        blocks=blocks,
+        block=block,
+        norm=norm,
+        bad=bad,
+        bad_at=bad_at,
+    )
+
+
+_NO_MEASURE: tuple[float | None, str, int] = (None, "", -1)
+
+
+def _digest(data: memoryview) -> tuple[int, tuple[int, ...], int]:
+    size = len(data)
+    if size <= _SMALLEST_BLOCK:
+        return zlib.crc32(data), (), 0
+    block = max(_SMALLEST_BLOCK, -(-size // _BLOCKS) + 15 & ~15)  # numbers are not cut
+    blocks = tuple(zlib.crc32(data[start : start + block]) for start in range(0, size, block))
+    return zlib.crc32(np.array(blocks, np.uint32).tobytes()), blocks, block
+
+
+def _measure(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | None, str, int]:
+    """Norm, and the first number that is not finite."""
+    if numbers.dtype.itemsize == 2:
+        return _measure_half(numbers, dtype)
+    if numbers.dtype.kind not in "fc":  # eight bits: none of the libraries knows them
+        return _NO_MEASURE
+    parts = numbers.view(numbers.real.dtype) if numbers.dtype.kind == "c" else numbers
+    squares = _squares(parts)
+    if math.isfinite(squares):
+        return math.sqrt(squares), "", -1
+    return (None, *_first_bad(numbers))
+
+
+def _squares(parts: NDArray[Any]) -> float:
+    """The sum of the squares, not finite where that is too large."""
+    whole = len(parts) // _DOT * _DOT
+    rows, rest = parts[:whole].reshape(-1, 1, _DOT), parts[whole:]
+    with np.errstate(all="ignore"):
+        squares = float(np.dot(rest, rest))
+        if whole:
+            squares += float(np.matmul(rows, rows.transpose(0, 2, 1)).sum(dtype=np.float64))
+    return squares
+
+
+def _measure_half(numbers: NDArray[Any], dtype: torch.dtype) -> tuple[float | None, str, int]:
+    if not _are_finite(numbers.view(np.uint16), 0x7F80 if dtype is torch.bfloat16 else 0x7C00):
+        return (None, *_first_bad(_widened(numbers, dtype)))
+    sample = _widened(numbers[:: -(-len(numbers) // _SAMPLE)], dtype).astype(np.float64)
+    return math.sqrt(float(np.dot(sample, sample))), "", -1
+
+
+def _are_finite(bits: NDArray[np.uint16], infinity: int) -> bool:
+    """Infinity and NaN are the largest of their sign, as integers: of the positive with a sign, of the negative without."""
+    return bool(bits.view(np.int16).max() < infinity and bits.max() < infinity + 0x8000)
+
+
+def _widened(numbers: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
+    if dtype is torch.bfloat16:
+        return (numbers.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
+
+
+def _first_bad(numbers: NDArray[Any]) -> tuple[str, int]:
+    """The first that is not finite; none where only the squares were too large."""
+    places = np.flatnonzero(~np.isfinite(numbers))
+    if not len(places):
+        return "", -1
+    return ("nan" if np.isnan(numbers[places[0]]) else "inf"), int(places[0])

@@ -1,0 +1,129 @@
+"""Where two recordings of one test part first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from disttest.extras.sanitizers.values.contents import differ, first_difference
+from disttest.extras.sanitizers.values.sights import Sight, at, describe, sights_of
+from disttest.extras.sanitizers.values.trace import Role, TensorPlace
+from disttest.extras.sanitizers.values.values_file import ValuesFile
+from disttest.model import Frozen
+
+_WHATEVER_THE_SIZE = frozenset({Role.WRAPPED, Role.GRADIENT, Role.BEFORE, Role.PARAMETER})
+"""What data parallel training has the same however many ranks share the work."""
+
+
+class Parting(Frozen):
+    """Where two runs part."""
+
+    rank: int
+    """Of both worlds."""
+    message: str
+    """One line: what it is, in both, and where."""
+    same: int
+    """Tensors that the rank had the same before."""
+
+
+def find_parting(one: ValuesFile, other: ValuesFile, tolerance: float | None) -> Parting | None:
+    """The first difference; None where there is none.
+
+    Worlds of one size are compared rank by rank, in everything that they have seen. Of worlds of two sizes only what
+    their first ranks have of the parameters.
+
+    Args:
+        one: what was recorded of a test.
+        other: the same test, in another run.
+        tolerance: see :func:`disttest.extras.sanitizers.values.contents.differ`.
+    """
+    found = [
+        (parting, position)
+        for rank in _ranks(one, other)
+        for parting, position in [_part_of_rank(one, other, rank, tolerance)]
+        if parting is not None
+    ]
+    return min(found, key=lambda each: (each[1], each[0].rank))[0] if found else None
+
+
+def compared(one: ValuesFile, other: ValuesFile) -> int:
+    """How many tensors of both can be compared."""
+    return sum(
+        min(len(_sights(one, other, rank)), len(_sights(other, one, rank))) for rank in _ranks(one, other)
+    )
+
+
+def _ranks(one: ValuesFile, other: ValuesFile) -> Sequence[int]:
+    return sorted(one.ranks.keys() & other.ranks.keys()) if one.size == other.size else (0,)
+
+
+def _sights(recording: ValuesFile, other: ValuesFile, rank: int) -> list[Sight]:
+    if rank not in recording.ranks:
+        return []
+    sights = sights_of(rank, recording.ranks[rank])
+    if recording.size == other.size:
+        return list(sights)
+    return [sight for sight in sights if sight.place.role in _WHATEVER_THE_SIZE and not _is_wrapping(sight)]
+
+
+def _is_wrapping(sight: Sight) -> bool:
+    """Only one of the two may be wrapped."""
+    return sight.place.role is Role.WRAPPED
+
+
+def _part_of_rank(
+    one: ValuesFile, other: ValuesFile, rank: int, tolerance: float | None
+) -> tuple[Parting | None, int]:
+    left, right = _sights(one, other, rank), _sights(other, one, rank)
+    for position, (mine, yours) in enumerate(zip(left, right, strict=False)):
+        if message := _compare(mine, yours, tolerance):
+            return Parting(rank=rank, message=message, same=position), position
+    shorter = min(len(left), len(right))
+    if len(left) == len(right):
+        return None, shorter
+    longer = left if len(left) > shorter else right
+    which = "A" if longer is left else "B"
+    more = longer[shorter]
+    message = f"only {which} goes on, with the {describe(more)}{at(more.place)}"
+    return Parting(rank=rank, message=message, same=shorter), shorter
+
+
+def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
+    """How two sights differ, in a line; empty if they do not."""
+    if _thing(mine) != _thing(yours):
+        return (
+            f"A has the {describe(mine)}{at(mine.place)}, where B has the {describe(yours)}{at(yours.place)}"
+        )
+    kinds = [f"{place.dtype}{list(place.shape)}" for place in (mine.place, yours.place)]
+    if kinds[0] != kinds[1]:
+        return (
+            f"the {describe(mine)} is {kinds[0]} in A{at(mine.place)}, and {kinds[1]} in B{at(yours.place)}"
+        )
+    if not differ(mine.content, yours.content, mine.place.dtype, tolerance):
+        return ""
+    return f"the {describe(mine)} differs, {'; '.join(_sides(mine, yours))}"
+
+
+def _sides(mine: Sight, yours: Sight) -> Iterator[str]:
+    found = first_difference(mine.place, mine.content, yours.content)
+    yield f"first at {found.at}"
+    for index, (letter, sight) in enumerate((("A", mine), ("B", yours))):
+        value = f" {found.values[index]}" if found.values else ""
+        norm = f" (norm {sight.content.norm:.6g})" if sight.content.norm is not None else ""
+        yield f"{letter}{at(sight.place)}:{value or ' other numbers'}{norm}"
+
+
+def _thing(sight: Sight) -> tuple[object, ...]:
+    """What two runs call the same."""
+    place: TensorPlace = sight.place
+    if sight.is_of_call:
+        return (
+            place.role,
+            place.name,
+            place.kind,
+            place.group,
+            place.peer,
+            place.root,
+            place.index,
+            sight.number,
+        )
+    return (place.role, place.model, place.name, place.index, sight.number)

@@ -1,0 +1,223 @@
+"""Modules, their parameters and their optimizers: what torch's global hooks tell of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules import module as hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from disttest.extras.sanitizers.values.replicas import Evidence, Replicas
+from disttest.extras.sanitizers.values.trace import Role, TensorPlace, Trust
+from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
+from disttest.observe import as_text, spec_of
+from disttest.observe.sites import call_site
+
+_MOST_TENSORS = 8
+"""Of what one module returns."""
+_NOWHERE = -1
+"""Number of the model of parameters that are in none."""
+_PLAIN = frozenset({torch.Tensor, nn.Parameter})
+_UNKNOWN = Replicas()
+
+
+class Models:
+    """Notes what modules return, and what optimizers make of parameters."""
+
+    def __init__(self) -> None:
+        self._names: MutableMapping[Any, tuple[int, str]] = WeakIdKeyDictionary()
+        """Module or parameter -> number of its model, and its path there."""
+        self._roots: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
+        self._wrappers: MutableMapping[Any, bool] = WeakIdKeyDictionary()
+        """Each DistributedDataParallel -> whether it was used."""
+        self._count = 0
+
+    def begin(self, notes: Notes, evidence: Evidence) -> None:
+        """A test begins: models are numbered anew."""
+        self._notes, self._evidence = notes, evidence
+        self._names.clear()
+        self._roots.clear()
+        for wrapper in list(self._wrappers):
+            self._wrappers[wrapper] = False
+        self._count = 0
+        self._outer: weakref.ref[Optimizer] | None = None
+        self._begun: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()
+        """Parameters whose first step has been seen."""
+
+    def watch(self) -> None:
+        """From now on; compiled code does not call hooks, and is compiled as without them."""
+        hooks.register_module_module_registration_hook(_unless_compiling(self._on_child))
+        hooks.register_module_forward_pre_hook(_unless_compiling(self._before_forward))
+        hooks.register_module_forward_hook(_unless_compiling(self._after_forward))
+        register_optimizer_step_pre_hook(_unless_compiling(self._before_step))
+        register_optimizer_step_post_hook(_unless_compiling(self._after_step))
+
+    # --- modules
+
+    def _on_child(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
+        if name == "module" and child is not None and isinstance(parent, DistributedDataParallel):
+            self._wrappers[parent] = False
+            self._name_all(child)
+
+    def _before_forward(self, module: nn.Module, _args: Any) -> None:
+        if module not in self._names:
+            self._name_all(self._root_of(module) or module)
+        if self._wrappers.get(module) is False:
+            self._wrappers[module] = True
+            for parameter, replicas in self._wrapped(module):
+                self._note(Role.WRAPPED, parameter, replicas)
+
+    def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
+        model, name = self._names.get(module, (_NOWHERE, ""))
+        site = site_fields(call_site())
+        for index, tensor in enumerate(_tensors(output)):
+            place = TensorPlace(
+                role=Role.MODULE,
+                name=name,
+                kind=type(module).__name__,
+                model=model,
+                index=index,
+                **spec_of(tensor)._asdict(),
+                **site,
+            )
+            self._notes.add(place, tensor)
+        if not module.training:
+            self._note_buffers(module)
+
+    def _note_buffers(self, module: nn.Module) -> None:
+        wrapper = next((each for each in list(self._wrappers) if each.module is module), None)
+        if wrapper is None:
+            return
+        model, _ = self._names.get(module, (_NOWHERE, ""))
+        site = site_fields(call_site())
+        ranks = _ranks_of(wrapper)
+        for name, buffer in module.named_buffers():
+            if name not in wrapper.parameters_to_ignore:
+                place = TensorPlace(
+                    role=Role.BUFFER,
+                    name=as_text(name),
+                    model=model,
+                    ranks=ranks,
+                    trust=Trust.WRAPPED,
+                    **spec_of(buffer)._asdict(),
+                    **site,
+                )
+                self._notes.add(place, buffer)
+
+    def _root_of(self, module: nn.Module) -> nn.Module | None:
+        """The model that a module has been added to since that was named."""
+        found = (root for root in list(self._roots) if any(each is module for each in root.modules()))
+        return next(found, None)
+
+    def _name_all(self, root: nn.Module) -> None:
+        model = self._roots.setdefault(root, self._count)
+        before = len(self._names)
+        for name, parameter in root.named_parameters():
+            self._names.setdefault(parameter, (model, as_text(name)))
+        self._count += model == self._count and len(self._names) > before
+        for name, module in root.named_modules():
+            self._names.setdefault(module, (model, as_text(name)))
+
+    # --- parameters
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._outer is not None and self._outer() not in (None, optimizer):
+            return  # one that another one uses: what that makes of it counts
+        self._outer = weakref.ref(optimizer)
+        parameters = list(_with_gradient(optimizer))
+        for parameter in parameters:
+            if parameter not in self._begun:
+                self._begun[parameter] = True
+                self._note(Role.BEFORE, parameter)
+            self._note(Role.GRADIENT, parameter)
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._outer is None or self._outer() is not optimizer:
+            return
+        self._outer = None
+        parameters = list(_with_gradient(optimizer))
+        wrapped = {
+            id(parameter): replicas.ranks
+            for wrapper in list(self._wrappers)
+            for parameter, replicas in self._wrapped(wrapper)
+        }
+        expected = self._evidence.judge(parameters, wrapped)
+        for parameter in parameters:
+            self._note(Role.PARAMETER, parameter, expected[id(parameter)])
+
+    def _wrapped(self, wrapper: Any) -> Iterator[tuple[torch.Tensor, Replicas]]:
+        """The parameters of a DistributedDataParallel."""
+        replicas = Replicas(_ranks_of(wrapper), Trust.WRAPPED)
+        for name, parameter in wrapper.module.named_parameters():
+            if name not in wrapper.parameters_to_ignore and type(parameter) in _PLAIN:
+                yield parameter, replicas
+
+    def _note(self, role: Role, parameter: torch.Tensor, replicas: Replicas = _UNKNOWN) -> None:
+        model, name = self._name_of(parameter)
+        tensor = parameter.grad if role is Role.GRADIENT else parameter
+        place = TensorPlace(
+            role=role,
+            name=name,
+            model=model,
+            ranks=replicas.ranks,
+            trust=replicas.trust,
+            **spec_of(parameter)._asdict(),
+            **site_fields(call_site()),
+        )
+        self._notes.add(place, tensor)
+
+    def _name_of(self, parameter: torch.Tensor) -> tuple[int, str]:
+        if parameter not in self._names:
+            for root in list(self._roots):
+                self._name_all(root)
+        return self._names.setdefault(parameter, (_NOWHERE, f"#{len(self._begun)}"))
+
+
+def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
+    """A hook that Dynamo finds empty."""
+
+    def hook(*arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            told(*arguments)
+
+    return hook
+
+
+def _with_gradient(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if type(parameter) in _PLAIN and parameter.grad is not None:
+                yield parameter
+
+
+def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
+    """Those that should have the same; none where its hook lets them differ for some steps."""
+    names = (getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(wrapper, "_comm_hooks", ()))
+    if any("localsgd" in name for name in names):
+        return ()
+    try:
+        return tuple(dist.get_process_group_ranks(wrapper.process_group))
+    except (ValueError, KeyError):  # destroyed
+        return ()
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """The first tensors in what a module returns."""
+    waiting, found = [output], 0
+    while waiting and found < _MOST_TENSORS:
+        value = waiting.pop(0)
+        if type(value) in _PLAIN:
+            found += 1
+            yield value
+        elif isinstance(value, list | tuple):
+            waiting.extend(value[:_MOST_TENSORS])
+        elif isinstance(value, dict):
+            waiting.extend(list(value.values())[:_MOST_TENSORS])

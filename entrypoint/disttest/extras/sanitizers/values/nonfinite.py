@@ -1,0 +1,93 @@
+"""Where NaN or infinity came from, and how it got to other ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.extras.sanitizers.values.contents import index_of
+from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, describe, subject
+from disttest.extras.sanitizers.values.trace import Role
+from disttest.extras.sanitizers.values.value_findings import make_finding
+from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
+from disttest.model import SanitizerFinding, rank_names
+
+_REDUCING = frozenset(
+    {
+        "allreduce",
+        "allreduce_coalesced",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_base",
+        "reduce_scatter_tensor_coalesced",
+    }
+)
+_ADDING = frozenset({"SUM", "AVG", "PREMUL_SUM", ""})
+_WORDS = {"nan": "NaN", "inf": "infinity"}
+_ADVICE = Consequence(
+    "Everything that is computed from it is lost, on all ranks that a reduction gives it to.",
+    "Look at the first place: a division by zero, a logarithm or root of a number below it, or a sum too large for its dtype.",
+)
+
+
+def find_nonfinite(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+    """Where it appeared first, if it has done harm: masks of infinity and the like have not."""
+    harm = _harm(sight_index)
+    if harm is None:
+        return
+    first = {rank: bad for rank in sight_index.of_rank if (bad := _first_bad(sight_index, rank))}
+    source = min(
+        first.values(), key=lambda sight: (sight.place.role is Role.OUTPUT, sight.position, sight.rank)
+    )
+    others = sorted(sight.rank for sight in first.values() if sight.rank != source.rank)
+    index = index_of(source.content.bad_at, source.place)
+    reached = "" if harm is source else f"; it got into {describe(harm)}{at(harm.place)}"
+    message = (
+        f"{_WORDS[source.content.bad]} first appeared on rank {source.rank} in the {describe(source)}"
+        f"{at(source.place)}, at index {index}{_spread(sight_index, source, others)}{reached}"
+    )
+    yield make_finding(ValueFindingKind.NONFINITE, message, _ADVICE, sight_index, list(first.values()))
+
+
+def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
+    return next((sight for sight in sight_index.of_rank[rank] if sight.content.bad), None)
+
+
+def _harm(sight_index: SightIndex) -> Sight | None:
+    """The first parameter or sum that has it without having been given it on purpose."""
+    found = (
+        sight
+        for rank in sight_index.of_rank
+        for sight in sight_index.of_rank[rank]
+        if _is_harm(sight_index, sight)
+    )
+    return min(found, key=lambda sight: (sight.position, sight.rank), default=None)
+
+
+def _is_harm(sight_index: SightIndex, sight: Sight) -> bool:
+    if not sight.content.bad:
+        return False
+    if sight.place.role is Role.PARAMETER:
+        begun = sight_index.matching(Role.BEFORE, sight).get(sight.rank)
+        return begun is None or not begun.content.bad
+    if sight.place.role is not Role.OUTPUT or sight.place.name not in _REDUCING:
+        return False
+    if sight.place.kind not in _ADDING:
+        return False
+    given = sight_index.together.get((Role.INPUT, *sight.same_on_ranks[1:]), {}).values()
+    overflowed = bool(given) and not any(each.content.bad for each in given)
+    return overflowed or sight.content.bad == "nan"
+
+
+def _spread(sight_index: SightIndex, source: Sight, others: list[int]) -> str:
+    if not others:
+        return ""
+    outputs = (
+        sight
+        for sight in sight_index.of_rank[others[0]]
+        if sight.place.role is Role.OUTPUT and sight.content.bad
+    )
+    carrier = next(outputs, None)
+    if carrier is None or carrier is source:
+        return f", then on {rank_names(others)}"
+    return f"; {subject(carrier)}{at(carrier.place)} took it to {rank_names(others)}"

@@ -1,0 +1,155 @@
+"""Which replicas have parted: outputs of collectives, parameters, buffers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.extras.sanitizers.values.contents import is_constant
+from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equal, odd_ranks, subject
+from disttest.extras.sanitizers.values.trace import Role, Trust
+from disttest.extras.sanitizers.values.value_findings import both_values, make_finding, places_of
+from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
+from disttest.model import SanitizerFinding, rank_names
+
+_GIVING_ALL_THE_SAME = frozenset(
+    {
+        "allgather",
+        "allgather_base",
+        "allgather_coalesced",
+        "allgather_into_tensor_coalesced",
+        "allreduce",
+        "allreduce_coalesced",
+        "broadcast",
+    }
+)
+
+_OUTPUT = Consequence(
+    "Whatever is computed from it differs from here on, and no collective says so.",
+    "Look for what writes to the tensor between the call and its wait, and whether all ranks wait before they use it.",
+)
+_WROTE = Consequence(
+    "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
+    "Change parameters before DistributedDataParallel wraps the model, or broadcast what was changed.",
+)
+_BEGAN = Consequence(
+    "Each rank trains a model of its own: gradients are averaged over models that are not the same.",
+    "Make the model with the same seed on all ranks, or broadcast its parameters before the first step.",
+)
+_GRADIENT = Consequence(
+    "Each rank trains a model of its own from this step on.",
+    "See that this gradient is reduced over these ranks before the step: that it is used through the wrapped model's "
+    "forward, outside no_sync, was there when it was wrapped, and is not read before the wait.",
+)
+_STEP = Consequence(
+    "Each rank trains a model of its own from this step on.",
+    "Their gradients were the same: look for settings or state of the optimizer that differ, and for writes to the parameter.",
+)
+_BUFFER = Consequence(
+    "Ranks judge one model differently: metrics depend on who computes them, and a checkpoint on who writes it.",
+    "Evaluate through the wrapped model with broadcast_buffers on, broadcast buffers before, or use SyncBatchNorm.",
+)
+
+
+def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+    """The first collective that gave ranks other numbers than others."""
+    parted = [
+        group
+        for group in _groups(sight_index, Role.OUTPUT)
+        if group[0].place.name in _GIVING_ALL_THE_SAME and _can_be_compared(group) and not are_equal(group)
+    ]
+    if parted:
+        first = min(parted, key=_moment)
+        message = f"{subject(first[0])} gave {rank_names(odd_ranks(first))} other numbers{places_of(first)}: {both_values(first)}"
+        yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, sight_index, first)
+
+
+def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+    """The first parameter that should be the same on its ranks, and is not to the end of the test."""
+    parted = [
+        group
+        for role in (Role.WRAPPED, Role.PARAMETER)
+        for group in _groups(sight_index, role)
+        if _are_replicas(sight_index, group) and not are_equal(group) and not _meet_again(sight_index, group)
+    ]
+    if parted:
+        first = min(parted, key=_moment)
+        others = len({_parameter(group[0]) for group in parted}) - 1
+        reason, consequence = _reason(sight_index, first)
+        more = f"; so do {others} more" if others else ""
+        message = (
+            f"parameter {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: "
+            f"{both_values(first)}{reason}{more}"
+        )
+        yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
+
+
+def find_buffers(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+    """The first buffer of a wrapped model with which ranks evaluate differently."""
+    parted = [
+        group
+        for group in _groups(sight_index, Role.BUFFER)
+        if group[0].place.ranks and _can_be_compared(group) and not are_equal(group)
+    ]
+    if parted:
+        first = min(parted, key=_moment)
+        message = f"buffer {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: {both_values(first)}"
+        yield make_finding(ValueFindingKind.BUFFER, message, _BUFFER, sight_index, first)
+
+
+def _groups(sight_index: SightIndex, role: Role) -> Iterator[list[Sight]]:
+    """What several ranks have seen of one thing in this role, the lowest rank first."""
+    for key, sights in sight_index.together.items():
+        if key[0] is role and len(sights) > 1:
+            yield sorted(sights.values())
+
+
+def _can_be_compared(group: Sequence[Sight]) -> bool:
+    places = {(s.place.name, s.place.kind, s.place.dtype, s.place.shape, s.place.ranks) for s in group}
+    return len(places) == 1
+
+
+def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+    place = group[0].place
+    trust = {sight.place.trust for sight in group}
+    if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
+        return False
+    return place.trust is not Trust.BESIDE or _began_equal(sight_index, group)
+
+
+def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+    begun = sight_index.matching(Role.BEFORE, group[0]).values()
+    return are_equal(begun) and not any(is_constant(each.content, each.place.dtype) for each in begun)
+
+
+def _meet_again(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
+    """Whether they are the same the last time that all have seen them: they were meant to differ for a while."""
+    later, number = group, group[0].number
+    while len(later) == len(group):
+        last = later
+        number += 1
+        role, model, name, index, _ = group[0].same_on_ranks
+        later = list(sight_index.together.get((role, model, name, index, number), {}).values())
+    return are_equal(last)
+
+
+def _reason(sight_index: SightIndex, group: Sequence[Sight]) -> tuple[str, Consequence]:
+    first = group[0]
+    if first.place.role is Role.WRAPPED:
+        return ", though the model is wrapped", _WROTE
+    begun = sight_index.matching(Role.BEFORE, first).values()
+    if first.number == 1 and not are_equal(begun):
+        return ", and did so before the first step", _BEGAN
+    gradients = sight_index.matching(Role.GRADIENT, first).values()
+    if not are_equal(gradients):
+        return ", and so did its gradient", _GRADIENT
+    return ", though its gradient did not", _STEP
+
+
+def _parameter(sight: Sight) -> tuple[int, str]:
+    return sight.place.model, sight.place.name
+
+
+def _moment(group: Sequence[Sight]) -> tuple[int, int]:
+    """Earlier is less."""
+    return (0 if group[0].place.role is Role.WRAPPED else 1, min(sight.position for sight in group))

@@ -1,0 +1,142 @@
+"""The entries of traces with what they refer to, and those of several ranks that belong together. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from disttest.extras.sanitizers.values.trace import Content, Role, TensorPlace, Trace
+from disttest.observe.operations import title_of
+
+_OF_CALLS = frozenset({Role.INPUT, Role.OUTPUT})
+
+
+class Sight(NamedTuple):
+    """A tensor as a rank has seen it once."""
+
+    rank: int
+    position: int
+    """In the trace of the rank."""
+    place: TensorPlace
+    content: Content
+    number: int
+
+    @property
+    def is_of_call(self) -> bool:
+        """Whether it went into a call or came out of it."""
+        return self.place.role in _OF_CALLS
+
+    @property
+    def same_on_ranks(self) -> tuple[object, ...]:
+        """What this sight has in common with that of the same thing on another rank."""
+        place = self.place
+        if self.is_of_call:
+            return (place.role, place.group_id, place.ranks, self.number, place.index)
+        return (place.role, place.model, place.name, place.index, self.number)
+
+
+def sights_of(rank: int, trace: Trace) -> Iterator[Sight]:
+    """All of a rank, in their order."""
+    for position, entry in enumerate(trace.entries):
+        yield Sight(rank, position, trace.places[entry.place], trace.contents[entry.content], entry.number)
+
+
+class SightIndex:
+    """The sights of all ranks of a test, by what they have in common."""
+
+    def __init__(self, traces: Mapping[int, Trace]) -> None:
+        self.of_rank = {rank: tuple(sights_of(rank, trace)) for rank, trace in traces.items()}
+        self.together: dict[tuple[object, ...], dict[int, Sight]] = {}
+        for sights in self.of_rank.values():
+            for sight in sights:
+                self.together.setdefault(sight.same_on_ranks, {})[sight.rank] = sight
+
+    def peers(self, sight: Sight) -> dict[int, Sight]:
+        """The same thing on all ranks that have seen it."""
+        return self.together[sight.same_on_ranks]
+
+    def matching(self, role: Role, sight: Sight) -> dict[int, Sight]:
+        """What the ranks have seen of the same parameter, at the same step, in another role."""
+        place = sight.place
+        number = 1 if role is Role.BEFORE else sight.number
+        return self.together.get((role, place.model, place.name, place.index, number), {})
+
+    def agrees(self, sight: Sight) -> bool | None:
+        """Whether all ranks have the same there; None where only one has seen it."""
+        peers = self.peers(sight)
+        return are_equal(peers.values()) if len(peers) > 1 else None
+
+
+def are_equal(sights: Iterable[Sight]) -> bool:
+    """Whether all have the same content."""
+    return len({sight.content.digest for sight in sights}) < 2
+
+
+def odd_pair(sights: Iterable[Sight]) -> tuple[Sight, Sight]:
+    """One that has what most have, and the first that has something else; the lowest ranks of each."""
+    ordered = sorted(sights)
+    counts = Counter(sight.content.digest for sight in ordered)
+    most = max(counts, key=lambda digest: counts[digest])
+    usual = next(sight for sight in ordered if sight.content.digest == most)
+    return usual, next(sight for sight in ordered if sight.content.digest != most)
+
+
+def odd_ranks(sights: Iterable[Sight]) -> tuple[int, ...]:
+    """Those that have not what most have; all of them where no content is on two ranks."""
+    ordered = sorted(sights)
+    counts = Counter(sight.content.digest for sight in ordered)
+    most = max(counts.values())
+    usual = {digest for digest, count in counts.items() if count == most}
+    if len(usual) > 1:
+        return tuple(sight.rank for sight in ordered)
+    return tuple(sight.rank for sight in ordered if sight.content.digest not in usual)
+
+
+_FRONT = {
+    Role.INPUT: "input of ",
+    Role.OUTPUT: "output of ",
+    Role.MODULE: "output of module ",
+    Role.WRAPPED: "parameter ",
+    Role.GRADIENT: "gradient of ",
+    Role.BEFORE: "parameter ",
+    Role.PARAMETER: "parameter ",
+    Role.BUFFER: "buffer ",
+}
+
+
+def describe(sight: Sight) -> str:
+    """``output of all_reduce SUM #3 of group default``, ``gradient of layers.0.weight before step 2``."""
+    return f"{_FRONT[sight.place.role]}{subject(sight)}"
+
+
+def subject(sight: Sight) -> str:
+    """The same without its role: ``all_reduce SUM #3 of group default``, ``layers.0.weight after step 2``."""
+    place = sight.place
+    if sight.is_of_call:
+        words = [title_of(place.name), *([place.kind] if place.kind else [])]
+        ends = (
+            [f"{'to' if place.name == 'send' else 'from'} rank {place.peer}"]
+            if place.peer is not None
+            else []
+        )
+        return " ".join([*words, *ends, f"#{sight.number} of group {place.group}"])
+    if place.role is Role.MODULE:
+        name = f"{place.name} ({place.kind})" if place.name else place.kind
+        return f"{name}, call {sight.number}"
+    return f"{place.name} {_when(place.role, sight.number)}"
+
+
+def _when(role: Role, number: int) -> str:
+    return {
+        Role.WRAPPED: "at the first forward",
+        Role.BEFORE: "before the first step",
+        Role.GRADIENT: f"before step {number}",
+        Role.PARAMETER: f"after step {number}",
+        Role.BUFFER: f"at evaluation {number}",
+    }[role]
+
+
+def at(place: TensorPlace) -> str:
+    """`` at test_step.py:39``, or nothing."""
+    return f" at {place.where}" if place.where else ""

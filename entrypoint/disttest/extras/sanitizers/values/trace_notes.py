@@ -1,0 +1,74 @@
+"""A trace while it grows: each place and each content once."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+from disttest.extras.sanitizers.values.digest import read_tensor
+from disttest.extras.sanitizers.values.trace import MOST_ENTRIES, Content, Entry, Role, TensorPlace, Trace
+from disttest.observe import Site, as_text
+
+_LONG_HEAD, _SHORT_HEAD = 4096, 64
+"""Bytes of a tensor that are kept as they are: as long as there is room, and later."""
+_ROOM = 1 << 20
+"""For heads of one test."""
+
+
+class Notes:
+    """What a rank has seen since a test began."""
+
+    def __init__(self) -> None:
+        self._places: dict[TensorPlace, int] = {}
+        self._contents: dict[Content, int] = {}
+        self._entries: list[Entry] = []
+        self._times: Counter[tuple[Role, int, str, int]] = Counter()
+        self._room = _ROOM
+        self._beyond = 0
+        self.doubtful = False
+
+    def add(self, place: TensorPlace, tensor: Any, number: int = 0) -> None:
+        """Note a tensor as it is now.
+
+        Args:
+            place: what it is; its dtype and shape are filled in.
+            tensor: anything; what is no plain tensor is passed over.
+            number: of the call; 0: as often as the same was seen before, and one more.
+        """
+        if len(self._entries) >= MOST_ENTRIES:
+            self._beyond += 1
+            return
+        content = read_tensor(tensor, most_head=_LONG_HEAD if self._room > 0 else _SHORT_HEAD)
+        if content is None:
+            return
+        index = self._contents.get(content)
+        if index is None:
+            index = self._contents[content] = len(self._contents)
+            self._room -= len(content.head)
+        if not number:
+            same = (place.role, place.model, place.name, place.index)
+            self._times[same] += 1
+            number = self._times[same]
+        self._entries.append(Entry(self._places.setdefault(place, len(self._places)), index, number))
+
+    def trace(self) -> Trace:
+        """All of it."""
+        return Trace(
+            places=tuple(self._places),
+            contents=tuple(self._contents),
+            entries=tuple(self._entries),
+            beyond=self._beyond,
+            doubtful=self.doubtful,
+        )
+
+
+def site_fields(site: Site) -> dict[str, Any]:
+    """Of a place."""
+    return {"file": as_text(site.file), "line": site.line}
+
+
+def default_rank() -> int:
+    """Of this process in the default group; -1 without one."""
+    dist = sys.modules["torch.distributed"]
+    return int(dist.get_rank()) if dist.is_initialized() else -1

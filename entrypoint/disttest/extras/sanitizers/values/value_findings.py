@@ -1,0 +1,72 @@
+"""A finding with what each rank saw around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.extras.sanitizers.values.contents import first_difference
+from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, describe, odd_pair
+from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
+from disttest.model import RankCalls, SanitizerFinding, SeenCall
+
+NAME = "values"
+_BEFORE, _AFTER = 6, 2
+"""Sights shown before and after the one that decides."""
+_MOST_RANKS = 8
+
+
+def make_finding(
+    kind: ValueFindingKind,
+    message: str,
+    consequence: Consequence,
+    sight_index: SightIndex,
+    decisive: Sequence[Sight],
+) -> SanitizerFinding:
+    """A finding.
+
+    Args:
+        kind: of it.
+        message: which rank has what, and where.
+        consequence: what comes of it, and what to do.
+        sight_index: of the test.
+        decisive: what it is about, at most one of each rank.
+    """
+    return SanitizerFinding(
+        sanitizer=NAME,
+        kind=str(kind),
+        message=message,
+        effect=consequence.effect,
+        advice=consequence.advice,
+        orders=tuple(
+            RankCalls(rank=sight.rank, calls=tuple(_around(sight_index, sight)))
+            for sight in sorted(decisive)[:_MOST_RANKS]
+        ),
+    )
+
+
+def _around(sight_index: SightIndex, decisive: Sight) -> Iterator[SeenCall]:
+    sights = sight_index.of_rank[decisive.rank]
+    for sight in sights[max(0, decisive.position - _BEFORE) : decisive.position + _AFTER + 1]:
+        yield SeenCall(
+            what=describe(sight),
+            file=sight.place.file,
+            line=sight.place.line,
+            decides=sight is decisive,
+            same=sight_index.agrees(sight),
+        )
+
+
+def both_values(sights: Sequence[Sight]) -> str:
+    """``at index [2] rank 0 has 3, rank 1 has 4``."""
+    usual, odd = odd_pair(sights)
+    found = first_difference(usual.place, usual.content, odd.content)
+    pair = sorted(zip((usual, odd), found.values or ("", ""), strict=True))
+    if found.values is None:
+        return f"rank {pair[0][0].rank} and rank {pair[1][0].rank} differ first at {found.at}"
+    return f"at {found.at} " + ", ".join(f"rank {sight.rank} has {value}" for sight, value in pair)
+
+
+def places_of(sights: Sequence[Sight]) -> str:
+    """`` at test_step.py:39``; of several places, each once."""
+    return " and".join(dict.fromkeys(at(sight.place) for sight in sorted(sights)))

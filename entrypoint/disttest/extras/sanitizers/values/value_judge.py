@@ -1,0 +1,49 @@
+"""From what all ranks have seen to what is wrong with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from disttest.extras.sanitizers.sanitizer import Judgement
+from disttest.extras.sanitizers.values.nonfinite import find_nonfinite
+from disttest.extras.sanitizers.values.replicated import find_buffers, find_outputs, find_parameters
+from disttest.extras.sanitizers.values.sights import SightIndex
+from disttest.extras.sanitizers.values.trace import Trace
+from disttest.model import SanitizerFinding
+
+_decoder = msgspec.json.Decoder(Trace)
+
+
+def judge_values(traces: Mapping[int, Trace]) -> tuple[SanitizerFinding, ...]:
+    """What is wrong with a test that has passed on all ranks.
+
+    Args:
+        traces: rank -> what it has seen, of all ranks of the world.
+    """
+    if any(trace.doubtful for trace in traces.values()):
+        return ()
+    sight_index = SightIndex(traces)
+    return (
+        *find_outputs(sight_index),
+        *find_parameters(sight_index),
+        *find_buffers(sight_index),
+        *find_nonfinite(sight_index),
+    )
+
+
+def limits_of(traces: Mapping[int, Trace]) -> tuple[str, ...]:
+    """What was not compared, in words."""
+    cut = {rank: trace.beyond for rank, trace in traces.items() if trace.beyond}
+    if not cut:
+        return ()
+    rank, more = min(cut.items())
+    kept = len(traces[rank].entries)
+    return (f"values were compared for the first {kept:,} tensors; rank {rank} has seen {more:,} more",)
+
+
+def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
+    """What follows from what the ranks have sent."""
+    traces = {rank: _decoder.decode(report) for rank, report in sorted(reports.items())}
+    return Judgement(judge_values(traces), limits_of(traces))

@@ -1,0 +1,110 @@
+"""``values.json``: what the ranks of one attempt of a test have seen, beside their logs, for ``disttest diverge``.
+
+``{"version": 1, "nodeid": …, "size": 2, "backend": "gloo", "ranks": {"0": …, "1": …}}``, each rank a
+:class:`~disttest.extras.sanitizers.values.trace.Trace`: bytes as base64, fields with their default values left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from disttest.beneath import read_input
+from disttest.errors import UsageError
+from disttest.extras.sanitizers.values.trace import Trace
+from disttest.model import Frozen
+
+FILE_NAME = "values.json"
+VERSION = 1
+
+
+class ValuesFile(Frozen):
+    """A file of them."""
+
+    nodeid: str
+    size: int
+    """Ranks of the world, of which some may be missing here: those that died."""
+    backend: str
+    ranks: dict[int, Trace]
+    version: int = VERSION
+
+    @property
+    def base(self) -> str:
+        """The node id without its world: the same at all sizes and backends."""
+        world = f"{self.size}x{self.backend}"
+        return self.nodeid.replace(f"[{world}]", "").replace(f"-{world}]", "]").replace(f"[{world}-", "[")
+
+
+class _Raw(Frozen):
+    """The same, as it is written."""
+
+    nodeid: str
+    size: int
+    backend: str
+    ranks: Mapping[int, msgspec.Raw]
+    version: int
+
+
+_decoder = msgspec.json.Decoder(ValuesFile)
+
+
+def encode_recording(nodeid: str, size: int, backend: str, reports: Mapping[int, msgspec.Raw]) -> bytes:
+    """The content of a file, from the reports of ranks as they came."""
+    return msgspec.json.encode(
+        _Raw(nodeid=nodeid, size=size, backend=backend, ranks=reports, version=VERSION)
+    )
+
+
+def read_recordings(path: Path) -> tuple[ValuesFile, ...]:
+    """Those of a results directory, the last attempt of each test; or one, given its file.
+
+    Raises:
+        UsageError: there is none, or one cannot be read.
+    """
+    if path.is_file():
+        return (_read(path),)
+    if not path.is_dir():
+        raise UsageError(f"no results directory {path}: give the one that the run wrote into")
+    last = {
+        found.parent.parent: found
+        for found in sorted(path.glob(f"logs/*/attempt-*/{FILE_NAME}"), key=_attempt)
+    }
+    if not last:
+        raise UsageError(f"{path} has no recording of values: run its tests with --sanitize values")
+    return tuple(sorted(map(_read, last.values()), key=lambda recording: recording.nodeid))
+
+
+def _attempt(path: Path) -> int:
+    number = path.parent.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _read(path: Path) -> ValuesFile:
+    try:
+        data = read_input(path)
+        version = msgspec.json.decode(data, type=_Version).version
+        if version != VERSION:
+            raise UsageError(f"{path} has format {version}; this version of disttest reads format {VERSION}")
+        return _decoder.decode(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no recording of values: {error}") from error
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def pairs(
+    left: tuple[ValuesFile, ...], right: tuple[ValuesFile, ...]
+) -> Iterator[tuple[ValuesFile, ValuesFile]]:
+    """Recordings of one test: with the same world where both have that, else at any other."""
+    exact = {recording.nodeid: recording for recording in right}
+    for one in left:
+        if one.nodeid in exact:
+            yield one, exact[one.nodeid]
+        else:
+            yield from ((one, other) for other in right if other.base == one.base)
