@@ -31,11 +31,12 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import click
     import pytest
 
+    from disttest.host.devices.device_findings import DeviceFinding
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
     from disttest.reports.reporter import Reporter, ReportTable
@@ -106,6 +107,14 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
     Returns:
         The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
+    """
+
+
+@hookspec
+def disttest_doctor_checks() -> Iterable[DeviceFinding]:
+    """Command ``disttest doctor``: check this machine, and return a finding for each device and check.
+
+    A finding of grade ``BROKEN`` makes the command end with exit code 7.
     """
 
 

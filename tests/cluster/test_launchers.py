@@ -30,7 +30,7 @@ from disttest.cluster.schedulers.local import LocalLauncher
 from disttest.extras.slurm.scheduler import SlurmLauncher
 from disttest.runtime.messages.protocol import Message
 
-TOY = Path(__file__).parents[2] / "examples" / "scheduler" / "hosts.py"
+TOY = Path(__file__).parents[2] / "examples" / "plugins" / "hosts" / "disttest_hosts" / "scheduler.py"
 
 
 def fake_answer(mode: str) -> Callable[[int, ToNode], list[Message]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documents import blocks, commands, write_files
 from environments import make_environment, uv
 from lab import Lab
 from results_files import check_results_below
+from typed import without_numbers
 
 from disttest.errors import ExitCode
 from disttest.model import Outcome
@@ -45,6 +48,8 @@ FAILS = """
 
     from disttest.hookspecs import hookimpl
 
+    os.planted = "as it was"
+
 
     def fail(where):
         if os.environ.get("FAILS_IN") == where:
@@ -55,6 +60,20 @@ FAILS = """
     def disttest_addreporters():
         fail("addreporters")
         return {}
+
+
+    @hookimpl
+    def disttest_doctor_checks():
+        from disttest.host.devices.device_findings import DeviceFinding, Grade
+
+        return [DeviceFinding(device="machine", check="planted", grade=Grade.BROKEN, message="found by a plugin")]
+
+
+    @hookimpl
+    def disttest_state_facets():
+        from disttest.runtime.rank.facets.facet import Setting, attribute, settings
+
+        return [settings("planted state", Setting("verbose", *attribute(os, "planted")))]
 
 
     @hookimpl
@@ -128,6 +147,41 @@ def test_a_sanitizer_of_a_package_fails_a_test_and_every_report_has_its_section(
         '"title":"collectives","lines":["rank 0: 5","rank 1: 5"]'
         in (ended.results / "report.html").read_text()
     )
+
+
+def test_the_page_says_what_is_printed(tmp_path, python):
+    lab, found = Lab(tmp_path, python=str(python)), blocks("docs/write-a-plugin.md", "5. Try it")
+    write_files(found, tmp_path)
+
+    ((typed, shown),) = commands(found)
+    program, *arguments = shlex.split(typed)
+    printed = lab.run(*arguments).output
+
+    assert "disttest" == program
+    lines = {without_numbers(line) for line in printed.splitlines()}
+    assert [] == [line for line in shown if without_numbers(line) not in lines], printed
+
+
+def test_the_code_of_the_page_is_that_of_the_package():
+    code = (EXAMPLES / "collective-budget" / "disttest_collective_budget" / "__init__.py").read_text()
+    code = (
+        code.replace("NAME,", '"collective-budget",')
+        .replace("=NAME", '="collective-budget"')
+        .replace("  # noqa: ARG002", "")
+    )
+    code = code.replace(", data=calls)", ")")
+    shown = [
+        block.text
+        for title in ("2. An option", "3. The part in each rank", "4. The part in the world")
+        for block in blocks("docs/write-a-plugin.md", title)
+    ]
+    lines = {line.strip() for line in code.splitlines()}
+    assert [] == [
+        line
+        for text in shown
+        for line in text.splitlines()
+        if line.strip() not in lines and "with_findings(" not in line
+    ]
 
 
 def test_results_of_a_plugin_that_is_not_installed_are_shown_and_merged(lab, tmp_path):
@@ -217,3 +271,36 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
 
     assert ExitCode.PASSED != ended.exit_code
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
+
+
+CHANGES_STATE = """
+    import os
+
+    import pytest
+
+
+    @pytest.mark.world_size(2)
+    def test_changes(world):
+        os.planted = "changed"
+
+
+    @pytest.mark.world_size(2)
+    def test_follows(world):
+        assert "as it was" == os.planted
+"""
+
+
+def test_state_that_a_plugin_names_is_restored_between_tests_and_told(failing):
+    failing.write(test_state=CHANGES_STATE)
+
+    ended = failing.run("run", "test_state.py")
+
+    assert ExitCode.PASSED == ended.exit_code, ended.output
+    assert any("planted state verbose" in leak for leak in ended.result("test_changes").ranks[0].leaks)
+
+
+def test_a_check_of_a_plugin_fails_the_doctor(failing):
+    ended = failing.run("doctor")
+
+    assert ExitCode.INFRASTRUCTURE == ended.exit_code
+    assert "broken: machine: planted: found by a plugin" in ended.output

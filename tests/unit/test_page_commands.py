@@ -36,6 +36,7 @@ TYPED = {
     "tests/integration/test_planning_page.py::test_a_plan_and_a_merge_are_made_as_the_page_says": {
         "docs/planning.md"
     },
+    "tests/plugins/test_own_plugins.py::test_the_page_says_what_is_printed": {"docs/write-a-plugin.md"},
     "tests/core/test_readme.py::test_the_first_screen_works_from_a_clone_and_literally": {
         ("README.md", "Your own tests"),
         ("docs/tutorial.md", "Install"),

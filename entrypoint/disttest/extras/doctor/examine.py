@@ -19,6 +19,7 @@ from disttest.host.machine_advice import MACHINE_ADVICE
 from disttest.host.preflight import Bounds, Check, Level, PreflightResult, Prover, Target, targets_of
 from disttest.host.preflight.steps import WORKER
 from disttest.model import Frozen
+from disttest.plugin_manager import plugin_manager
 
 
 class Examination(Frozen):
@@ -73,10 +74,17 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
             preflight = prover.result()
     litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
+    by_plugins = (each for found in plugin_manager().call("disttest_doctor_checks") for each in found)
     return Diagnosis(
         machine=machine,
         torch=torch,
-        findings=(*judge_machine(machine, torch), judge_litter(litter), *map(judge_lease, leases), *tried),
+        findings=(
+            *judge_machine(machine, torch),
+            judge_litter(litter),
+            *map(judge_lease, leases),
+            *tried,
+            *by_plugins,
+        ),
         litter=litter,
         proved=tuple(t.name for t in targets if preflight.checks and t.name not in preflight.broken),
         broken=preflight.broken,

@@ -1,4 +1,4 @@
-"""A scheduler that is a list of hosts: an agent on each by ssh, first come, first served. See docs/schedulers.md."""
+"""A scheduler that is a list of hosts: an agent on each by ssh, first come, first served. docs/schedulers.md explains it."""
 
 from __future__ import annotations
 
