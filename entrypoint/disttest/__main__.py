@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 
-from disttest.resident.handover import run_by_parent
+from disttest.extras.resident.handover import run_by_parent
 
 
 def main() -> None:

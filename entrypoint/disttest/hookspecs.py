@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     import click
     import pytest
 
+    from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
+    from disttest.host.signals import NotedSignals
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
     from disttest.reports.reporter import Reporter, ReportTable
@@ -78,6 +80,19 @@ def disttest_addcommands(group: click.Group) -> None:
 
     Args:
         group: the command line; call ``group.add_command``. Import what the command does inside the function.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | None:
+    """Command, before a run begins: run it in another way.
+
+    Args:
+        request: everything that was asked.
+        signals: those that cancel the run.
+
+    Returns:
+        The exit code of the command; None to let the next plugin, at last the core, run it.
     """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from disttest.resident.fitness import variables_that_matter
+from disttest.extras.resident.fitness import variables_that_matter
 
 IMPORTS = """
 import os
@@ -22,7 +22,7 @@ type(os.environ).__getitem__ = look_up_and_note
 type(os.environ).items = lambda environ: {name: look_up(environ, name) for name in environ}.items()
 
 import importlib
-from disttest.resident import parent
+from disttest.extras.resident import parent
 
 parent._import_all()
 for name in parent.LAZY_PARTS:

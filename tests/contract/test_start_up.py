@@ -22,7 +22,8 @@ HEAVY = (
     "torch",
     "disttest.deadlock",
     "disttest.observe",
-    "disttest.resident",
+    "disttest.extras.resident.client",
+    "disttest.extras.resident.parent",
     "disttest.results.verdict",
     "disttest.runtime",
 )
@@ -55,7 +56,7 @@ def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> N
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     loaded = ended.stdout.split()
-    assert "disttest.resident.handover" in loaded
+    assert "disttest.extras.resident.handover" in loaded
     heavy = (
         "click",
         "ctypes",

@@ -20,11 +20,11 @@ from lab import Ended, Lab
 from resident import ResidentLab, resident_lab, wait_until
 from terminal import Terminal
 
-import disttest.resident.client as client_module
+import disttest.extras.resident.client as client_module
+from disttest.extras.resident.handover import send_with_file
+from disttest.extras.resident.messages import ForkRefused, receive_answer
+from disttest.extras.resident.place import short
 from disttest.host.proc import is_alive
-from disttest.resident.handover import send_with_file
-from disttest.resident.messages import ForkRefused, receive_answer
-from disttest.resident.place import short
 
 __all__ = ["resident_lab"]
 
@@ -383,7 +383,7 @@ def test_what_cannot_be_forked_is_said(resident_lab: ResidentLab, tmp_path_facto
     run(resident_lab, ".", **where)
     (packages / "sitecustomize.py").write_text(
         "import sys, threading\n"
-        "if sys.argv[0] == '-m' and 'disttest.resident.parent' in sys.orig_argv:\n"
+        "if sys.argv[0] == '-m' and 'disttest.extras.resident.parent' in sys.orig_argv:\n"
         "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     (packages / "msgspec").mkdir()

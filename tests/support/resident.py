@@ -11,7 +11,7 @@ import psutil
 import pytest
 from lab import Lab
 
-from disttest.resident.endpoint import ParentEndpoint, endpoints
+from disttest.extras.resident.endpoint import ParentEndpoint, endpoints
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 240) -> None:

@@ -29,9 +29,7 @@ from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
 from disttest.cli.replay import replay
 from disttest.cli.report import report, trend
-from disttest.cli.resident import resident as resident_command
 from disttest.cli.run import run_command
-from disttest.cli.watch import watch_command
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
@@ -144,9 +142,7 @@ command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
 command.add_command(replay)
 command.add_command(report)
-command.add_command(resident_command)
 command.add_command(trend)
-command.add_command(watch_command(lambda words: main(words)))
 command.add_command(config)
 command.add_command(init)
 command.add_command(completion)

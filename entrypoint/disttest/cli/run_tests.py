@@ -18,7 +18,6 @@ from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
-from disttest.cli.resident_run import run_by_fork, wants_resident
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
@@ -31,12 +30,12 @@ from disttest.options.environment import environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
-from disttest.options.registry import KEEP_RESULTS, RESIDENT, RESIDENT_IMPORTS
+from disttest.options.registry import COMMAND_SETTINGS, KEEP_RESULTS
 from disttest.options.run import RunOptions, by_command, filled, given_options, resolve_options
 from disttest.options.values import emulated_gpus
 from disttest.output import drain_streams
 from disttest.planning.targets import Targets, resolve_targets
-from disttest.resident.terms import ForkTerms
+from disttest.plugin_manager import plugin_manager
 from disttest.results.conclusion import Facts, conclude
 from disttest.results.directory import ResultsDirectory, claim, claim_default
 from disttest.results.fold import RunResult
@@ -50,7 +49,7 @@ Flags = Mapping[str, str | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Request:
+class RunRequest:
     """What was asked, by flags, variables and the project's file."""
 
     targets: tuple[str, ...]
@@ -64,10 +63,21 @@ class _Request:
     cluster: ClusterChoice
     selection: RunSelection
     setup: Path | None
-    resident: bool
-    resident_imports: tuple[str, ...]
-    keep_results: int | None
-    """None: all."""
+    settings: Mapping[str, Any]
+    """The options that only the command reads, by field."""
+    given_settings: tuple[Option, ...]
+    """Those of them that a flag or a variable has set."""
+
+    @property
+    def needs_new_processes(self) -> tuple[str, ...]:
+        """The options of the run that only new processes can serve."""
+        device = self.options.device
+        asked: dict[str, Any] = {
+            "--setup": self.setup,
+            "--launcher": self.cluster.launcher,
+            f"--device {device}": emulated_gpus(device),
+        }
+        return tuple(name for name, value in asked.items() if value)
 
 
 def run_tests(
@@ -88,8 +98,9 @@ def run_tests(
         DisttestError: it cannot be done as it was asked.
     """
     signals = hold_signals()
-    request = _read(targets, pytest_args, progress, given)
-    if request.resident and (code := _run_by_fork(request, signals)) is not None:
+    request = read_request(targets, pytest_args, progress, given)
+    code: int | None = plugin_manager().call("disttest_execute_run", request=request, signals=signals)
+    if code is not None:
         return code
     _hide(request.options.mask)
     _refuse_what_does_not_go_together(request)
@@ -104,30 +115,22 @@ def run_tests(
     return _run(request, signals)
 
 
-def terms_if_resident(
+def read_request(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
-) -> ForkTerms | None:
-    """What a run that is to be a fork asks of its resident parent; None for one that is not to be.
+) -> RunRequest:
+    """What was asked; arguments as for :func:`run_tests`.
 
     Raises:
-        DisttestError: it cannot be done as it was asked.
+        UsageError: it makes no sense.
     """
-    request = _read(targets, pytest_args, progress, given)
-    return _terms(request) if request.resident and not any(_needs_new(request).values()) else None
-
-
-def _read(
-    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
-) -> _Request:
     rest = dict(given)
     setup = rest.pop("setup")
     project = read_project_settings(targets)
-    resident = wants_resident(rest.pop(RESIDENT.field), project, environment())
-    imports, keep_results = (_setting(each, rest, project) for each in (RESIDENT_IMPORTS, KEEP_RESULTS))
+    settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     selection = take_selection(rest)
     flags = selection.with_repeats(project.fill(rest))
     cluster = take_cluster(flags, selection.grant)
-    return _Request(
+    return RunRequest(
         targets=targets,
         pytest_args=pytest_args,
         progress=progress,
@@ -137,9 +140,8 @@ def _read(
         cluster=cluster,
         selection=selection,
         setup=setup,
-        resident=resident,
-        resident_imports=imports,
-        keep_results=keep_results,
+        settings=settings,
+        given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
     )
 
 
@@ -150,26 +152,7 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
     return option.type.parse(text) if text else asked
 
 
-def _run_by_fork(request: _Request, signals: NotedSignals) -> int | None:
-    """Have a fork of the resident parent run this command; its exit code, or None where it has to run by itself."""
-    return run_by_fork(_terms(request), _needs_new(request), signals=signals, tell=warn)
-
-
-def _terms(request: _Request) -> ForkTerms:
-    return ForkTerms(seed=request.options.seed, imports=request.resident_imports)
-
-
-def _needs_new(request: _Request) -> dict[str, Any]:
-    """What only new processes can do, by its flag; what was not asked for is false."""
-    device = request.options.device
-    return {
-        "--setup": request.setup,
-        "--launcher": request.cluster.launcher,
-        f"--device {device}": emulated_gpus(device),
-    }
-
-
-def _refuse_what_does_not_go_together(request: _Request) -> None:
+def _refuse_what_does_not_go_together(request: RunRequest) -> None:
     options, launcher = request.options, request.cluster.launcher
     if options.spmd and launcher:
         raise UsageError("--spmd is for one machine: leave --launcher out")
@@ -190,7 +173,7 @@ def _hide(values: Sequence[str]) -> None:
         warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
 
 
-def _unrecorded(request: _Request) -> _Request:
+def _unrecorded(request: RunRequest) -> RunRequest:
     """On nodes: what is recorded there would stay there. It may be a project's setting, so it is no mistake."""
     warn("ranks on nodes are not recorded: --record has no effect with --launcher")
     return dataclasses.replace(
@@ -201,7 +184,7 @@ def _unrecorded(request: _Request) -> _Request:
     )
 
 
-def _shortened(request: _Request, spent_s: float) -> _Request:
+def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
     """With what a script of the user's has left of the deadline."""
     if not request.options.deadline:
         return request
@@ -209,7 +192,7 @@ def _shortened(request: _Request, spent_s: float) -> _Request:
     return dataclasses.replace(request, flags={**request.flags, "deadline": str(left_s)})
 
 
-def _run(request: _Request, signals: NotedSignals) -> int:
+def _run(request: RunRequest, signals: NotedSignals) -> int:
     """Run it on this machine or on a cluster, and tell what it came to."""
     started_s = time.monotonic()
     selection = request.selection
@@ -224,8 +207,9 @@ def _run(request: _Request, signals: NotedSignals) -> int:
         return _ask_pytest(request, resolved, flags)
     hardware = None if request.cluster.launcher else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
-    if request.keep_results is not None:
-        remove_old(directory.path, request.keep_results, warn)
+    keep = request.settings[KEEP_RESULTS.field]
+    if keep is not None:
+        remove_old(directory.path, keep, warn)
     request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, directory.path / "plan.json")
@@ -249,7 +233,7 @@ def _run(request: _Request, signals: NotedSignals) -> int:
     return code if late is None else conclude(Facts(signal=late)).exit_code
 
 
-def _ask_pytest(request: _Request, resolved: Targets, flags: Flags) -> int:
+def _ask_pytest(request: RunRequest, resolved: Targets, flags: Flags) -> int:
     """Hand on what pytest answers without running a test."""
     extra = [*request.selection.pytest_arguments(), *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
@@ -257,7 +241,7 @@ def _ask_pytest(request: _Request, resolved: Targets, flags: Flags) -> int:
 
 
 def _run_on_cluster(
-    request: _Request, resolved: Targets, directory: ResultsDirectory, signals: NotedSignals
+    request: RunRequest, resolved: Targets, directory: ResultsDirectory, signals: NotedSignals
 ) -> RunResult:
     return run_cluster(
         request.cluster,
@@ -273,7 +257,7 @@ def _run_on_cluster(
 
 
 def _run_here(
-    request: _Request, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
+    request: RunRequest, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
 ) -> tuple[RunResult, bool]:
     """The result, and whether failures are still to be told in full."""
     options, selection = request.options, request.selection
@@ -294,7 +278,7 @@ def _run_here(
     return result, mode.owes_failures
 
 
-def _invocation(request: _Request, resolved: Targets) -> Invocation:
+def _invocation(request: RunRequest, resolved: Targets) -> Invocation:
     return Invocation(
         cwd=str(Path.cwd()),
         workspace=environment().get("GITHUB_WORKSPACE", ""),

@@ -9,7 +9,6 @@ from disttest.options.run_rows import LAUNCHERS
 from disttest.options.values import (
     AUTO,
     COUNT,
-    MODULES,
     SWITCH,
     WHOLE,
     Type,
@@ -56,24 +55,6 @@ MERGE_OPTIONS = (
     _merge("results", path("DIR"), "Where the merged results go.", default=Path("merged")),
 )
 
-RESIDENT = _run(
-    "resident",
-    SWITCH,
-    "Fork the run from a process that has imported torch already, and stays for the next one.",
-    default=False,
-    has_variable=True,
-    inputs=(),
-)
-
-RESIDENT_IMPORTS = _run(
-    "resident-imports",
-    MODULES,
-    "Installed modules that the process for --resident imports, too, once a run has.",
-    default=(),
-    has_variable=True,
-    inputs=(),
-)
-
 KEEP_RESULTS = _run(
     "keep-results",
     WHOLE,
@@ -81,13 +62,12 @@ KEEP_RESULTS = _run(
     otherwise="all",
     has_variable=True,
     inputs=(),
+    for_command=True,
 )
 
-COMMAND_SETTINGS = (RESIDENT, RESIDENT_IMPORTS, KEEP_RESULTS)
-"""What only the command reads, and not the plugin; a project's file may have it, too."""
 
 OTHER_OPTIONS = (
-    *COMMAND_SETTINGS,
+    KEEP_RESULTS,
     _run(
         "progress",
         one_of(AUTO, "live", "lines", "pytest"),

@@ -47,6 +47,8 @@ class Option(Frozen):
     repeated: bool = False
     """Whether the command that repeats one test of a run has it."""
     hidden: bool = False
+    for_command: bool = False
+    """Whether only the command reads it, and no pytest process; a project's file may have it, too."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
 

@@ -6,13 +6,10 @@ from typing import Any
 
 from disttest.options import run_rows
 from disttest.options.command_rows import (
-    COMMAND_SETTINGS,
     KEEP_RESULTS,
     MERGE_OPTIONS,
     OTHER_OPTIONS,
     PLAN_OPTIONS,
-    RESIDENT,
-    RESIDENT_IMPORTS,
 )
 from disttest.options.option import IN_CONTAINER, Option
 from disttest.options.run_rows import (
@@ -25,6 +22,7 @@ from disttest.plugin_manager import plugin_manager
 
 __all__ = [
     "CLUSTER_OPTIONS",
+    "COMMAND_SETTINGS",
     "FLOOR_OPTIONS",
     "IN_CONTAINER",
     "KEEP_RESULTS",
@@ -35,8 +33,6 @@ __all__ = [
     "PLUGIN_OPTIONS",
     "PLUGIN_SWITCHES",
     "PROJECT_OPTIONS",
-    "RESIDENT",
-    "RESIDENT_IMPORTS",
     "RUN_OPTIONS",
     "SELECTION_OPTIONS",
     "default_of",
@@ -49,8 +45,14 @@ PLUGIN_OPTIONS: tuple[Option, ...] = tuple(
 )
 """Those of plugins, of all commands."""
 
-RUN_OPTIONS = (*run_rows.RUN_OPTIONS, *(option for option in PLUGIN_OPTIONS if "run" in option.commands))
+RUN_OPTIONS = (
+    *run_rows.RUN_OPTIONS,
+    *(option for option in PLUGIN_OPTIONS if "run" in option.commands and not option.for_command),
+)
 """Those of every run, in this process and in the pytest processes that it starts."""
+
+COMMAND_SETTINGS = (*(option for option in PLUGIN_OPTIONS if option.for_command), KEEP_RESULTS)
+"""Options of a run that only the command reads."""
 
 PROJECT_OPTIONS = (*RUN_OPTIONS, *COMMAND_SETTINGS)
 """What a project's file may say of a run."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from disttest.cli.fork import terms_of_fork
-from disttest.resident.terms import ForkTerms
+from disttest.extras.resident.fork import terms_of_fork
+from disttest.extras.resident.terms import ForkTerms
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from disttest.errors import UsageError
+from disttest.extras.resident.endpoint import (
+    ParentEndpoint,
+    endpoint_of,
+    endpoints,
+    make_private,
+    private_folder,
+)
 from disttest.host.proc import this_process
-from disttest.resident.endpoint import ParentEndpoint, endpoint_of, endpoints, make_private, private_folder
 
 
 def test_the_folder_is_that_of_the_session_or_one_for_the_user(tmp_path: Path):

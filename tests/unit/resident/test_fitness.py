@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
+from disttest.extras.resident.fitness import Loaded, differing, foreign_modules, variables_that_matter
 
 
 def test_every_variable_counts_but_those_that_nothing_reads_meanwhile():

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disttest.options.registry import RESIDENT
-from disttest.resident import handover, place
-from disttest.resident.endpoint import endpoint_of
-from disttest.resident.messages import Answer, ForkEnded, ForkRequest, Started
+from disttest.extras.resident import handover, place
+from disttest.extras.resident.endpoint import endpoint_of
+from disttest.extras.resident.messages import Answer, ForkEnded, ForkRequest, Started
+from disttest.extras.resident.option_rows import RESIDENT
 
 
 def test_it_speaks_as_the_messages_have_it():

@@ -14,16 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from disttest.descriptors import MOST_AT_ONCE
-from disttest.host.proc import identity_of, process_state
-from disttest.host.process import Child, fork_child, leave, spawn_child
-from disttest.host.signals import NotedSignals
-from disttest.limits import KILL_S, RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
-from disttest.model import Frozen
-from disttest.options.environment import hash_seed
-from disttest.resident.endpoint import ParentEndpoint, endpoint_of
-from disttest.resident.fitness import variables_that_matter
-from disttest.resident.handover import describe, first_of, follow, inheritable
-from disttest.resident.messages import (
+from disttest.extras.resident.endpoint import ParentEndpoint, endpoint_of
+from disttest.extras.resident.fitness import variables_that_matter
+from disttest.extras.resident.handover import describe, first_of, follow, inheritable
+from disttest.extras.resident.messages import (
     Ask,
     ForkRefused,
     ForkRequest,
@@ -32,8 +26,14 @@ from disttest.resident.messages import (
     receive_answer,
     send_request,
 )
-from disttest.resident.place import short
-from disttest.resident.terms import ForkTerms
+from disttest.extras.resident.place import short
+from disttest.extras.resident.terms import ForkTerms
+from disttest.host.proc import identity_of, process_state
+from disttest.host.process import Child, fork_child, leave, spawn_child
+from disttest.host.signals import NotedSignals
+from disttest.limits import KILL_S, RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
+from disttest.model import Frozen
+from disttest.options.environment import hash_seed
 from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
 
 Tell = Callable[[str], None]
@@ -186,7 +186,7 @@ def _start(endpoint: ParentEndpoint, variables: Mapping[str, str]) -> None:
             words = (endpoint.folder, endpoint.name, listener.fileno(), RESIDENT_IDLE_S, Path.cwd())
             with endpoint.log.open("wb") as log:
                 parent = spawn_child(
-                    [sys.executable, "-m", "disttest.resident.parent", *map(str, words)],
+                    [sys.executable, "-m", "disttest.extras.resident.parent", *map(str, words)],
                     environ={**variables, MARK_VARIABLE: NO_MARK},
                     pass_fds=[listener.fileno()],
                     stdout=log.fileno(),

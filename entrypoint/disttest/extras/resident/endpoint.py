@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from disttest.errors import UsageError
+from disttest.extras.resident.place import folder_for, is_private, name_for
 from disttest.host.proc import ProcessIdentity, is_running
 from disttest.model import Frozen
-from disttest.resident.place import folder_for, is_private, name_for
 
 _PRIVATE = 0o700
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from disttest.cli.main import command, parted
 from disttest.cli.run import run_command
-from disttest.cli.run_tests import terms_if_resident
+from disttest.cli.run_tests import read_request
 from disttest.errors import DisttestError
-from disttest.resident.terms import ForkTerms
+from disttest.extras.resident.parents import terms_of, wants_resident
+from disttest.extras.resident.terms import ForkTerms
 
-_command = run_command(terms_if_resident)
+
+def _terms_if_resident(
+    targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
+) -> ForkTerms | None:
+    """What a run that is to be a fork asks of its resident parent; None for one that is not to be.
+
+    Raises:
+        DisttestError: it cannot be done as it was asked.
+    """
+    request = read_request(targets, pytest_args, progress, given)
+    return terms_of(request) if wants_resident(request) and not request.needs_new_processes else None
+
+
+_command = run_command(_terms_if_resident)
 
 
 def terms_of_fork(words: Sequence[str]) -> ForkTerms | None:

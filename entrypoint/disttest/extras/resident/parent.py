@@ -27,17 +27,15 @@ from typing import NoReturn
 import msgspec
 
 from disttest.descriptors import high_copy, new_streams, take_descriptors
-from disttest.host.compute_threads import import_single_threaded
-from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
-from disttest.host.fork_hazard import fork_hazard
-from disttest.host.process import Child, Exit, fork_here, leave
-from disttest.limits import RESIDENT_REQUEST_S
-from disttest.options.environment import HASH_SEED, environment, hash_seed
-from disttest.plugin_manager import plugin_manager
-from disttest.reports.write import load_reporters
-from disttest.resident.endpoint import ParentEndpoint
-from disttest.resident.fitness import Loaded, differing, foreign_modules, is_foreign, variables_that_matter
-from disttest.resident.messages import (
+from disttest.extras.resident.endpoint import ParentEndpoint
+from disttest.extras.resident.fitness import (
+    Loaded,
+    differing,
+    foreign_modules,
+    is_foreign,
+    variables_that_matter,
+)
+from disttest.extras.resident.messages import (
     Ask,
     ForkEnded,
     ForkRefused,
@@ -47,14 +45,22 @@ from disttest.resident.messages import (
     receive_request,
     send_answer,
 )
-from disttest.resident.parts_board import PartsBoard
-from disttest.resident.terms import ForkTerms
+from disttest.extras.resident.parts_board import PartsBoard
+from disttest.extras.resident.terms import ForkTerms
+from disttest.host.compute_threads import import_single_threaded
+from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.process import Child, Exit, fork_here, leave
+from disttest.limits import RESIDENT_REQUEST_S
+from disttest.options.environment import HASH_SEED, environment, hash_seed
+from disttest.plugin_manager import plugin_manager
+from disttest.reports.write import load_reporters
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
 from disttest.runtime.guard.standby import become, stand_by
 
 _PRELOADED = (
     *("torch", "torch.distributed", "pytest", "disttest.plugin", "disttest.runtime.controller.apart"),
-    *("disttest.cli.main", "disttest.cli.fork", "disttest.cli.finish"),
+    *("disttest.cli.main", "disttest.extras.resident.fork", "disttest.cli.finish"),
 )
 _IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")
 """What these import when the first number is drawn, or the first word said."""
@@ -230,7 +236,7 @@ def _terms(run: ForkRequest) -> ForkTerms | None:
         return run.terms
     become(run.environ, run.folder)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        terms: ForkTerms | None = sys.modules["disttest.cli.fork"].terms_of_fork(run.argv)
+        terms: ForkTerms | None = sys.modules["disttest.extras.resident.fork"].terms_of_fork(run.argv)
     return terms
 
 

@@ -3,8 +3,8 @@
     command --(ForkRequest or Ask; a file in memory with it where it is long; descriptors)--> fork of the parent
     fork    --(Started, with its pidfd, then ForkEnded; or ForkRefused; or Status)--> command
 
-The parent itself says nothing: it forks for each connection, and the fork listens. :mod:`disttest.resident.handover` speaks the
-same without these classes.
+The parent itself says nothing: it forks for each connection, and the fork listens. The module ``handover`` speaks the same
+without these classes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from disttest.descriptors import MOST_AT_ONCE
+from disttest.extras.resident.handover import send_with_file
+from disttest.extras.resident.terms import ForkTerms
 from disttest.model import Frozen
-from disttest.resident.handover import send_with_file
-from disttest.resident.terms import ForkTerms
 
 _LARGEST = 4096
 """Bytes of a message; a request is a file, since an environment has no limit."""

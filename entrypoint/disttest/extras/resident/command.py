@@ -13,7 +13,7 @@ def resident(what: str) -> None:
     A resident parent has imported torch, pytest and the plugin, and nothing of the tests. The runs of disttest run --resident
     and disttest watch in one folder are forks of it.
     """
-    from disttest.cli.resident_run import describe_parents, end_parents
+    from disttest.extras.resident.parents import describe_parents, end_parents
 
     lines = describe_parents() if what == "status" else end_parents()
     click.echo("\n".join(lines) or "no resident parent")

@@ -1,0 +1,83 @@
+"""Resident parents: whether a run is to be a fork of one, and what becomes of those that are there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from disttest.cli.words import warn
+from disttest.extras.resident.option_rows import RESIDENT, RESIDENT_IMPORTS
+from disttest.extras.resident.terms import ForkTerms
+from disttest.host.signals import NotedSignals
+from disttest.options.environment import environment
+from disttest.reports.text import count, duration
+from disttest.runtime.guard.standby import is_standing_by
+
+if TYPE_CHECKING:
+    from disttest.cli.run_tests import RunRequest
+    from disttest.extras.resident.endpoint import ParentEndpoint
+
+
+def wants_resident(request: RunRequest) -> bool:
+    """Whether a run is a fork of a resident parent: as a flag or a variable says, else as the project says, but not in CI."""
+    asked: bool = request.settings[RESIDENT.field]
+    in_ci = environment().get("CI", "").lower() not in ("", "0", "false")
+    return asked and (RESIDENT in request.given_settings or not in_ci)
+
+
+def terms_of(request: RunRequest) -> ForkTerms:
+    """What the parent of a run must be like."""
+    return ForkTerms(seed=request.options.seed, imports=request.settings[RESIDENT_IMPORTS.field])
+
+
+def run_by_fork(request: RunRequest, *, signals: NotedSignals) -> int | None:
+    """Run this command in a fork of the resident parent; None where it has to run by itself.
+
+    Args:
+        request: the run.
+        signals: those that cancel it.
+    """
+    if is_standing_by():  # this is the fork
+        return None
+    if names := request.needs_new_processes:
+        warn(f"{' and '.join(names)} needs new processes: this run goes without a resident parent")
+        return None
+    from disttest.extras.resident.client import run_resident  # most runs want none
+
+    return run_resident(sys.argv[1:], environment(), terms_of(request), signals=signals, tell=warn)
+
+
+def describe_parents() -> list[str]:
+    """A line for each resident parent of this user."""
+    from disttest.extras.resident.endpoint import endpoints
+
+    return [line for endpoint in endpoints(environment()) if (line := _describe(endpoint))]
+
+
+def end_parents() -> list[str]:
+    """End them; a line for each."""
+    from disttest.extras.resident.client import stop
+    from disttest.extras.resident.endpoint import endpoints
+
+    return [
+        f"ended pid {pid}" for endpoint in endpoints(environment()) if (pid := stop(endpoint)) is not None
+    ]
+
+
+def _describe(endpoint: ParentEndpoint) -> str:
+    import psutil
+
+    from disttest.extras.resident.client import ask_status
+
+    process = endpoint.parent()
+    if process is None:
+        return ""
+    told = ask_status(endpoint)
+    if told is None:
+        return f"pid {process.pid}: does not answer"
+    memory = psutil.Process(process.pid).memory_info().rss >> 20
+    kept = f"with {', '.join(told.imports)}, " if told.imports else ""
+    return (
+        f"pid {process.pid} for {told.folder}: {count(told.runs, 'run')} in {duration(told.age_s)}, {memory} MiB, {kept}"
+        f"ends after {duration(told.idle_s)} without a run"
+    )
