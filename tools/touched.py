@@ -51,7 +51,7 @@ def changed_files(base: str) -> list[Path]:
 
 
 def words_of(path: Path) -> set[str]:
-    """The words of a path in the singular: ``replay/call_recorder.py`` has replay, call and recorder."""
+    """The words of a path in the singular: ``extras/replay/call_recorder.py`` has replay, call and recorder."""
     return {word.rstrip("s") for word in re.split(r"[/_.]", str(path.with_suffix("")))} - _NO_SUBJECT
 
 

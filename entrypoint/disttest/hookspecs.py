@@ -197,6 +197,18 @@ def disttest_test_data(item: pytest.Item) -> Any:
     """
 
 
+@hookspec(firstresult=True)
+def disttest_run_session(session: pytest.Session) -> bool | None:
+    """Controller, when all tests are collected: run them in another way.
+
+    Args:
+        session: pytest's; ``session.items`` are the tests.
+
+    Returns:
+        True when the plugin has run them; None to let the core run them.
+    """
+
+
 # --- world
 
 

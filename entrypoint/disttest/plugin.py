@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 from _pytest.terminal import TerminalReporter
 
@@ -29,7 +28,6 @@ from disttest.host.versions import too_old
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
-from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
@@ -100,7 +98,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
-    group.addoption("--disttest-replay", dest="disttest_replay", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
@@ -321,11 +318,7 @@ def _run_tests(session: pytest.Session) -> bool | None:
 
         serve_partition(session, run, Path(order))
         return True
-    if told := session.config.getoption("disttest_replay"):
-        from disttest.runtime.rank.replaying import replay_rank
-
-        _be_an_ordinary_process()
-        replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
+    if plugin_manager().call("disttest_run_session", session=session):
         return True
     apart = run.recorder is not None and run.devices is not None
     if not run.runs_tests or session.config.option.collectonly or not apart:

@@ -16,7 +16,7 @@ from typing import Any
 import pluggy
 
 from disttest import hookspecs
-from disttest.errors import PluginError, UsageError
+from disttest.errors import DisttestError, PluginError
 
 _RINGS = ("plugins", "extras")
 """Folders of built-in plugins."""
@@ -141,14 +141,15 @@ class Plugins:
             The result of each plugin, or for hooks with ``firstresult`` the first that is not None.
 
         Raises:
-            PluginError: a plugin raised an exception; the message names the plugin. An error of disttest passes as it is.
+            PluginError: a plugin raised an exception; the message names the plugin. Errors of disttest pass as they are, and
+                so do those by which pytest and click end a run.
         """
         caller = self._caller(hook)
         try:
             return caller(**arguments)
         except Exception as error:
             name = _culprit(error, caller)
-            if name is None or isinstance(error, (PluginError, UsageError)):
+            if name is None or _is_meant(error):
                 raise
             raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
 
@@ -165,7 +166,7 @@ class Plugins:
             try:
                 result = implementation.function(**given)
             except Exception as error:
-                if isinstance(error, UsageError):
+                if _is_meant(error):
                     raise
                 name = implementation.plugin_name
                 raise PluginError(
@@ -204,6 +205,15 @@ def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, othe
     return (
         f"{where} has plugin {', '.join(here) or 'none'} where {other} has {', '.join(there) or 'none'}: "
         "all processes of a run need the same plugins in the same versions"
+    )
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether an exception is no failure of the plugin that raises it: one of disttest, or one by which pytest or click end."""
+    return isinstance(error, DisttestError) or type(error).__module__.partition(".")[0] in (
+        "_pytest",
+        "pytest",
+        "click",
     )
 
 

@@ -2,6 +2,7 @@
 
 import types
 
+import click
 import pytest
 
 from disttest import plugin_manager as module
@@ -87,6 +88,21 @@ def test_a_usage_error_of_a_plugin_reaches_the_user_as_it_is():
 
     with pytest.raises(UsageError, match=r"^tests make no sense$"):
         plugins.call("disttest_modify_tests", items="tests", config=None)
+
+
+@pytest.mark.parametrize(
+    "meant", [pytest.exit.Exception("enough"), pytest.UsageError("no"), click.exceptions.Exit(3)]
+)
+def test_an_exception_that_ends_a_run_is_no_failure_of_a_plugin(meant):
+    def disttest_run_session(session):
+        raise meant
+
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_run_session=disttest_run_session), "mine")
+
+    with pytest.raises(type(meant)) as raised:
+        plugins.call("disttest_run_session", session=None)
+    assert meant is raised.value
 
 
 def test_a_hook_that_does_not_exist_and_arguments_that_it_does_not_have_are_refused():

@@ -27,7 +27,7 @@ def touched():
     [
         ("tests/core/test_retries.py", "core/test_retries.py"),
         ("entrypoint/disttest/runtime/controller/retries.py", "core/test_retries.py"),
-        ("entrypoint/disttest/replay/player.py", "integration/test_replay.py"),
+        ("entrypoint/disttest/extras/replay/player.py", "integration/test_replay.py"),
         ("tests/support/planted.py", "integration/test_planted.py"),
         ("docs/adopt.md", "integration/test_adopt.py"),
         ("docs/troubleshooting.md", "contract/test_troubleshooting.py"),
@@ -38,7 +38,7 @@ def test_the_surest_comes_first(touched, changed, first):
 
 
 def test_what_has_changed_itself_comes_before_what_is_named_after_a_module(touched):
-    found = touched("entrypoint/disttest/replay/player.py", "tests/contract/test_pins.py")
+    found = touched("entrypoint/disttest/extras/replay/player.py", "tests/contract/test_pins.py")
 
     assert ["contract/test_pins.py", "integration/test_replay.py"] == found[:2]
 

@@ -27,7 +27,6 @@ from disttest.cli.init import init
 from disttest.cli.man import man
 from disttest.cli.merge import merge_command
 from disttest.cli.plan import plan_command
-from disttest.cli.replay import replay
 from disttest.cli.report import report, trend
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -140,7 +139,6 @@ command.add_command(github_step)
 command.add_command(plan_command(collect_for_plan, _leave))
 command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
-command.add_command(replay)
 command.add_command(report)
 command.add_command(trend)
 command.add_command(config)

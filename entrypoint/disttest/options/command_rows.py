@@ -11,7 +11,6 @@ from disttest.options.values import (
     COUNT,
     SWITCH,
     WHOLE,
-    Type,
     one_of,
     path,
     text,
@@ -93,7 +92,6 @@ OTHER_OPTIONS = (
     rows_of("cluster-clean")(
         "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
     ),
-    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
     rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),
     rows_of("report")(
         "history",

@@ -1,8 +1,7 @@
 import pytest
 
 from disttest.errors import UsageError
-from disttest.model import WorldShape
-from disttest.replay.format import (
+from disttest.extras.replay.format import (
     MAGIC,
     Called,
     CallSite,
@@ -18,6 +17,7 @@ from disttest.replay.format import (
     describe,
     read_recording,
 )
+from disttest.model import WorldShape
 
 HEAD = Head(
     nodeid="test_x.py::test[2xgloo]",

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
+from disttest.extras.replay.replay_verdict import RecordedOutcome, Replayed, judge
 from disttest.model import Outcome
-from disttest.replay.replay_verdict import RecordedOutcome, Replayed, judge
 
 PASSED = RecordedOutcome(recording="", outcome=Outcome.PASSED, message="")
 FAILED = RecordedOutcome(recording="", outcome=Outcome.FAILED, message="ValueError: boom")

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from disttest.hookspecs import hookimpl
 from disttest.model import RecordRule
+from disttest.options.option import rows_of
+from disttest.options.values import WHOLE, Type
 from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
+    import click
     import pytest
 
     from disttest.model import TestResult
+    from disttest.options.option import Option
     from disttest.runtime.rank.rank_test import Rank
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+
+
+_OPTIONS = (
+    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
+)
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """Those of ``disttest replay``."""
+    return _OPTIONS
+
+
+@hookimpl
+def disttest_addcommands(group: click.Group) -> None:
+    """``disttest replay``."""
+    from disttest.extras.replay.command import replay
+
+    group.add_command(replay)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The recording that the command replays."""
+    parser.getgroup("disttest").addoption(
+        "--disttest-replay", dest="disttest_replay", help="(internal) given by the disttest command"
+    )
+
+
+@hookimpl
+def disttest_run_session(session: pytest.Session) -> bool | None:
+    """Be the rank of a recording."""
+    told = session.config.getoption("disttest_replay")
+    if not told:
+        return None
+    from disttest.extras.replay.replaying import replay_session
+
+    replay_session(session, told)
+    return True
 
 
 @hookimpl

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from disttest import observe
+from disttest.extras.replay.format import SUFFIX, Completed, Head, Unfit, Writer
 from disttest.hookspecs import hookimpl
 from disttest.masking import masker
 from disttest.options.environment import environment
-from disttest.replay.format import SUFFIX, Completed, Head, Unfit, Writer
 
 if TYPE_CHECKING:
-    from disttest.replay.call_recorder import CallRecorder
+    from disttest.extras.replay.call_recorder import CallRecorder
     from disttest.runtime.messages.protocol import RunTest
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import RankTest
@@ -50,7 +50,7 @@ class RankRecording:
         if self._spec.shape.device != "cpu":
             _note_only(path, head, "its ranks are on GPUs, and only those on the CPU are recorded")
             return
-        from disttest.replay.call_recorder import CallRecorder
+        from disttest.extras.replay.call_recorder import CallRecorder
 
         self._recorder = CallRecorder(path, head)
         observe.install(self._recorder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from disttest.extras.replay.format import SUFFIX
 from disttest.model import ALONE, RecordRule, TestResult
-from disttest.replay.format import SUFFIX
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 

@@ -26,9 +26,9 @@ from disttest.runtime.controller.orders import InterpreterOrder, ParentOrder, re
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
 from disttest.runtime.rank.debug_adapter import check_debugger
 
-INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps")
+INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
 """What only the command gives, and takes no value."""
-_TOLD = ("guarded", "rank", "node_partition", "replay")
+_TOLD = ("guarded", "rank", "node_partition", "told")
 """What only the command gives, which has read the project's file for its processes."""
 
 

@@ -25,6 +25,6 @@ def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> 
     RESULTS is the directory of the run (default: the newest here), TEST a part of the test's id. The exit code is 0 if
     the rank did what was recorded, be that a failure, and 1 if not.
     """
-    from disttest.cli.replay_run import run_replay
+    from disttest.extras.replay.command_run import run_replay
 
     sys.exit(run_replay(words, rank, pytest_args))  # noqa: TID251

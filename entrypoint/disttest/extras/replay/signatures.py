@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import torch
 
+from disttest.extras.replay.format import RecordedSignature
 from disttest.observe import Call, StoreCall, Wait, as_text, spec_of
 from disttest.observe.memory import digest_of
 from disttest.observe.operations import IN_PLACE
-from disttest.replay.format import RecordedSignature
 
 MAKE, DESTROY = "make a group", "destroy a group"
 _FIRST_IS_KEY = frozenset(

@@ -11,11 +11,11 @@ import msgspec
 
 from disttest.cli.stored_run import find_run, select
 from disttest.errors import UsageError
+from disttest.extras.replay.format import SUFFIX, Recording, read_recording
+from disttest.extras.replay.replay_verdict import RecordedOutcome
 from disttest.model import RankEnd, RankRecord
 from disttest.options.environment import environment
 from disttest.planning.targets import resolve_targets
-from disttest.replay.format import SUFFIX, Recording, read_recording
-from disttest.replay.replay_verdict import RecordedOutcome
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import keep_pytest_args, target_of
@@ -118,6 +118,7 @@ def _command(
         *(suite_arguments() if targets else ()),
         *(f"--disttest-world-sizes={shape.size}", f"--disttest-backend={shape.backend}"),
         f"--disttest-device={shape.device}",
+        "--disttest-told",
         f"--disttest-replay={msgspec.json.encode(expected).decode()}",
         *("-s", "-q", "--no-header", "-p", "no:cacheprovider"),
         *keep_pytest_args(run.invocation.pytest_args),

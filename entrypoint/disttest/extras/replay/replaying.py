@@ -9,22 +9,38 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from disttest import observe
 from disttest.errors import ExitCode
+from disttest.extras.replay.format import Head, Recording, read_recording
+from disttest.extras.replay.replay_verdict import RecordedOutcome, Replayed, judge
+from disttest.host.compute_threads import allow_threads
 from disttest.model import Outcome
 from disttest.options.environment import add_to_environment
-from disttest.replay.format import Head, Recording, read_recording
-from disttest.replay.replay_verdict import RecordedOutcome, Replayed, judge
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.bridge import message_of, outcome_of
+from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.rank import make_default_group
 from disttest.testing.world import World, provide_world
 
 if TYPE_CHECKING:
-    from disttest.replay.player import Player
+    from disttest.extras.replay.player import Player
+
+
+def replay_session(session: pytest.Session, told: str) -> None:
+    """Run the test of a recording as an ordinary process does.
+
+    Args:
+        session: that has collected the test.
+        told: the recording and its outcome, as JSON.
+    """
+    # Whatever kept this process fit to be forked is over.
+    allow_threads()
+    use_cuda_freely()
+    replay_rank(session, msgspec.json.decode(told, type=RecordedOutcome))
 
 
 def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
@@ -34,8 +50,8 @@ def replay_rank(session: pytest.Session, expected: RecordedOutcome) -> None:
         session: that has collected the test.
         expected: which recording, and what it came to.
     """
-    from disttest.replay.alone import without_peers
-    from disttest.replay.player import Diverged, Player
+    from disttest.extras.replay.alone import without_peers
+    from disttest.extras.replay.player import Diverged, Player
 
     recording = read_recording(Path(expected.recording))
     head = recording.head
@@ -112,7 +128,7 @@ class _Report:
             terminalreporter.write_line(f"not seen by the layer: {gap}")
 
     def _seen(self) -> Replayed:
-        from disttest.replay.player import Diverged
+        from disttest.extras.replay.player import Diverged
 
         stopped = self._player.stopped
         bad = (each for each in self._reports if outcome_of(each).is_bad)

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind, as_text
-from disttest.observe.memory import bytes_of, can_be_kept
-from disttest.replay.format import (
+from disttest.extras.replay.format import (
     Called,
     CallSite,
     Completed,
@@ -30,7 +28,7 @@ from disttest.replay.format import (
     Unfit,
     Writer,
 )
-from disttest.replay.signatures import (
+from disttest.extras.replay.signatures import (
     digest_of_call,
     digest_of_store,
     of_call,
@@ -38,6 +36,8 @@ from disttest.replay.signatures import (
     of_store,
     written_by,
 )
+from disttest.observe import ANY_SOURCE, Call, Group, StoreCall, Tool, Wait, WaitKind, as_text
+from disttest.observe.memory import bytes_of, can_be_kept
 
 _dist: Any = dist
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001

@@ -14,11 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
-from disttest.observe.memory import fill
-from disttest.observe.operations import OPERATIONS
-from disttest.replay.format import Raised, RecordedSignature, Recording, describe
-from disttest.replay.signatures import (
+from disttest.extras.replay.format import Raised, RecordedSignature, Recording, describe
+from disttest.extras.replay.signatures import (
     digest_of_call,
     digest_of_store,
     of_call,
@@ -26,6 +23,9 @@ from disttest.replay.signatures import (
     of_store,
     written_by,
 )
+from disttest.observe import Call, Site, StoreCall, Tool, Wait, WaitKind
+from disttest.observe.memory import fill
+from disttest.observe.operations import OPERATIONS
 
 _c10d: Any = torch._C._distributed_c10d  # noqa: SLF001
 _FULL_NAMES = {row.name: row.op for row in OPERATIONS}

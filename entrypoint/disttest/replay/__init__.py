@@ -1,1 +1,0 @@
-"""What one rank of a test received, kept in a file, and given back to it when it runs alone."""
