@@ -273,8 +273,10 @@ class TestNonfinite:
 
         assert [] == judge(seen, seen)
 
-    def test_a_sum_that_overflows(self):
-        seen = [call(Role.INPUT, numbers(3e38)), call(Role.OUTPUT, numbers(float("inf")))]
+    @pytest.mark.parametrize("kind", ["SUM", "AVG", "PRODUCT"])
+    def test_a_result_that_overflows(self, kind):
+        places = {Role.INPUT: 3e38, Role.OUTPUT: float("inf")}
+        seen = [call(role, numbers(value), kind=kind) for role, value in places.items()]
 
         ((_, message),) = judge(seen, seen)
         assert "infinity first appeared on rank 0 in the output of all_reduce" in message
