@@ -12,6 +12,7 @@ import pytest
 from lab import Ended, Lab
 from planted import (
     GOOD,
+    GOOD_FOR_ALL,
     HANGS,
     NO_RACES,
     ORDERS,
@@ -77,6 +78,12 @@ def looked_at(tmp_path_factory, nothing_left) -> Ended:
     return run(tmp_path_factory.mktemp("looked_at"), modules, "--sanitize", "values:warn")
 
 
+@pytest.fixture(scope="module")
+def judged_by_all(tmp_path_factory, nothing_left) -> Ended:
+    """Programs that are right in every respect, with all tools on."""
+    return run(tmp_path_factory.mktemp("judged_by_all"), GOOD_FOR_ALL, "--sanitize", "all")
+
+
 def test_half_of_them_follow_reports_of_users():
     for modules in (HANGS, ORDERS, RACES, (*VALUES, *VALUES_RUNS)):
         programs = programs_of(modules).values()
@@ -105,6 +112,10 @@ def test_calls_that_do_not_fit_are_found_though_the_test_passes(compared):
 
 def test_nothing_is_said_of_good_programs(compared):
     assert {} == wrong(compared.run, GOOD, Program.check_quiet)
+
+
+def test_no_tool_finds_anything_in_programs_that_are_right(judged_by_all):
+    assert {} == wrong(judged_by_all.run, GOOD_FOR_ALL, Program.check_quiet)
 
 
 def test_races_are_found_though_the_test_passes(raced):
