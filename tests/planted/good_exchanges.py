@@ -408,6 +408,12 @@ def test_handles_are_awaited_when_a_block_ends(world):
 
 
 @fine("handles", size=2)
+def test_code_without_a_file_keeps_a_handle(world):
+    """The line that runs it uses nothing of what it returns."""
+    exec("work = dist.all_reduce(torch.ones(4), async_op=True)\nwork.wait()", {"dist": dist, "torch": torch})
+
+
+@fine("handles", size=2)
 def test_a_generator_yields_while_its_call_goes_on(world):
     """It waits when it is asked for the next one."""
 

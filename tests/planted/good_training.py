@@ -500,6 +500,22 @@ def test_an_outer_step_takes_the_mean_of_what_ranks_have_learned(world):
         optimizer.step()
 
 
+@fine("averaging", size=2)
+def test_each_rank_keeps_a_head_of_its_own(world):
+    """Ranks average the body, and each trains a head for its own data."""
+    torch.manual_seed(1)
+    body, head = nn.Linear(4, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(2):
+        for _ in range(2):
+            head(body(rows_of(world))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for parameter in body.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= world.size
+
+
 @fine("teacher", size=3)
 def test_a_teacher_on_one_rank_sends_what_students_learn(world):
     """The first rank has another model and no gradient to share."""
