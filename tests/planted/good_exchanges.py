@@ -450,6 +450,15 @@ def test_the_result_of_one_call_is_the_input_of_the_next(world):
     assert mean.sum() == 8
 
 
+@fine("handles", size=2)
+def test_futures_are_waited_for_together(world):
+    """Two calls, of which one has something to do after it."""
+    totals = [torch.ones(4), torch.ones(4)]
+    futures = [dist.all_reduce(total, async_op=True).get_future() for total in totals]
+    torch.futures.wait_all([futures[0], futures[1].then(lambda done: done.value()[0] / 2)])
+    assert torch.cat(totals).sum() == 16
+
+
 # --- threads
 
 

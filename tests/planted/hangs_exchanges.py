@@ -23,6 +23,24 @@ def reduce(*, group=None):
     dist.all_reduce(torch.ones(4), group=group)
 
 
+# --- futures
+
+
+@hangs("futures", size=2, waits=(0,), says="all_reduce #2")
+def test_one_of_two_futures_is_of_a_call_that_the_other_rank_lacks(world):
+    """They are waited for together."""
+    works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2 - world.rank)]
+    torch.futures.wait_all([work.get_future() for work in works])
+
+
+@hangs("futures", size=2, waits=(0,), says="all_reduce")
+def test_what_follows_a_call_is_waited_for(world):
+    """The mean is taken of a sum that never comes."""
+    if world.is_first:
+        future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+        future.then(lambda done: done.value()[0] / 2).wait()
+
+
 # --- groups
 
 
