@@ -275,6 +275,15 @@ def wrong_partings(right: Path, astray: Path) -> dict[str, str]:
     return {name: why for name, why in wrong.items() if why}
 
 
+def partings(one: Path, other: Path) -> dict[str, str]:
+    """Where programs differ between two runs, by the names of their tests."""
+    return {
+        mine.base.rpartition("::")[2]: parting.message
+        for mine, yours in pairs(read_recordings(one), read_recordings(other))
+        if (parting := find_parting(mine, yours, None)) is not None
+    }
+
+
 def copy_programs(folder: Path, modules: Iterable[str]) -> list[str]:
     """Put all modules where a run finds them without the settings of this repository; the file names of these."""
     for file in FOLDER.glob("*.py"):

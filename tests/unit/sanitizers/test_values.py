@@ -314,6 +314,20 @@ class TestDiverge:
         assert parting is not None
         assert "only B goes on, with the input of broadcast #1" in parting.message
 
+    def test_calls_of_two_groups_may_come_in_any_order(self):
+        one, other = (call(Role.INPUT, numbers(number), group_id=str(number)) for number in (1, 2))
+        more = call(Role.INPUT, numbers(3), number=2, group_id="1")
+
+        assert find_parting(recording([one, other]), recording([other, one]), None) is None
+        parting = find_parting(recording([one, other]), recording([other, one, more]), None)
+        assert parting is not None
+        assert "only B goes on, with the input of all_reduce SUM #2" in parting.message
+
+    def test_pickles_may_differ(self):
+        one, other = (call(Role.INPUT, torch.tensor([number], dtype=torch.uint8)) for number in (1, 2))
+
+        assert find_parting(recording([one]), recording([other]), None) is None
+
     def test_worlds_of_two_sizes_are_compared_by_their_parameters(self):
         step = parameter(Role.PARAMETER, numbers(1))
         near = parameter(Role.PARAMETER, numbers(1.0000001))
