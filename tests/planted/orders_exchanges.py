@@ -199,3 +199,12 @@ def test_a_wrapper_of_a_call_throws_its_handle_away(world):
     """The options of the call are bound before."""
     scatter_later = functools.partial(dist.reduce_scatter_tensor, async_op=True)
     scatter_later(torch.zeros(4), torch.ones(8))
+
+
+@disagrees("never-waited", size=2, ranks=(0, 1), says="send", report="pytorch/pytorch#152938")
+@leaves_calls_open
+def test_the_handles_of_a_batch_of_messages_are_discarded(world):
+    """The list of handles is what the batch returns."""
+    other = 1 - world.rank
+    calls = [dist.P2POp(dist.isend, torch.ones(4), other), dist.P2POp(dist.irecv, torch.zeros(4), other)]
+    dist.batch_isend_irecv(calls)

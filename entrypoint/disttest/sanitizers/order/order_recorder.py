@@ -197,11 +197,12 @@ def _handling(call: Call) -> tuple[bool, bool]:
     torch's functions that lie between the kernel and the user's line tell it: ``send`` is an ``isend`` with a wait.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
-    direct = True
+    batched, direct = False, True
     while frame is not None and frame.f_code is not call.site.code:
         way = _way_of(frame.f_code)
         if way is _Way.BATCHES:
-            return True, False
-        direct = direct and way is _Way.RETURNS
+            batched, direct = True, True  # it returns a list of its handles
+        else:
+            direct = direct and way is _Way.RETURNS
         frame = frame.f_back
-    return False, direct and frame is not None and is_thrown_away(frame.f_code, frame.f_lasti)
+    return batched, direct and frame is not None and is_thrown_away(frame.f_code, frame.f_lasti)
