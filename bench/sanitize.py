@@ -32,6 +32,7 @@ sys.path[:0] = [str(HERE / "entrypoint"), str(HERE / "tests" / "support"), str(H
 from faults import describe_machine, p99, render
 from planted import (
     GOOD,
+    GOOD_FOR_ALL,
     HANGS,
     NO_RACES,
     ORDERS,
@@ -242,7 +243,11 @@ FAMILIES = (
     Planted("numbers that part found", VALUES, NO_DEADLOCK + NUMBERS, Program.check_values, 25 / 27),
     Planted("right numbers without a finding", VALUES_GOOD, NO_DEADLOCK + NUMBERS, Program.check_quiet, 1),
     Planted(
-        "good programs without a finding", GOOD, (*DEADLOCK, "--sanitize", "all:warn"), Program.check_quiet, 1
+        "good programs without a finding",
+        (*GOOD, *GOOD_FOR_ALL),
+        (*DEADLOCK, "--sanitize", "all:warn"),
+        Program.check_quiet,
+        1,
     ),
 )
 

@@ -12,6 +12,7 @@ import pytest
 from lab import Ended, Lab
 from planted import (
     GOOD,
+    GOOD_FOR_ALL,
     HANGS,
     NO_RACES,
     ORDERS,
@@ -22,6 +23,7 @@ from planted import (
     VALUES_RUNS,
     Program,
     copy_programs,
+    partings,
     programs_of,
     results_of,
     wrong,
@@ -39,6 +41,12 @@ NOT_FOUND = {
     "test_one_rank_forgets_to_wait": "the handle is in a variable, which the path of the other rank reads",
 }
 """Orders of which nothing is said, or something else, and why."""
+OTHER_EACH_TIME = {
+    "test_a_distributed_checkpoint_is_saved_and_loaded": "its metadata has the names of folders",
+    "test_the_first_rank_takes_results_in_the_order_of_their_arrival": "so it says",
+    "test_ranks_take_tasks_from_a_counter": "how many tasks a rank takes depends on how fast it is",
+}
+"""Right programs that may differ from run to run, and why."""
 
 
 def run(folder: Path, modules: tuple[str, ...], *arguments: str, **environ: str) -> Ended:
@@ -77,6 +85,12 @@ def looked_at(tmp_path_factory, nothing_left) -> Ended:
     return run(tmp_path_factory.mktemp("looked_at"), modules, "--sanitize", "values:warn")
 
 
+@pytest.fixture(scope="module")
+def judged_by_all(tmp_path_factory, nothing_left) -> Ended:
+    """Programs that are right in every respect, with all tools on."""
+    return run(tmp_path_factory.mktemp("judged_by_all"), GOOD_FOR_ALL, "--sanitize", "all")
+
+
 def test_half_of_them_follow_reports_of_users():
     for modules in (HANGS, ORDERS, RACES, (*VALUES, *VALUES_RUNS)):
         programs = programs_of(modules).values()
@@ -107,6 +121,10 @@ def test_nothing_is_said_of_good_programs(compared):
     assert {} == wrong(compared.run, GOOD, Program.check_quiet)
 
 
+def test_no_tool_finds_anything_in_programs_that_are_right(judged_by_all):
+    assert {} == wrong(judged_by_all.run, GOOD_FOR_ALL, Program.check_quiet)
+
+
 def test_races_are_found_though_the_test_passes(raced):
     assert {} == wrong(raced.run, RACES, Program.check_order)
 
@@ -127,3 +145,8 @@ def test_the_first_difference_of_two_runs_is_found(tmp_path, nothing_left):
     for results, fault in (("right", ""), ("astray", "1")):
         run(tmp_path, VALUES_RUNS, "--sanitize", "values", "--results", results, PLANTED_FAULT=fault)
     assert {} == wrong_partings(tmp_path / "right", tmp_path / "astray")
+
+
+def test_two_runs_of_right_programs_are_the_same(judged_by_all, tmp_path):
+    again = run(tmp_path, GOOD_FOR_ALL, "--sanitize", "values")
+    assert partings(judged_by_all.results, again.results).keys() <= OTHER_EACH_TIME.keys()

@@ -88,3 +88,32 @@ def test_sends_activations_of_the_step_before(world):
         else:
             dist.recv(torch.zeros(8, 2), 0)
         kept = out
+
+
+@goes_astray("input of all_reduce", size=2, rank=0, report="NVIDIA/Megatron-LM#775")
+def test_gradients_are_reduced_twice(world):
+    model = seeded(1)
+    model(data_of(world)).sum().backward()
+    weight = model[0].weight.grad
+    dist.all_reduce(weight)
+    again = weight if FAULT else model[2].weight.grad
+    dist.all_reduce(again.flatten()[:8])  # seen
+
+
+@goes_astray("gradient of 0.weight before step 1", size=2, rank=0, report="ServiceNow/Fast-LLM#551")
+def test_the_last_micro_batch_overwrites_the_others(world):
+    model = seeded(1)
+    optimizer = sgd(model)
+    for step in range(2):
+        if FAULT:
+            optimizer.zero_grad()
+        model(data_of(world) + step).pow(2).sum().backward()
+    optimizer.step()  # seen
+
+
+@goes_astray("all_reduce SUM #2", size=4, rank=0, report="ByteDance-Seed/VeOmni#184")
+def test_the_norm_is_summed_over_replicas_too(world):
+    shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    squares = torch.tensor(4.0)
+    dist.all_reduce(torch.ones(2))
+    dist.all_reduce(squares, group=None if FAULT else shards[world.rank // 2])  # seen

@@ -27,20 +27,30 @@ if TYPE_CHECKING:  # the programs find this module alone
 
 PROVEN = "deadlock: no rank can go on"
 FOLDER = Path(__file__).parents[1] / "planted"
-HANGS = ("hangs_collectives", "hangs_messages", "hangs_models", "hangs_late")
-TRAPS = ("traps",)
+_PREFIX = "planted_"
+"""Of the modules of programs, as they are loaded here."""
+HANGS = (
+    "hangs_collectives",
+    "hangs_messages",
+    "hangs_models",
+    "hangs_late",
+    "hangs_training",
+    "hangs_exchanges",
+)
+TRAPS = ("traps", "traps_helpers")
 HANGS_ON_DEVICES = ("hangs_devices",)
 TRAPS_ON_DEVICES = ("traps_devices",)
-ORDERS = ("orders", "orders_models")
+ORDERS = ("orders", "orders_models", "orders_exchanges")
 GOOD = ("good",)
+GOOD_FOR_ALL = ("good_training", "good_exchanges")
 LOSSES = ("losses",)
 SILENCES = ("silences",)
 SURVIVORS = ("survivors",)
-RACES = ("races",)
+RACES = ("races", "races_training")
 NO_RACES = ("races_none",)
 RACES_ON_DEVICES = ("races_devices",)
 NO_RACES_ON_DEVICES = ("races_devices_none",)
-VALUES = ("values",)
+VALUES = ("values", "values_training")
 VALUES_GOOD = ("values_good",)
 VALUES_RUNS = ("values_runs",)
 """Modules of tests/planted, by what is planted in them."""
@@ -51,6 +61,8 @@ class Program:
     """One program, and what must be found in it."""
 
     name: str
+    module: str
+    """The module of tests/planted that has it."""
     kind: str
     """What is wrong with it; programs of one kind go wrong in the same way."""
     size: int
@@ -70,6 +82,9 @@ class Program:
         waits = tuple(sorted({edge.rank for edge in result.deadlock.edges}))
         if waits != self.ranks:
             return f"ranks {waits} wait, not {self.ranks}: {result.message}"
+        lines = [edge.where for edge in result.deadlock.edges]
+        if not all(line.startswith(f"{self.module}.py:") for line in lines):
+            return f"they wait at {lines}: {result.message}"
         return self._lacks(result.message, *(edge.what for edge in result.deadlock.edges))
 
     def check_order(self, result: TestResult) -> str:
@@ -103,7 +118,7 @@ class Program:
         whose = re.compile(rf"\b{rank_names(self.ranks)}(?![,\d])")
         if finding.kind != self.kind or not whose.search(finding.message):
             return f"{finding.kind}: {finding.message}"
-        if not lines & marked_lines("values"):
+        if not lines & marked_lines(self.module):
             return f"at lines {sorted(lines)}: {finding.message}"
         return self._lacks(finding.message)
 
@@ -111,8 +126,8 @@ class Program:
         """Why two runs do not part as they should; empty if they do."""
         if parting is None:
             return "they are the same"
-        lines = {int(line) for line in re.findall(r"values_runs\.py:(\d+)", parting.message)}
-        if parting.rank not in self.ranks or not lines & marked_lines("values_runs"):
+        lines = {int(line) for line in re.findall(rf"{self.module}\.py:(\d+)", parting.message)}
+        if parting.rank not in self.ranks or not lines & marked_lines(self.module):
             return f"rank {parting.rank}: {parting.message}"
         return self._lacks(parting.message)
 
@@ -181,7 +196,13 @@ def _declare(
 
     def declare(function: Any) -> Any:
         function.program = Program(
-            name=function.__name__, kind=kind, size=size, ranks=tuple(ranks), says=words, report=report
+            name=function.__name__,
+            module=function.__module__.removeprefix(_PREFIX),
+            kind=kind,
+            size=size,
+            ranks=tuple(ranks),
+            says=words,
+            report=report,
         )
         return pytest.mark.world_size(size)(function)
 
@@ -204,7 +225,7 @@ def programs_of(modules: Iterable[str]) -> dict[str, Program]:
 
 
 def _load(module: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"planted_{module}", FOLDER / f"{module}.py")
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{module}", FOLDER / f"{module}.py")
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -252,6 +273,15 @@ def wrong_partings(right: Path, astray: Path) -> dict[str, str]:
         name = one.base.rpartition("::")[2]
         wrong[name] = programs[name].check_parting(find_parting(one, other, None))
     return {name: why for name, why in wrong.items() if why}
+
+
+def partings(one: Path, other: Path) -> dict[str, str]:
+    """Where programs differ between two runs, by the names of their tests."""
+    return {
+        mine.base.rpartition("::")[2]: parting.message
+        for mine, yours in pairs(read_recordings(one), read_recordings(other))
+        if (parting := find_parting(mine, yours, None)) is not None
+    }
 
 
 def copy_programs(folder: Path, modules: Iterable[str]) -> list[str]:

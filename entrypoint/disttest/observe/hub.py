@@ -44,6 +44,8 @@ class _CallingThread(threading.local):
 thread = _CallingThread()
 handles: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
 """Handles and futures that somebody in Python holds, with their calls."""
+parts: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+"""Futures that are made of other ones (``then``, ``collect_all``): these have to be done before."""
 queues: Queues | None = None
 """Of the GPUs; None where the layer is not in torch."""
 results: dict[int, Call] = {}

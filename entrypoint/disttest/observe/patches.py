@@ -80,6 +80,7 @@ class Patches(Replacements):
         self.replace(torch._C.Future, "done", _polling)  # noqa: SLF001
         for name in ("then", "add_done_callback"):
             self.replace(torch._C.Future, name, _calling_back)  # noqa: SLF001
+        self.replace(torch._C, "_collect_all", _collecting)  # noqa: SLF001
         for name in _STORE_WAITS:
             self.replace(torch._C._distributed_c10d.Store, name, _store_wait)  # noqa: SLF001
         for name in _STORE_CALLS:
@@ -170,14 +171,30 @@ def _get_future(original: Original) -> Original:
     return get_future
 
 
+def _calls_behind(handle: Any) -> list[Call]:
+    """The calls that are over when a handle or a future is done."""
+    call = hub.handles.get(handle)
+    own = [] if call is None else [call]
+    return own + [each for part in hub.parts.get(handle, ()) for each in _calls_behind(part)]
+
+
+def _awaited(future: Any) -> Call | None:
+    """The call that a future waits for; of several the last one, which comes after the others of its group."""
+    pending = next((part for part in hub.parts.get(future, ())[::-1] if not part.done()), None)
+    return hub.handles.get(future) if pending is None else _awaited(pending)
+
+
 def _future_wait(original: Original) -> Original:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if hub.is_idle() or self.done():
             return original(self, *args, **kwargs)
-        call = hub.handles.get(self)
+        call = _awaited(self)
         with hub.waiting(WaitKind.FUTURE, call, timeout_s=groups.limit_of(call) if call else None):
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+        if self in hub.parts:
+            self.done()  # notes that the other calls are over, too
+        return result
 
     return wait
 
@@ -185,8 +202,9 @@ def _future_wait(original: Original) -> Original:
 def _polling(original: Original) -> Original:
     def is_done(self: Any) -> bool:
         done: bool = original(self)
-        if done and not hub.is_idle() and (call := hub.handles.get(self)) is not None:
-            hub.note_over(WaitKind.WORK, call)
+        if done and not hub.is_idle():
+            for call in _calls_behind(self):
+                hub.note_over(WaitKind.WORK, call)
         return done
 
     return is_done
@@ -194,18 +212,33 @@ def _polling(original: Original) -> Original:
 
 def _calling_back(original: Original) -> Original:
     def then(self: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
-        call = None if hub.is_idle() else hub.handles.get(self)
-        if call is None:
+        calls = [] if hub.is_idle() else _calls_behind(self)
+        if not calls:
             return original(self, callback, *args, **kwargs)
 
         def call_back(future: Any) -> Any:
             __tracebackhide__ = True
-            hub.note_over(WaitKind.FUTURE, call)
+            for call in calls:
+                hub.note_over(WaitKind.FUTURE, call)
             return callback(future)
 
-        return original(self, call_back, *args, **kwargs)
+        following = original(self, call_back, *args, **kwargs)
+        if following is not None:
+            hub.parts[following] = (self,)
+        return following
 
     return then
+
+
+def _collecting(original: Original) -> Original:
+    def collect_all(futures: Any) -> Any:
+        parts = tuple(futures)
+        collected = original(list(parts))
+        if not hub.is_idle():
+            hub.parts[collected] = parts
+        return collected
+
+    return collect_all
 
 
 def _store_wait(original: Original) -> Original:

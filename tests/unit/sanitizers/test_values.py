@@ -273,8 +273,10 @@ class TestNonfinite:
 
         assert [] == judge(seen, seen)
 
-    def test_a_sum_that_overflows(self):
-        seen = [call(Role.INPUT, numbers(3e38)), call(Role.OUTPUT, numbers(float("inf")))]
+    @pytest.mark.parametrize("kind", ["SUM", "AVG", "PRODUCT"])
+    def test_a_result_that_overflows(self, kind):
+        places = {Role.INPUT: 3e38, Role.OUTPUT: float("inf")}
+        seen = [call(role, numbers(value), kind=kind) for role, value in places.items()]
 
         ((_, message),) = judge(seen, seen)
         assert "infinity first appeared on rank 0 in the output of all_reduce" in message
@@ -311,6 +313,20 @@ class TestDiverge:
         parting = find_parting(recording([one]), recording([one, other]), None)
         assert parting is not None
         assert "only B goes on, with the input of broadcast #1" in parting.message
+
+    def test_calls_of_two_groups_may_come_in_any_order(self):
+        one, other = (call(Role.INPUT, numbers(number), group_id=str(number)) for number in (1, 2))
+        more = call(Role.INPUT, numbers(3), number=2, group_id="1")
+
+        assert find_parting(recording([one, other]), recording([other, one]), None) is None
+        parting = find_parting(recording([one, other]), recording([other, one, more]), None)
+        assert parting is not None
+        assert "only B goes on, with the input of all_reduce SUM #2" in parting.message
+
+    def test_pickles_may_differ(self):
+        one, other = (call(Role.INPUT, torch.tensor([number], dtype=torch.uint8)) for number in (1, 2))
+
+        assert find_parting(recording([one]), recording([other]), None) is None
 
     def test_worlds_of_two_sizes_are_compared_by_their_parameters(self):
         step = parameter(Role.PARAMETER, numbers(1))

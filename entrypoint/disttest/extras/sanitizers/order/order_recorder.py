@@ -7,6 +7,8 @@ from enum import Enum, auto
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from disttest.extras.sanitizers.order.handles import is_thrown_away
 from disttest.extras.sanitizers.order.stream import (
     MOST_CALLS,
@@ -77,6 +79,10 @@ class OrderRecorder(SanitizerRecorder):
         """Keeps alive what keys name by its address."""
         self._threads: dict[int, int] = {}
         self._makings: list[GroupMaking] = []
+        self._dropped: dict[int, int] = {}
+        """Number of a call whose handle is thrown away, as its bytecode says -> its place among the calls."""
+        self._waited: dict[int, int] = {}
+        """Signature of such calls -> the same of those that were waited for."""
         self._beyond = 0
         self._doubtful = False
 
@@ -118,6 +124,8 @@ class OrderRecorder(SanitizerRecorder):
             number = self._known[key] = len(self._signatures)
             self._signatures.append(self._signature(call, *handling))
             self._codes.append(code)
+        if handling[1]:
+            self._dropped[call.n] = len(self._calls)
         self._calls.append(number)
 
     def on_error(self, call: Call, error: BaseException) -> None:
@@ -127,6 +135,8 @@ class OrderRecorder(SanitizerRecorder):
 
     def on_wait(self, wait: Wait) -> None:
         """Note a group that all ranks have to make; one that its members make alone has no number."""
+        if wait.call is not None and (place := self._dropped.pop(wait.call.n, None)) is not None:
+            self._calls[place] = self._waited_for(self._calls[place])
         if wait.group_name.isdecimal() and len(self._makings) < MOST_CALLS:
             name = wait.group_description
             self._makings.append(
@@ -144,6 +154,15 @@ class OrderRecorder(SanitizerRecorder):
         del wait
         if error is not None:
             self._doubtful = True
+
+    def _waited_for(self, number: int) -> int:
+        """The signature of a call whose handle was not thrown away: code of ``exec`` has kept it, which has no line."""
+        known = self._waited.get(number)
+        if known is None:
+            known = self._waited[number] = len(self._signatures)
+            self._signatures.append(msgspec.structs.replace(self._signatures[number], dropped=False))
+            self._codes.append(self._codes[number])
+        return known
 
     def _signature(self, call: Call, batched: bool, dropped: bool) -> CallSignature:
         self._doubtful |= sys.modules["torch.distributed"].get_rank() != self._rank
@@ -184,11 +203,12 @@ def _handling(call: Call) -> tuple[bool, bool]:
     torch's functions that lie between the kernel and the user's line tell it: ``send`` is an ``isend`` with a wait.
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # cheaper than any other way by far
-    direct = True
+    batched, direct = False, True
     while frame is not None and frame.f_code is not call.site.code:
         way = _way_of(frame.f_code)
         if way is _Way.BATCHES:
-            return True, False
-        direct = direct and way is _Way.RETURNS
+            batched, direct = True, True  # it returns a list of its handles
+        else:
+            direct = direct and way is _Way.RETURNS
         frame = frame.f_back
-    return False, direct and frame is not None and is_thrown_away(frame.f_code, frame.f_lasti)
+    return batched, direct and frame is not None and is_thrown_away(frame.f_code, frame.f_lasti)

@@ -57,6 +57,8 @@ _NO_BYTES = frozenset(
 """Operations that look at a tensor's shape, or change that of the tensor alone; their schemas do not tell."""
 _NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "prim", "profiler"})
 """Of collectives, which are told as calls, and of what takes no tensors."""
+_COPYING = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
+"""Functional collectives that copy their input first: the call has the copy."""
 HANDS_OUT = frozenset({"__array__", "__dlpack__", "numpy"})
 """Methods that give others the memory, who may read and write it as long as they like."""
 
@@ -79,7 +81,10 @@ class _Argument(NamedTuple):
 @lru_cache(maxsize=8192)
 def _plan(func: Any) -> tuple[_Argument, ...]:
     schema = getattr(func, "_schema", None)
-    if schema is None or func.namespace in _NAMESPACES or func.__name__.partition(".")[0] in _NO_BYTES:
+    name = func.__name__.partition(".")[0]
+    if schema is None or name in _NO_BYTES:
+        return ()
+    if func.namespace in _NAMESPACES and not (func.namespace == "_c10d_functional" and name in _COPYING):
         return ()
     touched = (_touched_argument(place, argument) for place, argument in enumerate(schema.arguments))
     return tuple(each for each in touched if each is not None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from disttest.extras.sanitizers.values.contents import differ, first_difference
 from disttest.extras.sanitizers.values.sights import Sight, at, describe, sights_of
@@ -70,21 +72,44 @@ def _is_wrapping(sight: Sight) -> bool:
     return sight.place.role is Role.WRAPPED
 
 
+_Lane = list[tuple[int, Sight]]
+"""What is seen one after the other in any run, with its position among all that the rank has seen."""
+
+
 def _part_of_rank(
     one: ValuesFile, other: ValuesFile, rank: int, tolerance: float | None
 ) -> tuple[Parting | None, int]:
-    left, right = _sights(one, other, rank), _sights(other, one, rank)
-    for position, (mine, yours) in enumerate(zip(left, right, strict=False)):
+    mine, yours = _lanes(_sights(one, other, rank)), _lanes(_sights(other, one, rank))
+    if mine.keys() != yours.keys():
+        mine, yours = ({"": sorted(chain.from_iterable(lanes.values()))} for lanes in (mine, yours))
+    found = [
+        Parting(rank=rank, message=message, same=position)
+        for group, lane in mine.items()
+        for message, position in [_part_of_lane(lane, yours[group], tolerance)]
+        if message
+    ]
+    first = min(found, key=lambda each: each.same, default=None)
+    return first, first.same if first else 0
+
+
+def _lanes(sights: Iterable[Sight]) -> dict[str, _Lane]:
+    """By process group, since several threads of a rank may use a group each; modules and parameters have no group."""
+    lanes: defaultdict[str, _Lane] = defaultdict(list)
+    for position, sight in enumerate(sights):
+        lanes[sight.place.group_id].append((position, sight))
+    return lanes
+
+
+def _part_of_lane(left: _Lane, right: _Lane, tolerance: float | None) -> tuple[str, int]:
+    """How two lanes differ first, in a line, and at which position; the line is empty if they do not."""
+    for (position, mine), (_, yours) in zip(left, right, strict=False):
         if message := _compare(mine, yours, tolerance):
-            return Parting(rank=rank, message=message, same=position), position
-    shorter = min(len(left), len(right))
+            return message, position
     if len(left) == len(right):
-        return None, shorter
-    longer = left if len(left) > shorter else right
-    which = "A" if longer is left else "B"
-    more = longer[shorter]
-    message = f"only {which} goes on, with the {describe(more)}{at(more.place)}"
-    return Parting(rank=rank, message=message, same=shorter), shorter
+        return "", 0
+    which, longer = ("A", left) if len(left) > len(right) else ("B", right)
+    position, more = longer[min(len(left), len(right))]
+    return f"only {which} goes on, with the {describe(more)}{at(more.place)}", position
 
 
 def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
@@ -98,6 +123,8 @@ def _compare(mine: Sight, yours: Sight, tolerance: float | None) -> str:
         return (
             f"the {describe(mine)} is {kinds[0]} in A{at(mine.place)}, and {kinds[1]} in B{at(yours.place)}"
         )
+    if mine.is_of_call and mine.place.dtype == "uint8":
+        return ""  # perhaps a pickle, which may hold addresses, and behind a short one there is whatever was in memory
     if not differ(mine.content, yours.content, mine.place.dtype, tolerance):
         return ""
     return f"the {describe(mine)} differs, {'; '.join(_sides(mine, yours))}"

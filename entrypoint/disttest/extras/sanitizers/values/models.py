@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +28,9 @@ _MOST_TENSORS = 8
 _NOWHERE = -1
 """Number of the model of parameters that are in none."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
+_PIPELINE_STAGE = "torch.distributed.pipelining.stage"
+_INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference"})
+"""Methods of a pipeline stage that run its module on memory which nothing has written, for the shapes of its outputs."""
 _UNKNOWN = Replicas()
 
 
@@ -76,6 +81,8 @@ class Models:
                 self._note(Role.WRAPPED, parameter, replicas)
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
+        if _infers_shapes():
+            return
         model, name = self._names.get(module, (_NOWHERE, ""))
         site = site_fields(call_site())
         for index, tensor in enumerate(_tensors(output)):
@@ -179,6 +186,17 @@ class Models:
             for root in list(self._roots):
                 self._name_all(root)
         return self._names.setdefault(parameter, (_NOWHERE, f"#{len(self._begun)}"))
+
+
+def _infers_shapes() -> bool:
+    """Whether this thread is in one of ``_INFERENCES``."""
+    stage = sys.modules.get(_PIPELINE_STAGE)
+    frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001  # cheaper than any other way by far
+    while frame is not None:
+        if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:

@@ -22,11 +22,12 @@ _REDUCING = frozenset(
         "reduce_scatter_tensor_coalesced",
     }
 )
-_ADDING = frozenset({"SUM", "AVG", "PREMUL_SUM", ""})
+_COMPUTING = frozenset({"SUM", "AVG", "PREMUL_SUM", "PRODUCT", ""})
+"""Operations that make new numbers: the least or greatest of nothing is infinity, and given on purpose."""
 _WORDS = {"nan": "NaN", "inf": "infinity"}
 _ADVICE = Consequence(
     "Everything that is computed from it is lost, on all ranks that a reduction gives it to.",
-    "Look at the first place: a division by zero, a logarithm or root of a number below it, or a sum too large for its dtype.",
+    "Look at the first place: a division by zero, a logarithm or root of a number below it, or a result too large for its dtype.",
 )
 
 
@@ -54,7 +55,7 @@ def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
 
 
 def _harm(sight_index: SightIndex) -> Sight | None:
-    """The first parameter or sum that has it without having been given it on purpose."""
+    """The first parameter, sum or product that has it without having been given it on purpose."""
     found = (
         sight
         for rank in sight_index.of_rank
@@ -72,7 +73,7 @@ def _is_harm(sight_index: SightIndex, sight: Sight) -> bool:
         return begun is None or not begun.content.bad
     if sight.place.role is not Role.OUTPUT or sight.place.name not in _REDUCING:
         return False
-    if sight.place.kind not in _ADDING:
+    if sight.place.kind not in _COMPUTING:
         return False
     given = sight_index.together.get((Role.INPUT, *sight.same_on_ranks[1:]), {}).values()
     overflowed = bool(given) and not any(each.content.bad for each in given)

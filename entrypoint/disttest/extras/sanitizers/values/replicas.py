@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -43,8 +43,8 @@ class Evidence:
         self._seen: dict[int, _Seen] = {}
         self._replicated: MutableMapping[torch.Tensor, tuple[int, ...]] = WeakIdKeyDictionary()
         """Parameter -> ranks, from its first sign on: what is forgotten in a later step was meant."""
-        self._reduced: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        """Ranks -> numbers that they have reduced since the last step."""
+        self._reduced: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        """Ranks -> numbers that they have reduced since the last step, by address of the storage."""
 
     def issue(self, call: Call) -> None:
         """A call, which may be about parameters or gradients."""
@@ -53,14 +53,14 @@ class Evidence:
             return
         for tensor in call.inputs:
             if tensor.layout is torch.strided and tensor.is_floating_point():
-                self._reduced[call.group.ranks] += tensor.numel() if reduced else 0
                 storage = _weak_reference(tensor.untyped_storage())
+                self._reduced[call.group.ranks][storage.cdata] += tensor.numel() if reduced else 0
                 self._seen[storage.cdata] = _Seen(storage, call.group.ranks, reduced)
         if len(self._seen) > _MOST_STORAGES:
             self._seen = {key: seen for key, seen in self._seen.items() if not seen.storage.expired()}
 
     def judge(
-        self, parameters: Iterable[torch.Tensor], wrapped: Mapping[int, tuple[int, ...]]
+        self, parameters: Sequence[torch.Tensor], wrapped: Mapping[int, tuple[int, ...]]
     ) -> dict[int, Replicas]:
         """What is to be expected of the parameters of one optimizer after its step; the next one begins.
 
@@ -70,7 +70,7 @@ class Evidence:
         """
         found: dict[int, Replicas] = {}
         rest, total = [], 0
-        weight = self._reduced
+        weight = self._gradients_reduced(parameters)
         for parameter in parameters:
             total += parameter.numel()
             if (ranks := wrapped.get(id(parameter))) is not None:
@@ -85,8 +85,18 @@ class Evidence:
         beside = [ranks for ranks, numbers in weight.items() if 2 * numbers >= total]
         for parameter in rest:
             found[id(parameter)] = Replicas(beside[0], Trust.BESIDE) if len(beside) == 1 else Replicas()
-        self._reduced = defaultdict(int)
+        self._reduced = defaultdict(Counter)
         return found
+
+    def _gradients_reduced(self, parameters: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
+        """Ranks -> numbers that they have reduced, but for parameters: those that are averaged say nothing of others."""
+        averaged = {each.untyped_storage()._cdata for each in parameters if self._is_averaged(each)}  # noqa: SLF001
+        return Counter(
+            {
+                ranks: sum(count for storage, count in numbers.items() if storage not in averaged)
+                for ranks, numbers in self._reduced.items()
+            }
+        )
 
     def _is_averaged(self, parameter: torch.Tensor) -> bool:
         """Whether ranks reduce the parameter itself, now and then: in between each has its own, as in local SGD."""
