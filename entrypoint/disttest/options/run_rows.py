@@ -115,6 +115,13 @@ RUN_OPTIONS = (
     _of_each_run(
         "isolation", ISOLATION, "New processes for each test, or reuse.", otherwise=AUTO, repeated=True
     ),
+    _of_each_run(
+        "one-world",
+        SWITCH,
+        "Run warm tests of one world size in one world, in order, whatever their files, until one fails.",
+        default=False,
+        inputs_of_action=False,
+    ),
     _of_each_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
     _of_each_run(
         "log-limit", BYTES, "How much of each rank's log is kept, such as 64k or 8m.", default=8 * 1024 * 1024

@@ -10,8 +10,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from disttest.clock import monotonic
 from disttest.deadlock.board import WaitBoard
@@ -284,7 +287,13 @@ class WorldSupervisor:
             sanitize=settings.sanitize,
             left=self._left_behind(attempt) if is_harmed(attempt.test) else (),
         )
+        if result.outcome.is_bad:
+            result = msgspec.structs.replace(result, after=self._before(attempt.test))
         return keep_recordings(attempt, result, settings.record, self._order.home)
+
+    def _before(self, test: TestCase) -> tuple[str, ...]:
+        """The tests that ran before this one here, by the ids that select them."""
+        return tuple(each.selected_by for each in takewhile(lambda each: each is not test, self._order.tests))
 
     def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
         """End the ranks of a harmed test, and say what is there still when its helpers had time to notice."""
