@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -18,13 +18,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
 from disttest.sanitizers.values.replicas import Evidence, Replicas
-from disttest.sanitizers.values.trace import Role, TensorPlace, Trust
+from disttest.sanitizers.values.trace import NOWHERE, Role, TensorPlace, Trust
 from disttest.sanitizers.values.trace_notes import Notes, site_fields
 
 _MOST_TENSORS = 8
-"""Of what one module returns."""
-_NOWHERE = -1
-"""Number of the model of parameters that are in none."""
+"""Of what one module is given or returns."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 _UNKNOWN = Replicas()
 
@@ -38,6 +36,8 @@ class Models:
         self._roots: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
         self._wrappers: MutableMapping[Any, bool] = WeakIdKeyDictionary()
         """Each DistributedDataParallel -> whether it was used."""
+        self._divided: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        """Models of which the optimizer of this rank has stepped a part, until they are used again."""
         self._count = 0
 
     def begin(self, notes: Notes, evidence: Evidence) -> None:
@@ -45,6 +45,7 @@ class Models:
         self._notes, self._evidence = notes, evidence
         self._names.clear()
         self._roots.clear()
+        self._divided.clear()
         for wrapper in list(self._wrappers):
             self._wrappers[wrapper] = False
         self._count = 0
@@ -67,20 +68,32 @@ class Models:
             self._wrappers[parent] = False
             self._name_all(child)
 
-    def _before_forward(self, module: nn.Module, _args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module not in self._names:
             self._name_all(self._root_of(module) or module)
+        if self._divided.pop(module, False):
+            for parameter in _plain_parameters(module):
+                if (replicas := self._evidence.replicas_of(parameter)).ranks:
+                    self._note(Role.SHARED, parameter, replicas)
+        if module in self._roots:
+            self._note_tensors(Role.GIVEN, module, args)
         if self._wrappers.get(module) is False:
             self._wrappers[module] = True
             for parameter, replicas in self._wrapped(module):
                 self._note(Role.WRAPPED, parameter, replicas)
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
-        model, name = self._names.get(module, (_NOWHERE, ""))
+        self._note_tensors(Role.MODULE, module, output)
+        if not module.training:
+            self._note_buffers(module)
+
+    def _note_tensors(self, role: Role, module: nn.Module, value: Any) -> None:
+        """Note what a module is given or returns."""
+        model, name = self._names.get(module, (NOWHERE, ""))
         site = site_fields(call_site())
-        for index, tensor in enumerate(_tensors(output)):
+        for index, tensor in enumerate(_tensors(value)):
             place = TensorPlace(
-                role=Role.MODULE,
+                role=role,
                 name=name,
                 kind=type(module).__name__,
                 model=model,
@@ -89,14 +102,12 @@ class Models:
                 **site,
             )
             self._notes.add(place, tensor)
-        if not module.training:
-            self._note_buffers(module)
 
     def _note_buffers(self, module: nn.Module) -> None:
         wrapper = next((each for each in list(self._wrappers) if each.module is module), None)
         if wrapper is None:
             return
-        model, _ = self._names.get(module, (_NOWHERE, ""))
+        model, _ = self._names.get(module, (NOWHERE, ""))
         site = site_fields(call_site())
         ranks = _ranks_of(wrapper)
         for name, buffer in module.named_buffers():
@@ -152,6 +163,18 @@ class Models:
         expected = self._evidence.judge(parameters, wrapped)
         for parameter in parameters:
             self._note(Role.PARAMETER, parameter, expected[id(parameter)])
+        self._note_divided({id(parameter) for parameter in parameters})
+
+    def _note_divided(self, stepped: Container[int]) -> None:
+        """Note models of which other ranks step parameters: their gradients were reduced, and nobody here steps them.
+
+        Nothing follows from them until the model is used, since owners send parameters after the step.
+        """
+        for root in list(self._roots):
+            owed = [each for each in _plain_parameters(root) if each.grad is not None]
+            rest = [each for each in owed if id(each) not in stepped]
+            if len(rest) < len(owed) and any(self._evidence.replicas_of(each).ranks for each in rest):
+                self._divided[root] = True
 
     def _wrapped(self, wrapper: Any) -> Iterator[tuple[torch.Tensor, Replicas]]:
         """The parameters of a DistributedDataParallel."""
@@ -178,7 +201,7 @@ class Models:
         if parameter not in self._names:
             for root in list(self._roots):
                 self._name_all(root)
-        return self._names.setdefault(parameter, (_NOWHERE, f"#{len(self._begun)}"))
+        return self._names.setdefault(parameter, (NOWHERE, f"#{len(self._begun)}"))
 
 
 def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
@@ -189,6 +212,10 @@ def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
             told(*arguments)
 
     return hook
+
+
+def _plain_parameters(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter for parameter in module.parameters() if type(parameter) in _PLAIN]
 
 
 def _with_gradient(optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -210,7 +237,7 @@ def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The first tensors in what a module returns."""
+    """The first tensors in what a module is given or returns."""
     waiting, found = [output], 0
     while waiting and found < _MOST_TENSORS:
         value = waiting.pop(0)

@@ -22,6 +22,7 @@ _REDUCING = frozenset(
         "reduce_scatter_tensor_coalesced",
     }
 )
+_OF_COMPUTATION = frozenset({Role.GIVEN, Role.MODULE, Role.INPUT, Role.OUTPUT})
 _ADDING = frozenset({"SUM", "AVG", "PREMUL_SUM", ""})
 _WORDS = {"nan": "NaN", "inf": "infinity"}
 _ADVICE = Consequence(
@@ -44,13 +45,36 @@ def find_nonfinite(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     reached = "" if harm is source else f"; it got into {describe(harm)}{at(harm.place)}"
     message = (
         f"{_WORDS[source.content.bad]} first appeared on rank {source.rank} in the {describe(source)}"
-        f"{at(source.place)}, at index {index}{_spread(sight_index, source, others)}{reached}"
+        f"{at(source.place)}, at index {index}{_finite_before(sight_index, source)}"
+        f"{_spread(sight_index, source, others)}{reached}"
     )
     yield make_finding(ValueFindingKind.NONFINITE, message, _ADVICE, sight_index, list(first.values()))
 
 
 def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
-    return next((sight for sight in sight_index.of_rank[rank] if sight.content.bad), None)
+    # A mask of infinity is given on purpose.
+    bad = (
+        sight
+        for sight in sight_index.of_rank[rank]
+        if sight.content.bad == "nan" or (sight.content.bad and sight.place.role is not Role.GIVEN)
+    )
+    return next(bad, None)
+
+
+def _finite_before(sight_index: SightIndex, source: Sight) -> str:
+    """The last thing of the computation that the rank had seen, which was finite: the lines to look at begin there."""
+    seen = (
+        sight
+        for sight in reversed(sight_index.of_rank[source.rank][: source.position])
+        if sight.place.role in _OF_COMPUTATION
+    )
+    last = next(seen, None)
+    is_told = last is not None and not last.content.bad and source.place.role is not Role.GIVEN
+    return (
+        ""
+        if last is None or not is_told
+        else f", after the {describe(last)}{at(last.place)}, which was finite"
+    )
 
 
 def _harm(sight_index: SightIndex) -> Sight | None:

@@ -1,0 +1,275 @@
+"""Which parameters that start as zeros or ones are replicas. Pure.
+
+All ranks start with the same numbers, whether a parameter is a replica or a shard: a bias of zeros may be that of a column
+of the layer. So the start is no evidence, and neither is the shape. The use of a parameter is evidence:
+
+- its companions: the parameters of its module that a seed has made and that have as many rows, such as the weight of a
+  bias. If its module has none, all parameters of the test that a seed has made: if every one of them is kept the same, and
+  ranks exchange gradients only, the model has no shards;
+- its rows: a norm whose output all ranks put together, and of which the next module gets the rows of all ranks, treats
+  parts of one batch or sequence. If the ranks put columns together, as shards do, the next module gets as many rows as
+  the norm;
+- its likes: a norm of the same class, shape and place in the model, used alike, that has the same gradient on all ranks.
+
+An expert or a stage of a pipeline has companions that are not the same on the ranks, and no such rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from disttest.model import rank_names
+from disttest.sanitizers.values.contents import is_constant
+from disttest.sanitizers.values.sights import Sight, SightIndex, are_equal, at, subject
+from disttest.sanitizers.values.trace import NOWHERE, Role, TensorPlace
+
+_GATHERS = frozenset(
+    {"allgather", "allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"}
+)
+_OF_GRADIENTS = frozenset({"allreduce", "allreduce_coalesced", "broadcast"})
+_NUMBER = re.compile(r"\d+")
+
+
+class Kin(NamedTuple):
+    """Ranks that should have the same parameter."""
+
+    ranks: tuple[int, ...]
+    because: str
+    """A clause that names the evidence."""
+
+
+class ConstantStarts:
+    """The parameters of a test that start as zeros or ones.
+
+    Args:
+        sight_index: of the test.
+    """
+
+    def __init__(self, sight_index: SightIndex) -> None:
+        self._index = sight_index
+
+    def kin(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """The ranks that should have the same parameter after a step, with the evidence; none for one that a seed has made.
+
+        Args:
+            group: what ranks have of the parameter after the step.
+        """
+        first = group[0]
+        is_named = (
+            first.place.model != NOWHERE
+        )  # otherwise another rank may number its tensors in another order
+        if not is_named or not self._starts_constant(first) or not _is_one_thing(group):
+            return
+        for find in (self._by_companions, self._by_rows, self._by_likes):
+            yield from find(group)
+
+    # --- companions
+
+    def _by_companions(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A parameter is a replica if its companions are."""
+        first = group[0]
+        of_module = [each for each in self._made_by_seed if _module_of(each.place) == _module_of(first.place)]
+        matching = [each for each in of_module if each.place.shape[:1] == first.place.shape]
+        companions = matching if of_module or self._activations_travel else self._made_by_seed
+        kept = [self._kept_by(each, first.number) for each in companions]
+        ranks = kept[0] if kept else ()
+        if not ranks or any(each != ranks for each in kept):
+            return
+        named = (
+            f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
+        )
+        yield Kin(ranks, f"{named} kept the same on {rank_names(ranks)}")
+
+    @cached_property
+    def _made_by_seed(self) -> list[Sight]:
+        """The first sight of each parameter that does not start constant."""
+        found: dict[tuple[int, str], Sight] = {}
+        for sights in self._index.of_rank.values():
+            for sight in sights:
+                if sight.place.role is Role.BEFORE and not self._starts_constant(sight):
+                    found.setdefault((sight.place.model, sight.place.name), sight)
+        return list(found.values())
+
+    def _kept_by(self, parameter: Sight, number: int) -> tuple[int, ...]:
+        """The ranks that keep a parameter the same from the start to a step; empty if any rank has another one."""
+        place = parameter.place
+        begun = self._index.matching(Role.BEFORE, parameter)
+        after = self._index.together.get((Role.PARAMETER, place.model, place.name, 0, number), {})
+        kept = {sight.place.ranks for sight in after.values() if sight.place.trust is not None}
+        if len(kept) != 1 or len(after) < 2 or not are_equal(begun.values()) or not are_equal(after.values()):
+            return ()
+        return next(iter(kept)) if all(sight.place.ranks in kept for sight in after.values()) else ()
+
+    # --- rows
+
+    def _by_rows(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A norm is a replica over ranks whose outputs are put together as rows of one tensor."""
+        first = group[0]
+        for call in {self._gathers_rows(sight) for sight in group} if self._is_of_norm(first) else ():
+            if call is not None and set(call.ranks) <= {sight.rank for sight in group}:
+                because = f"the rows that {_module_of(first.place)[1] or 'the module'} gives each rank"
+                yield Kin(call.ranks, f"{because} are put together{call.where}")
+
+    def _is_of_norm(self, sight: Sight) -> bool:
+        """Whether all parameters of its module have one shape, that of the last dimensions of what the module returns."""
+        output = self._output_of(sight, sight.rank)
+        shape = sight.place.shape
+        beside = (
+            each.place.shape
+            for each in (*self._made_by_seed, *self._constant_starts)
+            if _module_of(each.place) == _module_of(sight.place)
+        )
+        is_norm = all(each == shape for each in beside)
+        return is_norm and output is not None and bool(shape) and output.place.shape[-len(shape) :] == shape
+
+    def _gathers_rows(self, sight: Sight) -> _Gather | None:
+        """The call that puts the first output of a norm together with those of other ranks, if as rows."""
+        output = self._output_of(sight, sight.rank)
+        if output is None:
+            return None
+        rows = math.prod(output.place.shape[: len(output.place.shape) - len(sight.place.shape)])
+        following = iter(self._index.of_rank[sight.rank][output.position + 1 :])
+        call = next((each for each in following if _takes(each, output)), None)
+        used_by = next((each for each in following if _is_of_other_module(each, output)), None)
+        if call is None or used_by is None or len(call.place.ranks) < 2:
+            return None
+        if math.prod(used_by.place.shape[:-1]) != rows * len(call.place.ranks):
+            return None  # columns were put together, or the rows of each rank are used apart
+        return _Gather(call.place.ranks, f" by {subject(call)}{at(call.place)}")
+
+    # --- likes
+
+    def _by_likes(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A norm is a replica if another one, used alike, has the same gradient on all ranks."""
+        first = group[0]
+        ranks = tuple(sight.rank for sight in group)
+        for other in self._constant_starts:
+            if other.place.name == first.place.name or not self._is_used_alike(first, other, ranks):
+                continue
+            gradients = self._index.together.get(
+                (Role.GRADIENT, other.place.model, other.place.name, 0, first.number), {}
+            )
+            is_whole = set(ranks) == gradients.keys() and are_equal(gradients.values())
+            if is_whole and not any(
+                is_constant(each.content, each.place.dtype) for each in gradients.values()
+            ):
+                yield Kin(
+                    ranks, f"{other.place.name}, which is used alike, has the same gradient on all of them"
+                )
+                return
+
+    @cached_property
+    def _constant_starts(self) -> list[Sight]:
+        """The first sight of each parameter that starts constant."""
+        found: dict[tuple[int, str], Sight] = {}
+        for sights in self._index.of_rank.values():
+            for sight in sights:
+                if sight.place.role is Role.BEFORE and self._starts_constant(sight):
+                    found.setdefault((sight.place.model, sight.place.name), sight)
+        return list(found.values())
+
+    def _is_used_alike(self, one: Sight, other: Sight, ranks: Sequence[int]) -> bool:
+        """Whether two parameters have one role, in modules of one class and place whose outputs are alike on the ranks."""
+        places = one.place, other.place
+        if len({(place.model, place.shape, _leaf_of(place)) for place in places}) > 1:
+            return False
+        outputs = [[self._output_of(each, rank) for rank in ranks] for each in (one, other)]
+        seen = [[each for each in of_one if each is not None] for of_one in outputs]
+        if any(len(each) < len(ranks) for each in seen) or not self._is_of_norm(one):
+            return False
+        if len({(each.place.kind, each.place.shape) for of_one in seen for each in of_one}) > 1:
+            return False
+        is_same_input = {are_equal(of_one) for of_one in seen}
+        if len(is_same_input) > 1:
+            return False
+        paths = [_module_of(place)[1] for place in places]
+        is_layer_of_many = len({_NUMBER.sub("#", path) for path in paths}) == 1
+        # Beside it in the same module may be the norm of an expert, to which tokens travel or which sees all of them.
+        is_beside = len({path.rpartition(".")[0] for path in paths}) == 1
+        return is_layer_of_many or (is_beside and not is_same_input.pop() and not self._tokens_travel)
+
+    @cached_property
+    def _tokens_travel(self) -> bool:
+        """Whether ranks give each other parts of their own."""
+        return any(
+            sight.place.peer is not None or sight.place.name.startswith("alltoall") for sight in self._inputs
+        )
+
+    @cached_property
+    def _activations_travel(self) -> bool:
+        """Whether ranks exchange more than what has the form of gradients: numbers, buckets, and shapes of parameters."""
+        sights = [sight for of_rank in self._index.of_rank.values() for sight in of_rank]
+        shapes = {sight.place.shape for sight in sights if sight.place.role is Role.BEFORE}
+        outputs = {
+            sight.content.digest for sight in sights if _is_large(sight) and sight.place.role is Role.MODULE
+        }
+        return any(
+            sight.place.name not in _OF_GRADIENTS
+            or sight.content.digest in outputs
+            or (len(sight.place.shape) > 1 and sight.place.shape not in shapes)
+            for sight in self._inputs
+        )
+
+    @cached_property
+    def _inputs(self) -> list[Sight]:
+        return [
+            sight
+            for sights in self._index.of_rank.values()
+            for sight in sights
+            if sight.place.role is Role.INPUT and sight.place.name != "barrier"
+        ]
+
+    # --- what was seen
+
+    def _starts_constant(self, sight: Sight) -> bool:
+        begun = self._index.matching(Role.BEFORE, sight).values()
+        return bool(begun) and all(is_constant(each.content, each.place.dtype) for each in begun)
+
+    def _output_of(self, parameter: Sight, rank: int) -> Sight | None:
+        """What the module of a parameter returned first."""
+        model, path = _module_of(parameter.place)
+        return self._index.together.get((Role.MODULE, model, path, 0, 1), {}).get(rank)
+
+
+class _Gather(NamedTuple):
+    ranks: tuple[int, ...]
+    where: str
+
+
+def _is_one_thing(group: Sequence[Sight]) -> bool:
+    return len({(sight.place.dtype, sight.place.shape) for sight in group}) == 1
+
+
+def _is_large(sight: Sight) -> bool:
+    """Whether it has more than one number; a loss that ranks reduce for a log may come out of a module."""
+    return math.prod(sight.place.shape) > 1
+
+
+def _module_of(place: TensorPlace) -> tuple[int, str]:
+    return place.model, place.name.rpartition(".")[0]
+
+
+def _leaf_of(place: TensorPlace) -> str:
+    return place.name.rpartition(".")[2]
+
+
+def _is_of_other_module(sight: Sight, output: Sight) -> bool:
+    """Whether it is what another module returned, which does not contain the one of the output."""
+    place, own = sight.place, output.place
+    contains = place.model == own.model and f"{own.name}.".startswith(f"{place.name}." if place.name else "")
+    return place.role is Role.MODULE and not contains
+
+
+def _takes(sight: Sight, output: Sight) -> bool:
+    """Whether a call gathers what a module returned; the content tells, since views and copies are other tensors."""
+    place = sight.place
+    return (
+        place.role is Role.INPUT
+        and place.name in _GATHERS
+        and sight.content.digest == output.content.digest
+        and place.dtype == output.place.dtype
+    )
