@@ -9,6 +9,8 @@ import torch.distributed as dist
 from planted import parts
 from sharded import SequenceParallel, TensorParallel, reduce_norms, seeded_apart
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 
 SIZE = 2
@@ -182,6 +184,18 @@ def test_one_layer_forgets_to_sum_what_its_columns_give_back(world):
     optimizer = sgd(model)
     same = torch.randn(4, 4, generator=torch.Generator().manual_seed(7))
     model(same).pow(3).sum().backward()
+    optimizer.step()  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("#1 after step 1", "so did its gradient"))
+def test_a_norm_of_the_mesh_is_used_as_a_tensor_of_this_rank(world):
+    model = nn.LayerNorm(4)
+    distribute_module(model, init_device_mesh("cpu", (world.size,)))
+    optimizer = sgd(model)
+    rows = data_of(world, rows=4)
+    nn.functional.layer_norm(rows, (4,), model.weight.to_local(), model.bias.to_local()).pow(
+        3
+    ).sum().backward()
     optimizer.step()  # seen
 
 

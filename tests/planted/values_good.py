@@ -16,7 +16,18 @@ from sharded import (
     seeded_apart,
 )
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel import (
+    SequenceParallel as SequenceParallelStyle,
+)
 from torch.nn.parallel import DistributedDataParallel
 from values import average, data_of, gradients, layers, seeded, sgd
 
@@ -324,9 +335,6 @@ def test_stages_of_one_shape_in_pairs_of_replicas(world):
 
 @fine("sharded", size=2)
 def test_parameters_in_shards_of_fsdp(world):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     model = nn.Sequential(nn.LayerNorm(WIDTH), linear(WIDTH, 8), nn.LayerNorm(8))
     fully_shard(model, mesh=init_device_mesh("cpu", (world.size,)))
     steps(model, data_of(world))
@@ -455,3 +463,15 @@ def test_experts_of_two_layers_with_norms_of_their_own(world):
                 dist.all_reduce(parameter.grad)
 
     steps(model, tokens(world), reduce)
+
+
+@fine("sharded", size=2)
+def test_a_norm_of_the_mesh_and_layers_in_shards(world):
+    model = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH))
+    styles = {
+        "0": SequenceParallelStyle(sequence_dim=0),
+        "1": ColwiseParallel(input_layouts=Shard(0)),
+        "2": RowwiseParallel(output_layouts=Shard(0)),
+    }
+    parallelize_module(model, init_device_mesh("cpu", (world.size,)), styles)
+    steps(model, data_of(world, rows=4))

@@ -51,6 +51,9 @@ class ConstantStarts:
 
     def __init__(self, sight_index: SightIndex) -> None:
         self._index = sight_index
+        # Use is that of the first forward, whatever the step: a long training would ask thousands of times.
+        self._gathers: dict[tuple[int, int, str], _Gather | None] = {}
+        self._likes: dict[tuple[int, str], list[Sight]] = {}
 
     def kin(self, group: Sequence[Sight]) -> Iterator[Kin]:
         """The ranks that should have the same parameter after a step, with the evidence; none for one that a seed has made.
@@ -59,9 +62,8 @@ class ConstantStarts:
             group: what ranks have of the parameter after the step.
         """
         first = group[0]
-        is_named = (
-            first.place.model != NOWHERE
-        )  # otherwise another rank may number its tensors in another order
+        # Without a module, another rank may number its tensors in another order.
+        is_named = first.place.model != NOWHERE
         if not is_named or not self._starts_constant(first) or not _is_one_thing(group):
             return
         for find in (self._by_companions, self._by_rows, self._by_likes):
@@ -79,10 +81,8 @@ class ConstantStarts:
         ranks = kept[0] if kept else ()
         if not ranks or any(each != ranks for each in kept):
             return
-        named = (
-            f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
-        )
-        yield Kin(ranks, f"{named} kept the same on {rank_names(ranks)}")
+        what = f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
+        yield Kin(ranks, f"{what} kept the same on {rank_names(ranks)}")
 
     @cached_property
     def _made_by_seed(self) -> list[Sight]:
@@ -128,6 +128,12 @@ class ConstantStarts:
 
     def _gathers_rows(self, sight: Sight) -> _Gather | None:
         """The call that puts the first output of a norm together with those of other ranks, if as rows."""
+        key = sight.rank, sight.place.model, sight.place.name
+        if key not in self._gathers:
+            self._gathers[key] = self._find_gather(sight)
+        return self._gathers[key]
+
+    def _find_gather(self, sight: Sight) -> _Gather | None:
         output = self._output_of(sight, sight.rank)
         if output is None:
             return None
@@ -147,9 +153,14 @@ class ConstantStarts:
         """A norm is a replica if another one, used alike, has the same gradient on all ranks."""
         first = group[0]
         ranks = tuple(sight.rank for sight in group)
-        for other in self._constant_starts:
-            if other.place.name == first.place.name or not self._is_used_alike(first, other, ranks):
-                continue
+        key = first.place.model, first.place.name
+        if key not in self._likes:
+            self._likes[key] = [
+                each
+                for each in self._constant_starts
+                if each.place.name != first.place.name and self._is_used_alike(first, each, ranks)
+            ]
+        for other in self._likes[key]:
             gradients = self._index.together.get(
                 (Role.GRADIENT, other.place.model, other.place.name, 0, first.number), {}
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Container, Iterator, MutableMapping
 from typing import Any
@@ -160,7 +161,11 @@ class Models:
             for wrapper in list(self._wrappers)
             for parameter, replicas in self._wrapped(wrapper)
         }
-        expected = self._evidence.judge(parameters, wrapped)
+        placed = {
+            id(each): Replicas(_mesh_ranks(each), Trust.PLACED) for each in parameters if _is_placed(each)
+        }
+        plain = [each for each in parameters if id(each) not in placed]
+        expected = {**self._evidence.judge(plain, wrapped), **placed}
         for parameter in parameters:
             self._note(Role.PARAMETER, parameter, expected[id(parameter)])
         self._note_divided({id(parameter) for parameter in parameters})
@@ -195,7 +200,7 @@ class Models:
             **spec_of(parameter)._asdict(),
             **site_fields(call_site()),
         )
-        self._notes.add(place, tensor)
+        self._notes.add(place, getattr(tensor, "_local_tensor", tensor))
 
     def _name_of(self, parameter: torch.Tensor) -> tuple[int, str]:
         if parameter not in self._names:
@@ -221,8 +226,23 @@ def _plain_parameters(module: nn.Module) -> list[torch.Tensor]:
 def _with_gradient(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if type(parameter) in _PLAIN and parameter.grad is not None:
+            if parameter.grad is not None and (type(parameter) in _PLAIN or _is_placed(parameter)):
                 yield parameter
+
+
+def _is_placed(parameter: Any) -> bool:
+    """Whether it is a DTensor that all ranks of its mesh should have the same."""
+    # Not imported: a test without DTensors should not pay for them.
+    module = sys.modules.get("torch.distributed.tensor")
+    return (
+        module is not None
+        and type(parameter) is module.DTensor
+        and all(each.is_replicate() for each in parameter.placements)
+    )
+
+
+def _mesh_ranks(parameter: Any) -> tuple[int, ...]:
+    return tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
 
 
 def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:

@@ -134,8 +134,8 @@ def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
     if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
         return False
     # Without a module, a number is all that tells parameters apart: another rank's #1 may be another tensor.
-    is_named = place.model != NOWHERE
-    return (place.trust is not Trust.BESIDE and is_named) or _began_equal(sight_index, group)
+    is_weak = place.trust is Trust.BESIDE or (place.trust is Trust.REDUCED and place.model == NOWHERE)
+    return not is_weak or _began_equal(sight_index, group)
 
 
 def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:

@@ -46,6 +46,8 @@ class Trust(StrEnum):
 
     WRAPPED = "wrapped"
     """They are in one DistributedDataParallel."""
+    PLACED = "placed"
+    """They are DTensors that are replicated over their whole mesh."""
     REDUCED = "reduced"
     """All of them, or their gradients, were the tensor of one all_reduce or broadcast."""
     BESIDE = "beside"
