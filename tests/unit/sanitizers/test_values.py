@@ -432,6 +432,19 @@ class TestNonfinite:
             "in the output of module 2 (Root), call 1, at index [0], after the output of module 1" in message
         )
 
+    def test_a_backward_pass_that_begins_finite_is_named_with_its_forward(self):
+        finite = [
+            of_module(Role.MODULE, "1", numbers(1), "Linear"),
+            of_module(Role.ROOT, "backward", numbers(1), ""),
+        ]
+        bad = [call(role, numbers(float("nan"))) for role in (Role.INPUT, Role.OUTPUT)]
+
+        ((_, message),) = judge([*finite, *bad], [*finite, *bad])
+        assert (
+            "in the input of all_reduce SUM #1 of group default at test_a.py:7, at index [0], after the output of module 1 "
+            "(Linear), call 1 and the root of backward pass 1, which were finite" in message
+        )
+
     def test_what_a_model_is_given(self):
         bad, good = (of_module(Role.GIVEN, "", numbers(value), "Model") for value in (float("nan"), 1))
         sums = call(Role.OUTPUT, numbers(float("nan")))

@@ -22,7 +22,7 @@ _REDUCING = frozenset(
         "reduce_scatter_tensor_coalesced",
     }
 )
-_OF_COMPUTATION = frozenset({Role.GIVEN, Role.MODULE, Role.INPUT, Role.OUTPUT})
+_OF_COMPUTATION = frozenset({Role.GIVEN, Role.MODULE, Role.ROOT, Role.INPUT, Role.OUTPUT})
 _ADDING = frozenset({"SUM", "AVG", "PREMUL_SUM", ""})
 _WORDS = {"nan": "NaN", "inf": "infinity"}
 _ADVICE = Consequence(
@@ -62,19 +62,19 @@ def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
 
 
 def _finite_before(sight_index: SightIndex, source: Sight) -> str:
-    """The last thing of the computation that the rank had seen, which was finite: the lines to look at begin there."""
-    seen = (
-        sight
-        for sight in reversed(sight_index.of_rank[source.rank][: source.position])
-        if sight.place.role in _OF_COMPUTATION
-    )
-    last = next(seen, None)
-    is_told = last is not None and not last.content.bad and source.place.role is not Role.GIVEN
-    return (
-        ""
-        if last is None or not is_told
-        else f", after the {describe(last)}{at(last.place)}, which was finite"
-    )
+    """The last that the rank had seen of the computation, which was finite: the lines to look at begin there.
+
+    A backward pass fails in what a forward has done, so that a line of the forward is named, too.
+    """
+    if source.place.role is Role.GIVEN:
+        return ""
+    before = reversed(sight_index.of_rank[source.rank][: source.position])
+    seen = [sight for sight in before if sight.place.role in _OF_COMPUTATION]
+    told = seen[: 2 if seen and seen[0].place.role is Role.ROOT else 1]
+    if not told or any(sight.content.bad for sight in told):
+        return ""
+    names = " and ".join(f"the {describe(sight)}{at(sight.place)}" for sight in reversed(told))
+    return f", after {names}, which {'were' if len(told) > 1 else 'was'} finite"
 
 
 def _harm(sight_index: SightIndex) -> Sight | None:

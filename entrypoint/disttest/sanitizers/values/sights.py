@@ -99,6 +99,7 @@ _FRONT = {
     Role.GIVEN: "input of module ",
     Role.MODULE: "output of module ",
     Role.WRAPPED: "parameter ",
+    Role.ROOT: "root of ",
     Role.GRADIENT: "gradient of ",
     Role.BEFORE: "parameter ",
     Role.PARAMETER: "parameter ",
@@ -126,6 +127,8 @@ def subject(sight: Sight) -> str:
     if place.role in (Role.GIVEN, Role.MODULE):
         name = f"{place.name} ({place.kind})" if place.name else place.kind
         return f"{name}, call {sight.number}"
+    if place.role is Role.ROOT:
+        return f"backward pass {sight.number}"
     return f"{place.name} {_when(place.role, sight.number)}"
 
 

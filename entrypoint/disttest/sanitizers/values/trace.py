@@ -29,6 +29,8 @@ class Role(StrEnum):
     """What the ``forward`` of a module returned."""
     WRAPPED = "wrapped"
     """A parameter at the first forward of the DistributedDataParallel that it belongs to."""
+    ROOT = "root"
+    """What a backward pass begins with: a loss, or what a later stage of a pipeline has the gradient of."""
     GRADIENT = "gradient"
     """Of a parameter, before a step."""
     BEFORE = "before"
