@@ -83,6 +83,20 @@ class Scatter(torch.autograd.Function):
         return gathered(gradient, ctx.group), None
 
 
+class Travel(torch.autograd.Function):
+    """The rows that each rank has for this one; the gradient goes the same way back."""
+
+    @staticmethod
+    def forward(_ctx, x):
+        out = torch.empty_like(x)
+        dist.all_to_all_single(out, x.contiguous())
+        return out
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return Travel.apply(gradient)
+
+
 def linear(rows, columns, *, bias=True):
     """A layer of this rank's own numbers; its bias is zero at first."""
     layer = nn.Linear(rows, columns, bias=bias)

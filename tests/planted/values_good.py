@@ -10,6 +10,7 @@ from sharded import (
     SequenceParallel,
     Sum,
     TensorParallel,
+    Travel,
     linear,
     reduce_norms,
     seeded_alike,
@@ -269,17 +270,6 @@ def test_experts_that_each_rank_has_of_its_own(world):
 
 @fine("sharded", size=2)
 def test_tokens_that_travel_to_experts(world):
-    class Travel(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx, x):
-            out = torch.empty_like(x)
-            dist.all_to_all_single(out, x.contiguous())
-            return out
-
-        @staticmethod
-        def backward(_ctx, gradient):
-            return Travel.apply(gradient)
-
     class Experts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -475,3 +465,33 @@ def test_a_norm_of_the_mesh_and_layers_in_shards(world):
     }
     parallelize_module(model, init_device_mesh("cpu", (world.size,)), styles)
     steps(model, data_of(world, rows=4))
+
+
+@fine("sharded", size=2)
+def test_experts_of_one_seed_beside_a_large_body(world):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.expert = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+            self.head = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.head(Travel.apply(self.expert(Travel.apply(self.body(x)))))
+
+    model = Model()
+    steps(model, data_of(world, rows=4), lambda: average([*gradients(model.body), *gradients(model.head)]))
+
+
+@fine("sharded", size=2)
+def test_experts_of_one_seed_that_see_all_tokens(world):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.expert = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH, bias=False)
+            self.head = nn.Linear(WIDTH, 8)
+
+        def forward(self, x):
+            return self.head(Sum.apply(self.expert(self.body(x)) * (1 + world.rank)))
+
+    model = Model()
+    steps(model, tokens(world), lambda: average([*gradients(model.body), *gradients(model.head)]))

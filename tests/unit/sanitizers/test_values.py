@@ -248,6 +248,26 @@ class TestParameters:
         assert [] == judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.6, Trust.BESIDE))
         assert 1 == len(judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.5, Trust.BESIDE)))
 
+    @pytest.mark.parametrize(
+        ("before", "after", "found"),
+        [
+            ([call(Role.INPUT, numbers(1, 2))], [], 0),
+            ([call(Role.INPUT, numbers(1))], [], 1),
+            ([call(Role.INPUT, numbers(1, 2), name="broadcast")], [], 1),
+            ([], [call(Role.INPUT, numbers(1, 2))], 1),
+            ([], [call(Role.INPUT, numbers(1, 2), name="alltoall_base")], 0),
+        ],
+        ids=["activations are reduced", "a loss", "buffers are sent", "gradients", "rows travel back"],
+    )
+    def test_weak_evidence_does_not_count_where_activations_travel(self, before, after, found):
+        root, _, number = of_module(Role.ROOT, "backward", numbers(1), "")
+        ranks = (
+            [*before, (root, numbers(rank), number), *after, *self.step(1 + rank, 5, 0.5, Trust.BESIDE)]
+            for rank in PAIR
+        )
+
+        assert found == len(judge(*ranks))
+
     def test_zeros_and_ones_have_not_begun_equal_by_a_seed(self):
         assert [] == judge(self.step(1, 5, 1, Trust.BESIDE), self.step(2, 6, 1, Trust.BESIDE))
 
@@ -352,7 +372,7 @@ class TestConstantStarts:
         assert [] == self.both(paths, (0, 0))
 
     def test_the_norm_of_an_expert_to_which_tokens_travel_is_not_used_alike(self):
-        travels = call(Role.INPUT, numbers(1), name="alltoall_base", kind="")
+        travels = call(Role.INPUT, numbers(1, 2), name="alltoall_base", kind="")
 
         assert [] == self.both(("norm", "expert_norm"), (0, 9), travels)
 

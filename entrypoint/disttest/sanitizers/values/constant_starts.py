@@ -31,6 +31,7 @@ _GATHERS = frozenset(
     {"allgather", "allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"}
 )
 _OF_GRADIENTS = frozenset({"allreduce", "allreduce_coalesced", "broadcast"})
+_BEGIN_FORWARD = frozenset({Role.GIVEN, Role.PARAMETER})
 _NUMBER = re.compile(r"\d+")
 
 
@@ -76,7 +77,7 @@ class ConstantStarts:
         first = group[0]
         of_module = [each for each in self._made_by_seed if _module_of(each.place) == _module_of(first.place)]
         matching = [each for each in of_module if each.place.shape[:1] == first.place.shape]
-        companions = matching if of_module or self._activations_travel else self._made_by_seed
+        companions = matching if of_module or self.activations_travel else self._made_by_seed
         kept = [self._kept_by(each, first.number) for each in companions]
         ranks = kept[0] if kept else ()
         if not ranks or any(each != ranks for each in kept):
@@ -211,28 +212,37 @@ class ConstantStarts:
         )
 
     @cached_property
-    def _activations_travel(self) -> bool:
-        """Whether ranks exchange more than what has the form of gradients: numbers, buckets, and shapes of parameters."""
-        sights = [sight for of_rank in self._index.of_rank.values() for sight in of_rank]
-        shapes = {sight.place.shape for sight in sights if sight.place.role is Role.BEFORE}
-        outputs = {
-            sight.content.digest for sight in sights if _is_large(sight) and sight.place.role is Role.MODULE
-        }
+    def activations_travel(self) -> bool:
+        """Whether ranks exchange more than gradients: parts of a forward, as layers in shards and experts do."""
         return any(
-            sight.place.name not in _OF_GRADIENTS
-            or sight.content.digest in outputs
-            or (len(sight.place.shape) > 1 and sight.place.shape not in shapes)
+            sight.place.name not in _OF_GRADIENTS or (sight.rank, sight.position) in self._of_forward
             for sight in self._inputs
         )
 
     @cached_property
     def _inputs(self) -> list[Sight]:
+        """What calls were given, but for single numbers: ranks reduce and gather their losses for a log."""
         return [
             sight
             for sights in self._index.of_rank.values()
             for sight in sights
-            if sight.place.role is Role.INPUT and sight.place.name != "barrier"
+            if sight.place.role is Role.INPUT
+            and sight.place.name != "barrier"
+            and math.prod(sight.place.shape) > 1
         ]
+
+    @cached_property
+    def _of_forward(self) -> frozenset[tuple[int, int]]:
+        """Rank and position of what was given to calls before a backward pass, but for buffers that ranks send."""
+        found = set()
+        for sights in self._index.of_rank.values():
+            is_forward = True
+            for sight in sights:
+                role = sight.place.role
+                is_forward = role is not Role.ROOT and (is_forward or role in _BEGIN_FORWARD)
+                if is_forward and role is Role.INPUT and sight.place.name != "broadcast":
+                    found.add((sight.rank, sight.position))
+        return frozenset(found)
 
     # --- what was seen
 
@@ -253,11 +263,6 @@ class _Gather(NamedTuple):
 
 def _is_one_thing(group: Sequence[Sight]) -> bool:
     return len({(sight.place.dtype, sight.place.shape) for sight in group}) == 1
-
-
-def _is_large(sight: Sight) -> bool:
-    """Whether it has more than one number; a loss that ranks reduce for a log may come out of a module."""
-    return math.prod(sight.place.shape) > 1
 
 
 def _module_of(place: TensorPlace) -> tuple[int, str]:

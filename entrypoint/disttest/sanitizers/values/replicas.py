@@ -51,19 +51,13 @@ class Evidence:
         reduced = call.op in _REDUCTIONS
         if not (reduced or call.op == "broadcast") or len(call.group.ranks) < 2:
             return
-        # What an autograd function reduces in a backward pass may be activations of a layer in shards.
-        counts = reduced and not call.in_backward
         for tensor in call.inputs:
             if tensor.layout is torch.strided and tensor.is_floating_point():
-                self._reduced[call.group.ranks] += tensor.numel() if counts else 0
+                self._reduced[call.group.ranks] += tensor.numel() if reduced else 0
                 storage = _weak_reference(tensor.untyped_storage())
                 self._seen[storage.cdata] = _Seen(storage, call.group.ranks, reduced)
         if len(self._seen) > _MOST_STORAGES:
             self._seen = {key: seen for key, seen in self._seen.items() if not seen.storage.expired()}
-
-    def begin_backward(self) -> None:
-        """A backward pass begins: what was reduced before it were activations, and no gradients."""
-        self._reduced = defaultdict(int)
 
     def judge(
         self, parameters: Iterable[torch.Tensor], wrapped: Mapping[int, tuple[int, ...]]

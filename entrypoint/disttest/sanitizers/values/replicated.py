@@ -122,7 +122,9 @@ def _replicas(
     """What should be the same of what ranks have of one parameter, with the evidence where no call is."""
     for ranks in dict.fromkeys(sight.place.ranks for sight in seen):
         group = [sight for sight in seen if sight.place.ranks == ranks]
-        if _are_replicas(sight_index, group):
+        # Most of an optimizer may be the same while the rest are shards or experts.
+        is_apart = group[0].place.trust is Trust.BESIDE and starts.activations_travel
+        if _are_replicas(sight_index, group) and not is_apart:
             yield group, ""
     for kin in starts.kin(seen) if seen[0].place.role is Role.PARAMETER and not are_equal(seen) else ():
         yield [sight for sight in seen if sight.rank in kin.ranks], f"; {kin.because}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.observe import Call, Wait, WaitKind
+from disttest.observe import Call, Wait
 from disttest.sanitizers.sanitizer import SanitizerRecorder
 from disttest.sanitizers.values.calls import Calls
 from disttest.sanitizers.values.models import Models
@@ -49,8 +49,6 @@ class ValuesRecorder(SanitizerRecorder):
     def on_wait(self, wait: Wait) -> None:
         """Note that a backward pass begins."""
         self._calls.begin(wait)
-        if wait.kind is WaitKind.BACKWARD:
-            self._evidence.begin_backward()
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Note what came of a call."""
