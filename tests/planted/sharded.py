@@ -121,19 +121,32 @@ class TensorParallel(nn.Module):
         return self.behind(x + Sum.apply(self.row(inside)))
 
 
+class Row(nn.Module):
+    """A layer that sums the parts of all ranks, and gives each its rows; all have one bias."""
+
+    def __init__(self, group, *, bias):
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 2)
+        self.bias = nn.Parameter(torch.zeros(WIDTH)) if bias else None
+
+    def forward(self, x):
+        rows = Scatter.apply(x @ self.weight.t(), self.group)
+        return rows if self.bias is None else rows + self.bias
+
+
 class SequenceParallel(nn.Module):
     """The same, with a part of the tokens outside of the weights."""
 
-    def __init__(self, group=None):
+    def __init__(self, group=None, *, bias=False):
         super().__init__()
         self.group = group
         self.before, self.behind = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.column = linear(WIDTH, WIDTH)
-        self.row = linear(WIDTH, WIDTH, bias=False)
+        self.column, self.row = linear(WIDTH, WIDTH), Row(group, bias=bias)
 
     def forward(self, x):
         inside = self.column(Gather.apply(self.before(x), self.group)).relu()
-        return self.behind(x + Scatter.apply(self.row(inside), self.group))
+        return self.behind(x + self.row(inside))
 
 
 def reduce_norms(model, names=("before", "behind")):

@@ -254,6 +254,30 @@ def test_the_owner_of_a_parameter_does_not_send_it(world):
     model(data_of(world))  # seen
 
 
+@parts("parameter", size=2, ranks=BOTH, says=("0.bias", "at the forward after step 1"))
+def test_the_owner_of_a_wrapped_parameter_does_not_send_it(world):
+    model = DistributedDataParallel(layers())
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters[world.rank :: world.size], lr=0.1)
+    model(data_of(world)).sum().backward()
+    optimizer.step()
+    for number, parameter in enumerate(parameters):
+        if number != 1:
+            dist.broadcast(parameter.detach(), number % world.size)
+    model(data_of(world))  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("1.row.bias after step 1", "0.row.bias, which is used alike"))
+def test_a_bias_of_a_part_of_the_tokens_is_forgotten_in_one_layer(world):
+    seeded_apart(world)
+    model = nn.Sequential(SequenceParallel(bias=True), SequenceParallel(bias=True))
+    optimizer = sgd(model)
+    model(data_of(world, rows=4)).pow(3).sum().backward()
+    reduce_norms(model)
+    dist.all_reduce(model[0].row.bias.grad)
+    optimizer.step()  # seen
+
+
 # --- another group
 
 

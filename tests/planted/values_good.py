@@ -495,3 +495,52 @@ def test_experts_of_one_seed_that_see_all_tokens(world):
 
     model = Model()
     steps(model, tokens(world), lambda: average([*gradients(model.body), *gradients(model.head)]))
+
+
+@fine("optimizer", size=2)
+def test_each_rank_steps_some_wrapped_parameters_and_sends_them(world):
+    model = DistributedDataParallel(layers())
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters[world.rank :: world.size], lr=0.1)
+    for _ in range(3):
+        model.zero_grad()
+        model(data_of(world)).pow(2).sum().backward()
+        optimizer.step()
+        for number, parameter in enumerate(parameters):
+            dist.broadcast(parameter.detach(), number % world.size)
+
+
+@fine("optimizer", size=2)
+def test_two_optimizers_that_step_a_part_of_the_model_each(world):
+    model = DistributedDataParallel(layers())
+    optimizers = [
+        torch.optim.Adam(layer.parameters(), lr=0.1) for layer in (model.module[0], model.module[2])
+    ]
+    for _ in range(3):
+        model.zero_grad()
+        model(data_of(world)).pow(2).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@fine("sharded", size=2)
+def test_biases_of_a_part_of_the_tokens(world):
+    seeded_apart(world)
+    model = nn.Sequential(SequenceParallel(bias=True), SequenceParallel(bias=True))
+
+    def reduce():
+        reduce_norms(model)
+        for block in model:
+            dist.all_reduce(block.row.bias.grad)
+
+    steps(model, data_of(world, rows=4), reduce)
+
+
+@fine("apart", size=2)
+def test_an_adapter_of_each_rank_beside_a_wrapped_model(world):
+    model = DistributedDataParallel(layers())
+    adapter = nn.Linear(4, 2, bias=False)
+    nn.init.zeros_(adapter.weight)
+    optimizer = torch.optim.SGD([*model.parameters(), *adapter.parameters()], lr=0.1)
+    (model(data_of(world)) + adapter(data_of(world))).pow(2).sum().backward()
+    optimizer.step()

@@ -376,6 +376,11 @@ class TestConstantStarts:
 
         assert [] == self.both(("norm", "expert_norm"), (0, 9), travels)
 
+    def test_layers_in_a_row_are_not_one_layer_of_many(self):
+        travels = call(Role.INPUT, numbers(1, 2), name="alltoall_base", kind="")
+
+        assert [] == self.both(("0", "2"), (0, 9), travels)
+
     def test_a_norm_of_other_rows_is_not_used_alike(self):
         assert [] == self.both(("layers.0.norm", "layers.1.norm"), (0, 9), shape=(1, 4))
 

@@ -9,7 +9,8 @@ of the layer. So the start is no evidence, and neither is the shape. The use of 
 - its rows: a norm whose output all ranks put together, and of which the next module gets the rows of all ranks, treats
   parts of one batch or sequence. If the ranks put columns together, as shards do, the next module gets as many rows as
   the norm;
-- its likes: a norm of the same class, shape and place in the model, used alike, that has the same gradient on all ranks.
+- its likes: the same parameter of another layer, or of another norm of the same module, that is used alike and has the
+  same gradient on all ranks.
 
 An expert or a stage of a pipeline has companions that are not the same on the ranks, and no such rows.
 """
@@ -80,7 +81,9 @@ class ConstantStarts:
         companions = matching if of_module or self.activations_travel else self._made_by_seed
         kept = [self._kept_by(each, first.number) for each in companions]
         ranks = kept[0] if kept else ()
-        if not ranks or any(each != ranks for each in kept):
+        # A model of nothing but zeros and ones may be one that each rank has of its own, beside the common one.
+        is_of_common = any(each.place.model == first.place.model for each in companions)
+        if not ranks or not is_of_common or any(each != ranks for each in kept):
             return
         what = f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
         yield Kin(ranks, f"{what} kept the same on {rank_names(ranks)}")
@@ -151,7 +154,7 @@ class ConstantStarts:
     # --- likes
 
     def _by_likes(self, group: Sequence[Sight]) -> Iterator[Kin]:
-        """A norm is a replica if another one, used alike, has the same gradient on all ranks."""
+        """A parameter is a replica if another one, used alike, has the same gradient on all ranks."""
         first = group[0]
         ranks = tuple(sight.rank for sight in group)
         key = first.place.model, first.place.name
@@ -191,7 +194,7 @@ class ConstantStarts:
             return False
         outputs = [[self._output_of(each, rank) for rank in ranks] for each in (one, other)]
         seen = [[each for each in of_one if each is not None] for of_one in outputs]
-        if any(len(each) < len(ranks) for each in seen) or not self._is_of_norm(one):
+        if any(len(each) < len(ranks) for each in seen):
             return False
         if len({(each.place.kind, each.place.shape) for of_one in seen for each in of_one}) > 1:
             return False
@@ -199,10 +202,12 @@ class ConstantStarts:
         if len(is_same_input) > 1:
             return False
         paths = [_module_of(place)[1] for place in places]
-        is_layer_of_many = len({_NUMBER.sub("#", path) for path in paths}) == 1
+        has_same_name = len({path.rpartition(".")[2] for path in paths}) == 1
+        if has_same_name and len({_NUMBER.sub("#", path) for path in paths}) == 1:
+            return True  # layers.0.norm and layers.1.norm
         # Beside it in the same module may be the norm of an expert, to which tokens travel or which sees all of them.
-        is_beside = len({path.rpartition(".")[0] for path in paths}) == 1
-        return is_layer_of_many or (is_beside and not is_same_input.pop() and not self._tokens_travel)
+        is_beside = self._is_of_norm(one) and len({path.rpartition(".")[0] for path in paths}) == 1
+        return is_beside and not is_same_input.pop() and not self._tokens_travel
 
     @cached_property
     def _tokens_travel(self) -> bool:
@@ -281,11 +286,16 @@ def _is_of_other_module(sight: Sight, output: Sight) -> bool:
 
 
 def _takes(sight: Sight, output: Sight) -> bool:
-    """Whether a call gathers what a module returned; the content tells, since views and copies are other tensors."""
-    place = sight.place
-    return (
-        place.role is Role.INPUT
-        and place.name in _GATHERS
-        and sight.content.digest == output.content.digest
-        and place.dtype == output.place.dtype
+    """Whether a call gathers what a module returned; the content tells, since views and copies are other tensors.
+
+    A copy may have another order of dimensions, and the norm of its numbers is the same then, but for rounding.
+    """
+    place, content, own = sight.place, sight.content, output.content
+    if place.role is not Role.INPUT or place.name not in _GATHERS or place.dtype != output.place.dtype:
+        return False
+    if math.prod(place.shape) != math.prod(output.place.shape):
+        return False
+    has_same_norm = bool(content.norm and own.norm) and math.isclose(
+        content.norm or 0, own.norm or 0, rel_tol=1e-6
     )
+    return content.digest == own.digest or has_same_norm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -73,8 +73,9 @@ class Models:
         if module not in self._names:
             self._name_all(self._root_of(module) or module)
         if self._divided.pop(module, False):
+            wrapped = self._all_wrapped()
             for parameter in _plain_parameters(module):
-                if (replicas := self._evidence.replicas_of(parameter)).ranks:
+                if (replicas := self._replicas_of(parameter, wrapped)).ranks:
                     self._note(Role.SHARED, parameter, replicas)
         if module in self._roots:
             self._note_tensors(Role.GIVEN, module, args)
@@ -156,11 +157,7 @@ class Models:
             return
         self._outer = None
         parameters = list(_with_gradient(optimizer))
-        wrapped = {
-            id(parameter): replicas.ranks
-            for wrapper in list(self._wrappers)
-            for parameter, replicas in self._wrapped(wrapper)
-        }
+        wrapped = self._all_wrapped()
         placed = {
             id(each): Replicas(_mesh_ranks(each), Trust.PLACED) for each in parameters if _is_placed(each)
         }
@@ -168,9 +165,21 @@ class Models:
         expected = {**self._evidence.judge(plain, wrapped), **placed}
         for parameter in parameters:
             self._note(Role.PARAMETER, parameter, expected[id(parameter)])
-        self._note_divided({id(parameter) for parameter in parameters})
+        self._note_divided({id(parameter) for parameter in parameters}, wrapped)
 
-    def _note_divided(self, stepped: Container[int]) -> None:
+    def _all_wrapped(self) -> dict[int, tuple[int, ...]]:
+        """``id`` of each parameter in a DistributedDataParallel -> its ranks."""
+        return {
+            id(parameter): replicas.ranks
+            for wrapper in list(self._wrappers)
+            for parameter, replicas in self._wrapped(wrapper)
+        }
+
+    def _replicas_of(self, parameter: torch.Tensor, wrapped: Mapping[int, tuple[int, ...]]) -> Replicas:
+        ranks = wrapped.get(id(parameter))
+        return self._evidence.replicas_of(parameter) if ranks is None else Replicas(ranks, Trust.WRAPPED)
+
+    def _note_divided(self, stepped: Container[int], wrapped: Mapping[int, tuple[int, ...]]) -> None:
         """Note models of which other ranks step parameters: their gradients were reduced, and nobody here steps them.
 
         Nothing follows from them until the model is used, since owners send parameters after the step.
@@ -178,7 +187,7 @@ class Models:
         for root in list(self._roots):
             owed = [each for each in _plain_parameters(root) if each.grad is not None]
             rest = [each for each in owed if id(each) not in stepped]
-            if len(rest) < len(owed) and any(self._evidence.replicas_of(each).ranks for each in rest):
+            if len(rest) < len(owed) and any(self._replicas_of(each, wrapped).ranks for each in rest):
                 self._divided[root] = True
 
     def _wrapped(self, wrapper: Any) -> Iterator[tuple[torch.Tensor, Replicas]]:
