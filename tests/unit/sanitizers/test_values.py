@@ -418,6 +418,13 @@ class TestConstantStarts:
     def test_a_bias_that_may_be_a_shard(self, seen):
         assert [] == judge(*([*seen(rank), *stepped("layer.bias", rank + 1, start=(0, 0))] for rank in PAIR))
 
+    def test_a_norm_that_starts_with_another_number_on_each_rank(self):
+        ranks = (
+            [*self.rows(rank), *stepped("norm.weight", rank + 1, start=(rank + 1, rank + 1))] for rank in PAIR
+        )
+
+        assert [] == judge(*ranks)
+
     def test_without_a_module_nothing_is_known(self):
         unnamed = [
             [

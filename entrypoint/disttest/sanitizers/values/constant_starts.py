@@ -90,13 +90,7 @@ class ConstantStarts:
 
     @cached_property
     def _made_by_seed(self) -> list[Sight]:
-        """The first sight of each parameter that does not start constant."""
-        found: dict[tuple[int, str], Sight] = {}
-        for sights in self._index.of_rank.values():
-            for sight in sights:
-                if sight.place.role is Role.BEFORE and not self._starts_constant(sight):
-                    found.setdefault((sight.place.model, sight.place.name), sight)
-        return list(found.values())
+        return [each for each in self._parameters if not self._starts_constant(each)]
 
     def _kept_by(self, parameter: Sight, number: int) -> tuple[int, ...]:
         """The ranks that keep a parameter the same from the start to a step; empty if any rank has another one."""
@@ -113,7 +107,7 @@ class ConstantStarts:
     def _by_rows(self, group: Sequence[Sight]) -> Iterator[Kin]:
         """A norm is a replica over ranks whose outputs are put together as rows of one tensor."""
         first = group[0]
-        for call in {self._gathers_rows(sight) for sight in group} if self._is_of_norm(first) else ():
+        for call in {self._gathers_rows(sight) for sight in group}:
             if call is not None and set(call.ranks) <= {sight.rank for sight in group}:
                 because = f"the rows that {_module_of(first.place)[1] or 'the module'} gives each rank"
                 yield Kin(call.ranks, f"{because} are put together{call.where}")
@@ -123,9 +117,7 @@ class ConstantStarts:
         output = self._output_of(sight, sight.rank)
         shape = sight.place.shape
         beside = (
-            each.place.shape
-            for each in (*self._made_by_seed, *self._constant_starts)
-            if _module_of(each.place) == _module_of(sight.place)
+            each.place.shape for each in self._parameters if _module_of(each.place) == _module_of(sight.place)
         )
         is_norm = all(each == shape for each in beside)
         return is_norm and output is not None and bool(shape) and output.place.shape[-len(shape) :] == shape
@@ -139,7 +131,7 @@ class ConstantStarts:
 
     def _find_gather(self, sight: Sight) -> _Gather | None:
         output = self._output_of(sight, sight.rank)
-        if output is None:
+        if output is None or not self._is_of_norm(sight):
             return None
         rows = math.prod(output.place.shape[: len(output.place.shape) - len(sight.place.shape)])
         following = iter(self._index.of_rank[sight.rank][output.position + 1 :])
@@ -161,31 +153,24 @@ class ConstantStarts:
         if key not in self._likes:
             self._likes[key] = [
                 each
-                for each in self._constant_starts
-                if each.place.name != first.place.name and self._is_used_alike(first, each, ranks)
+                for each in self._parameters
+                if each.place.name != first.place.name
+                and self._starts_constant(each)
+                and self._is_used_alike(first, each, ranks)
             ]
         for other in self._likes[key]:
-            gradients = self._index.together.get(
-                (Role.GRADIENT, other.place.model, other.place.name, 0, first.number), {}
-            )
-            is_whole = set(ranks) == gradients.keys() and are_equal(gradients.values())
-            if is_whole and not any(
-                is_constant(each.content, each.place.dtype) for each in gradients.values()
-            ):
-                yield Kin(
-                    ranks, f"{other.place.name}, which is used alike, has the same gradient on all of them"
-                )
+            if self._has_one_gradient(other, first.number, ranks):
+                because = f"{other.place.name}, which is used alike, has the same gradient on all of them"
+                yield Kin(ranks, because)
                 return
 
-    @cached_property
-    def _constant_starts(self) -> list[Sight]:
-        """The first sight of each parameter that starts constant."""
-        found: dict[tuple[int, str], Sight] = {}
-        for sights in self._index.of_rank.values():
-            for sight in sights:
-                if sight.place.role is Role.BEFORE and self._starts_constant(sight):
-                    found.setdefault((sight.place.model, sight.place.name), sight)
-        return list(found.values())
+    def _has_one_gradient(self, parameter: Sight, number: int, ranks: Sequence[int]) -> bool:
+        """Whether ranks have the same gradient before a step; zeros may be that of a parameter that was not used."""
+        place = parameter.place
+        gradients = self._index.together.get((Role.GRADIENT, place.model, place.name, 0, number), {})
+        if set(ranks) != gradients.keys() or not are_equal(gradients.values()):
+            return False
+        return not any(is_constant(each.content, each.place.dtype) for each in gradients.values())
 
     def _is_used_alike(self, one: Sight, other: Sight, ranks: Sequence[int]) -> bool:
         """Whether two parameters have one role, in modules of one class and place whose outputs are alike on the ranks."""
@@ -251,9 +236,21 @@ class ConstantStarts:
 
     # --- what was seen
 
+    @cached_property
+    def _parameters(self) -> list[Sight]:
+        """The first sight of each parameter before its first step."""
+        found: dict[tuple[int, str], Sight] = {}
+        for sights in self._index.of_rank.values():
+            for sight in sights:
+                if sight.place.role is Role.BEFORE:
+                    found.setdefault((sight.place.model, sight.place.name), sight)
+        return list(found.values())
+
     def _starts_constant(self, sight: Sight) -> bool:
+        """Whether all ranks start with one and the same number in all places."""
         begun = self._index.matching(Role.BEFORE, sight).values()
-        return bool(begun) and all(is_constant(each.content, each.place.dtype) for each in begun)
+        is_alike = bool(begun) and are_equal(begun)
+        return is_alike and all(is_constant(each.content, each.place.dtype) for each in begun)
 
     def _output_of(self, parameter: Sight, rank: int) -> Sight | None:
         """What the module of a parameter returned first."""
