@@ -62,12 +62,12 @@ def main() -> None:
     def a_test() -> None:
         before = hygiene.facts_before(facts, shared_fixtures=False)
         cleanup = hygiene.clean_up(before, before, pristine=pristine, shared_fixtures=False)
-        assert cleanup[:2] == ((), False), cleanup
+        assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_beside_module_fixtures() -> None:
         before = hygiene.facts_before(facts, shared_fixtures=True)
         cleanup = hygiene.clean_up(before, before, pristine=pristine, shared_fixtures=True)
-        assert cleanup[:2] == ((), False), cleanup
+        assert cleanup[:2] == ((), ()), cleanup
 
     def a_test_that_sets_them_up() -> None:
         before, at_call = hygiene.facts_before(facts, shared_fixtures=True), hygiene.read_facts()

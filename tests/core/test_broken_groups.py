@@ -109,6 +109,34 @@ SUITE = """
     def test_o_same_world_after_all_in_order(world):
         dist.barrier()
         print("pid", os.getpid())
+
+    @pytest.fixture(scope="module")
+    def groups():
+        return {}
+
+    @pytest.fixture
+    def kept(world, groups):
+        if not groups:
+            groups["kept"] = group_for_test()
+        return groups["kept"]
+
+    CALLS = {
+        "gather": lambda out, x, group: dist.all_gather(out, x, group=group, async_op=True),
+        "broadcast": lambda out, x, group: dist.broadcast(x, 1, group=group, async_op=True),
+        "exchange": lambda out, x, group: dist.all_to_all(out, [x, x], group=group, async_op=True),
+        "barrier": lambda out, x, group: dist.barrier(group=group, async_op=True),
+    }
+
+    @pytest.mark.parametrize("what", ["breaks", "innocent"])
+    @pytest.mark.parametrize("call", CALLS)
+    def test_p_group_of_a_fixture(world, kept, call, what, world_tmp_path):
+        if what == "innocent":
+            return dist.barrier(group=kept)
+        if world.rank == 0:
+            work = CALLS[call]([torch.zeros(1), torch.zeros(1)], torch.ones(1), kept)
+            with pytest.raises(RuntimeError):
+                work.wait(timedelta(seconds=0.2))
+        barrier_of_files(world_tmp_path, world.rank)
 """
 CULPRITS = {
     "test_a_receive_times_out": r"rank 0 leaked recv at test_groups.py:\d+, which failed in group default",
@@ -151,6 +179,19 @@ def test_the_test_that_broke_a_group_is_named(ended, name):
 @pytest.mark.parametrize("name", UNMATCHED)
 def test_calls_that_only_one_rank_issues_are_findings_of_the_sanitizer(ended, name):
     assert ["order"] == [finding.sanitizer for finding in ended.result(name).findings]
+
+
+@pytest.mark.parametrize(
+    ("call", "op"),
+    [("gather", "allgather"), ("broadcast", "broadcast"), ("exchange", "alltoall"), ("barrier", "barrier")],
+)
+def test_a_group_that_a_fixture_keeps_is_made_again(ended, call, op):
+    named = ended.result(f"test_p_group_of_a_fixture[2xgloo-{call}-breaks]")
+
+    assert re.search(
+        rf"rank 0 leaked {op} at test_groups.py:\d+, which failed in group \d", "\n".join(named.notes)
+    )
+    assert named.world_id != ended.result(f"test_p_group_of_a_fixture[2xgloo-{call}-innocent]").world_id
 
 
 def test_limits_are_named_and_put_back(ended):

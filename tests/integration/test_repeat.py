@@ -113,6 +113,99 @@ def test_a_test_of_a_bundled_suite_is_found_by_its_name(lab: Lab) -> None:
     assert [test.nodeid] == [each.test.nodeid for each in run.tests]
 
 
+SHARED = """
+    import pytest
+
+    BEGUN = []
+
+    @pytest.fixture(autouse=True)
+    def begun(request):
+        BEGUN.append(request.node.name.partition("[")[0])
+        yield BEGUN
+"""
+FIRST = """
+    import pytest
+
+    @pytest.mark.world_size(2)
+    @pytest.mark.parametrize("i", range(2))
+    def test_first(world, i):
+        pass
+"""
+AFTER = """
+    import pytest
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    BEGUN = []
+
+    @pytest.mark.world_size(2)
+    def test_second(world):
+        pass
+
+    @pytest.mark.world_size(2)
+    def test_warm(world, begun):
+        assert len(begun) == 1
+
+    @pytest.mark.world_size(2)
+    def test_in_a_new_world(world):
+        assert False
+
+    class TestHosted(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            BEGUN.append(self.id())
+            self._spawn_processes()
+
+        def test_a(self):
+            pass
+
+        def test_hosted(self):
+            assert len(BEGUN) == 1
+
+    def test_contained_first():
+        pass
+
+    def test_contained(begun):
+        assert len(begun) == 1
+"""
+
+
+@pytest.fixture(scope="module")
+def ended_warm(module_lab: Lab) -> Ended:
+    folder = module_lab.folder / "warm"
+    folder.mkdir()
+    lab = Lab(folder).write(conftest=SHARED, test_first=FIRST, test_second=AFTER)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return lab.run("run", ".", "--isolation", "warm", "--contain", "--one-world")
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("test_warm", ["first[2xgloo-0]", "first[2xgloo-1]", "second[2xgloo]"]),
+        ("test_hosted", ["a"]),
+        ("test_contained", ["contained_first"]),
+        ("test_in_a_new_world", []),
+    ],
+)
+def test_tests_before_it_in_the_same_processes_are_repeated_first(
+    ended_warm: Ended, name: str, before: list[str]
+) -> None:
+    failed = next(each for each in ended_warm.run.bad if re.search(rf"::{name}(\[|$)", each.test.nodeid))
+    command = next(each for each in commands(ended_warm) if failed.test.nodeid in each.split("' '")[-1])
+    assert before == [nodeid.rpartition("::test_")[2] for nodeid in failed.final.after]
+    told = f"ran before it in the same processes, the last: {failed.final.after[-1]}" if before else ""
+    assert told in ended_warm.output
+    again, run = paste(command, ended_warm.results.parent, f"again-{name}")
+
+    assert 1 == again.returncode, again.stdout
+    assert [*failed.final.after, failed.test.nodeid] == [each.test.nodeid for each in run.tests]
+    assert [failed.test.nodeid] == [each.test.nodeid for each in run.bad]
+    assert failed.final.after == run.tests[-1].final.after
+    assert failed.final.message == run.tests[-1].final.message
+
+
 def paste(command: str, folder: Path, results: str):
     """Run it as a shell does, its results beside those of the first run."""
     scripts = folder / "bin"

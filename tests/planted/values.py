@@ -7,7 +7,10 @@ never its code.
 import torch
 import torch.distributed as dist
 from planted import parts
+from sharded import SequenceParallel, TensorParallel, reduce_norms, seeded_apart
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 
 SIZE = 2
@@ -131,6 +134,147 @@ def test_weights_are_sent_once_and_gradients_never(world):
         dist.broadcast(parameter.detach(), 0)
     optimizer = sgd(model)
     model(data_of(world)).sum().backward()
+    optimizer.step()  # seen
+
+
+# --- a gradient of a parameter that starts as ones or zeros
+
+
+@parts(
+    "parameter",
+    size=2,
+    ranks=BOTH,
+    says=("before.weight after step 1", "so did its gradient", "all_gather", "rows"),
+    report="NVIDIA/TransformerEngine#435",
+)
+def test_norms_of_a_part_of_the_tokens_are_never_reduced(world):
+    seeded_apart(world)
+    model = SequenceParallel()
+    optimizer = sgd(model)
+    model(data_of(world, rows=4)).pow(3).sum().backward()
+    optimizer.step()  # seen
+
+
+@parts(
+    "parameter",
+    size=2,
+    ranks=BOTH,
+    says=("behind.weight after step 1", "before.weight"),
+    report="NVIDIA/Megatron-LM#1446",
+)
+def test_one_norm_of_a_part_of_the_tokens_is_not_reduced(world):
+    seeded_apart(world)
+    model = SequenceParallel()
+    optimizer = sgd(model)
+    model(data_of(world, rows=4)).pow(3).sum().backward()
+    reduce_norms(model, ["before"])
+    optimizer.step()  # seen
+
+
+@parts(
+    "parameter",
+    size=2,
+    ranks=BOTH,
+    says=("0.before.weight after step 1", "1.before.weight"),
+    report="EleutherAI/gpt-neox#1259",
+)
+def test_one_layer_forgets_to_sum_what_its_columns_give_back(world):
+    seeded_apart(world)
+    model = nn.Sequential(TensorParallel(forgets=True), TensorParallel())
+    optimizer = sgd(model)
+    same = torch.randn(4, 4, generator=torch.Generator().manual_seed(7))
+    model(same).pow(3).sum().backward()
+    optimizer.step()  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("#1 after step 1", "so did its gradient"))
+def test_a_norm_of_the_mesh_is_used_as_a_tensor_of_this_rank(world):
+    model = nn.LayerNorm(4)
+    distribute_module(model, init_device_mesh("cpu", (world.size,)))
+    optimizer = sgd(model)
+    rows = data_of(world, rows=4)
+    nn.functional.layer_norm(rows, (4,), model.weight.to_local(), model.bias.to_local()).pow(
+        3
+    ).sum().backward()
+    optimizer.step()  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("1.weight after step 1", "all other"))
+def test_a_norm_is_forgotten_in_the_loop(world):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+    optimizer = sgd(model)
+    model(data_of(world)).pow(3).sum().backward()
+    average(parameter.grad for name, parameter in model.named_parameters() if not name.startswith("1."))
+    optimizer.step()  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("head.bias after step 1", "head.weight"))
+def test_a_bias_of_zeros_is_forgotten_beside_shards(world):
+    seeded_apart(world)
+    model = TensorParallel()
+    torch.manual_seed(1)
+    model.head = nn.Linear(4, 4)
+    nn.init.zeros_(model.head.bias)
+    optimizer = sgd(model)
+    same = torch.randn(4, 4, generator=torch.Generator().manual_seed(7))
+    (model.head(model(same)) * data_of(world, 4)).sum().backward()
+    for name, parameter in model.named_parameters():
+        if name != "head.bias" and not name.startswith(("row", "column")):
+            dist.all_reduce(parameter.grad)
+    optimizer.step()  # seen
+
+
+@parts("parameter", size=4, ranks=BOTH, says=("before.weight after step 1", "rows"))
+def test_norms_are_reduced_over_replicas_and_not_over_tokens(world):
+    pairs = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))]
+    tokens, replicas = pairs[world.rank // 2], pairs[2 + world.rank % 2]
+    torch.manual_seed(10 + world.rank % 2)
+    model = SequenceParallel(tokens)
+    optimizer = sgd(model)
+    model(data_of(world, rows=4)).pow(3).sum().backward()
+    average(gradients(model), replicas)
+    optimizer.step()  # seen
+
+
+@parts(
+    "parameter", size=2, ranks=BOTH, says=("2.weight at the forward after step 1", "each rank steps a part")
+)
+def test_the_owner_of_a_parameter_does_not_send_it(world):
+    model = seeded(1)
+    parameters = list(model.parameters())
+    mine = [each for number, each in enumerate(parameters) if number % world.size == world.rank]
+    optimizer = torch.optim.Adam(mine, lr=0.1)
+    model(data_of(world)).sum().backward()
+    average(gradients(model))
+    optimizer.step()
+    for number, parameter in enumerate(parameters):
+        if number != 2:
+            dist.broadcast(parameter.detach(), number % world.size)
+    model(data_of(world))  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("0.bias", "at the forward after step 1"))
+def test_the_owner_of_a_wrapped_parameter_does_not_send_it(world):
+    model = DistributedDataParallel(layers())
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters[world.rank :: world.size], lr=0.1)
+    model(data_of(world)).sum().backward()
+    optimizer.step()
+    for number, parameter in enumerate(parameters):
+        if number != 1:
+            dist.broadcast(parameter.detach(), number % world.size)
+    model(data_of(world))  # seen
+
+
+@parts("parameter", size=2, ranks=BOTH, says=("1.row.bias after step 1", "0.row.bias, which is used alike"))
+def test_a_bias_of_a_part_of_the_tokens_is_forgotten_in_one_layer(world):
+    seeded_apart(world)
+    model = nn.Sequential(SequenceParallel(bias=True), SequenceParallel(bias=True))
+    optimizer = sgd(model)
+    model(data_of(world, rows=4)).pow(3).sum().backward()
+    reduce_norms(model)
+    dist.all_reduce(model[0].row.bias.grad)
     optimizer.step()  # seen
 
 

@@ -26,15 +26,15 @@ def test_divides_by_the_number_of_ranks_twice(world):
     optimizer.step()  # seen
 
 
-@goes_astray("input of all_reduce", size=2, rank=0, report="huggingface/transformers#37474")
+@goes_astray("root of backward pass 1", size=2, rank=0, report="huggingface/transformers#37474")
 def test_normalises_by_the_tokens_of_one_rank(world):
     tokens = torch.tensor(6.0 + world.rank)
     model = seeded(1)
     if not FAULT:
         tokens = tokens + 6.0 + (1 - world.rank)
-    (model(data_of(world)).sum() / tokens).backward()
+    (model(data_of(world)).sum() / tokens).backward()  # seen
     for gradient in gradients(model):
-        dist.all_reduce(gradient)  # seen
+        dist.all_reduce(gradient)
 
 
 @goes_astray("0.weight after step 1", size=2, rank=0)
@@ -61,13 +61,13 @@ def test_one_rank_reads_the_batch_of_the_other(world):
     dist.all_reduce(x)  # seen
 
 
-@goes_astray("gradient of 0.weight before step 1", size=2, rank=0, report="horovod/horovod#546")
+@goes_astray("root of backward pass 1", size=2, rank=0, report="horovod/horovod#546")
 def test_sums_micro_batches_instead_of_averaging_them(world):
     model = seeded(1)
     optimizer = sgd(model)
     for _ in range(2):
-        (model(data_of(world)).mean() / (1 if FAULT else 2)).backward()
-    optimizer.step()  # seen
+        (model(data_of(world)).mean() / (1 if FAULT else 2)).backward()  # seen
+    optimizer.step()
 
 
 @goes_astray("all_reduce SUM #1", size=4, rank=0)

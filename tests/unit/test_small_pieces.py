@@ -159,6 +159,13 @@ def test_equal_stacks_are_told_once():
     assert 1 == sum("line 7 in test_x" in line for line in lines)
 
 
+@pytest.mark.parametrize(("after", "ran"), [(("a",), "1 test ran"), (("b", "a"), "2 tests ran")])
+def test_the_tests_that_ran_before_are_counted_and_the_last_is_named(after: tuple[str, ...], ran: str):
+    result = TestResult(nodeid="x", outcome=Outcome.FAILED, after=after)
+
+    assert [f"{ran} before it in the same processes, the last: a"] == [*describe_ranks(result)]
+
+
 def test_who_has_no_children_looks_at_no_other_process(monkeypatch):
     monkeypatch.setattr(descendants, "has_children", lambda: False)
     monkeypatch.setattr(descendants.psutil, "Process", None)

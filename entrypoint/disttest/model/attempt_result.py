@@ -47,6 +47,8 @@ class TestResult(Frozen):
     ranks: tuple[RankRecord, ...] = ()
     world_id: str = ""
     """The world that ran it; empty for ordinary tests and for skips decided before a world started."""
+    after: tuple[str, ...] = ()
+    """Of a test that failed: the tests that ran before it in the same processes, in order, by the ids that select them."""
     torch_outcome: Outcome | None = None
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
     deadlock: Deadlock | None = None

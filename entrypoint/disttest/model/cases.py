@@ -90,6 +90,11 @@ class TestCase(Frozen):
     """Name of a plugin -> its data of the test, as JSON."""
 
     @property
+    def selected_by(self) -> str:
+        """The node id that selects it on a command line."""
+        return self.collected_as or self.nodeid
+
+    @property
     def words_of_reuse(self) -> str:
         """Whether the ranks that its class starts are new ones, and why; empty where that is no question."""
         return "reused" if self.reuses_ranks else f"new: {why}" if (why := self.new_ranks_because) else ""

@@ -164,6 +164,7 @@ def begin_wait(
     group_description: str = "",
     calls: tuple[Call, ...] = (),
     is_public: bool = False,
+    roots: tuple[Any, ...] = (),
 ) -> Wait | None:
     """The thread begins to wait; None where nobody is to be told."""
     __tracebackhide__ = True
@@ -182,6 +183,7 @@ def begin_wait(
         group_description=group_description,
         calls=calls,
         is_public=is_public,
+        roots=roots,
     )
     tell("on_wait", wait)
     return wait

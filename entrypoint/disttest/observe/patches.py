@@ -354,7 +354,7 @@ class _Engine:
         __tracebackhide__ = True
         hub.thread.backward += 1
         try:
-            with hub.waiting(WaitKind.BACKWARD):
+            with hub.waiting(WaitKind.BACKWARD, roots=args[0] if args else ()):
                 return self._engine.run_backward(*args, **kwargs)
         finally:
             hub.thread.backward -= 1

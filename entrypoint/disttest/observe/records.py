@@ -197,3 +197,5 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """In the queue of the GPU that is waited for: the last one of each group, without tensors, the newest last."""
     is_public: bool = False
     """Processes that are not ranks can end it, too: they can reach the store."""
+    roots: tuple[Any, ...] = ()
+    """Of a backward pass: the tensors that it begins with. Keep none of them beyond the wait."""

@@ -105,6 +105,8 @@ class RunOptions(WorldSettings):
     """The same for an attempt that a broken machine has spoiled; counted apart."""
     flaky: FlakyRule = default_of("flaky")
     """How a test counts that passed only on a retry."""
+    one_world: bool = default_of("one-world")
+    """Whether tests of one shape run in one world, whatever their files."""
     repeat: int = default_of("repeat")
     """How often each test is run."""
     contain: bool = default_of("contain")

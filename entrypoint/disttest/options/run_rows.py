@@ -96,6 +96,13 @@ RUN_OPTIONS = (
     of_every_run(
         "isolation", ISOLATION, "New processes for each test, or reuse.", otherwise=AUTO, repeated=True
     ),
+    of_every_run(
+        "one-world",
+        SWITCH,
+        "Run warm tests of one world size in one world, in order, whatever their files, until one fails.",
+        default=False,
+        inputs_of_action=False,
+    ),
     of_every_run("seed", WHOLE, "Mixed into the seed that each test starts with.", default=0, repeated=True),
     of_every_run(
         "log-limit", BYTES, "How much of each rank's log is kept, such as 64k or 8m.", default=8 * 1024 * 1024

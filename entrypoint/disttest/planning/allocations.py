@@ -58,6 +58,7 @@ def allocate(
     at_once: int,
     least_s: float = LEAST_LEASE_S,
     failed: Collection[str] = (),
+    together: bool = False,
 ) -> tuple[Allocation, ...]:
     """The allocations of a run, largest first.
 
@@ -68,11 +69,12 @@ def allocate(
         at_once: the same, as a number.
         least_s: work that is worth a lease of its own, in seconds.
         failed: node ids that go first; a lease sees to that by itself.
+        together: whether tests of one shape share one world; a lease sees to that by itself, too.
     """
     spanning = [test for test in tests if test.world and test.world.nodes > 1]
     single = [test for test in tests if not test.world or test.world.nodes == 1]
     made = [
-        *_spanning(spanning, timings, pool, at_once, failed),
+        *_spanning(spanning, timings, pool, at_once, failed, together=together),
         *_leases(single, timings, pool, at_once, least_s),
     ]
     return tuple(sorted(made, key=lambda each: -each.width))
@@ -82,12 +84,18 @@ def allocate(
 
 
 def _spanning(
-    tests: Sequence[TestCase], timings: Timings, pool: NodePool, at_once: int, failed: Collection[str]
+    tests: Sequence[TestCase],
+    timings: Timings,
+    pool: NodePool,
+    at_once: int,
+    failed: Collection[str],
+    *,
+    together: bool,
 ) -> Iterable[Allocation]:
     """Worlds of one shape share allocations: one is dearer than a world in one that is there already."""
     by_id = {test.nodeid: test for test in tests}
     by_shape: dict[tuple[int, int, str], list[Gang]] = {}
-    for gang in build_gangs(tests, timings, slots=1, failed=failed):
+    for gang in build_gangs(tests, timings, slots=1, failed=failed, together=together):
         shape = gang.shape
         by_shape.setdefault((shape.nodes, shape.ranks_per_node, shape.device), []).append(gang)
     for (nodes, ranks, device), gangs in by_shape.items():

@@ -198,7 +198,7 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
         FailureGroup(
             message=key[2],
             tests=tuple(tests),
-            repeat=repeat_command(tests[0].test, run),
+            repeat=repeat_command(tests[0].test, run, tests[0].final.after),
             replay=replay_command(tests[0].test, tests[0].final, run),
         )
         for key, tests in in_order

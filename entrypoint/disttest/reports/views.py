@@ -128,7 +128,7 @@ class PlainView:
             group = FailureGroup(
                 message=aggregates.finding(result),
                 tests=(outcome,),
-                repeat=repeat_command(outcome.test, began) if began else "",
+                repeat=repeat_command(outcome.test, began, result.after) if began else "",
                 replay=replay_command(outcome.test, result, began) if began else "",
             )
             self._printer().print_failure(group)

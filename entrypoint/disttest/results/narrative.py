@@ -34,7 +34,7 @@ _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:
-    """Yield one line for each rank, then the stacks of those that had to be ended, equal ones once.
+    """Yield one line for each rank, one for the tests before, then the stacks of ranks that had to be ended, equal ones once.
 
     Args:
         result: what to tell.
@@ -42,6 +42,9 @@ def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[
     """
     for record in result.ranks:
         yield f"{rank_name(record.rank)}: {describe_rank(record, result, logs_in=logs_in)}"
+    if result.after:
+        ran = "1 test" if len(result.after) == 1 else f"{len(result.after)} tests"
+        yield f"{ran} ran before it in the same processes, the last: {result.after[-1]}"
     yield from _stacks(result)
 
 

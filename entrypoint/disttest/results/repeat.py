@@ -1,7 +1,7 @@
 """The commands that run one test of a run again, alone and as it was run, or one recorded rank of it. Pure.
 
-It names what decides how the test behaves (world size, backend, device, rules, limits) and leaves out what only
-decides which tests run, where results go and what is done with a failure.
+It names what decides how the test behaves (the tests before it in its world, world size, backend, device, rules,
+limits) and leaves out what only decides which tests run, where results go and what is done with a failure.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ _DROPPED = (
 )
 
 
+_MOST_TARGETS = 20
+"""Tests that a command names; a longer line is hard to read and to shorten by hand, and fills every report."""
 _OF_CLASSES = ("BACKEND", "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG")
 """What torch's own classes read when they are imported or set up; ranks of a world get theirs from the world."""
 
@@ -73,10 +75,18 @@ class Run(Protocol):
         """What was asked."""
 
 
-def repeat_command(test: TestCase, run: Run) -> str:
-    """The command, quoted for a shell, to be run where the run was started."""
+def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
+    """The command, quoted for a shell, to be run where the run was started.
+
+    Args:
+        test: the test to repeat.
+        run: its run.
+        after: the tests that ran before it in the same processes, and so are repeated before it.
+    """
     asked = run.invocation
-    words = ["disttest", *_command(test, run), *_world(test, asked)]
+    words = ["disttest", *_command(test, run, after), *_world(test, asked)]
+    # Without it, a world ends with its file, and a long file is split.
+    words += ["--one-world"] if after and test.world and not asked.options.get("spmd") else []
     variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
@@ -100,18 +110,28 @@ def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
 def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ...]:
     """How the text of a failure closes: ``repeat: …`` and, where one of its ranks can be run alone, ``replay: …``."""
     replay = replay_command(test, result, run)
-    return (f"repeat: {repeat_command(test, run)}", *([f"replay: {replay}"] if replay else []))
+    return (f"repeat: {repeat_command(test, run, result.after)}", *([f"replay: {replay}"] if replay else []))
 
 
-def _command(test: TestCase, run: Run) -> Iterator[str]:
-    """Which command, which test it is given, and further options of a plugin."""
+def _command(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
+    """Which command, which tests it is given, and further options of a plugin."""
     name, *more = plugin_manager().call("disttest_repeat_words", test=test) or ("run",)
-    yield from (name, target_of(test, run), *more)
+    yield name
+    yield from _targets(test, run, after)
+    yield from more
+
+
+def _targets(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:
+    """The tests before it and the test, in order, each once; the files of them where they are many."""
+    nodeids = dict.fromkeys([*(each for each in after if each != test.selected_by), test.selected_by])
+    if len(nodeids) > _MOST_TARGETS:
+        nodeids = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
+    return (seen_from_start(nodeid, run) for nodeid in nodeids)
 
 
 def target_of(test: TestCase, run: Run) -> str:
     """The node id, its file as it is seen from where the run was started; bundled suites go by name."""
-    return seen_from_start(test.collected_as or test.nodeid, run)
+    return seen_from_start(test.selected_by, run)
 
 
 def seen_from_start(nodeid: str, run: Run) -> str:

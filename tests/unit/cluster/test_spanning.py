@@ -305,6 +305,7 @@ class TestRetries:
         run = run_of(DiesAfterwards(), tmp_path, RunOptions(retries=1))
 
         assert [Outcome.FAILED, Outcome.PASSED] == attempts(run, "two")
+        assert [("one",), ()] == [each.after for each in outcome(run, "two").attempts]
         # Green, then red as a rank died, then the second attempt: each judged once.
         assert 5 == verdicts(tmp_path)
         assert attempts(run_of(DiesAfterwards(), _sub(tmp_path), RunOptions()), "two") == [Outcome.FAILED]

@@ -52,6 +52,15 @@ class TestAllocations:
         assert [3, 3] == [len(each.tests) for each in made]
         assert all(sorted(n for world in each.worlds for n in world) == [0, 1, 2] for each in made)
 
+    def test_one_world_of_each_shape(self) -> None:
+        tests = [case(f"b{n}", 16, nodes=2, file=f"f{n}.py", warm=True, device="cuda") for n in range(3)]
+        timings = taking(tests, {"b": 60})
+
+        (made,) = allocate(tests, timings, POOL, at_once=16, together=True)
+
+        assert ((0, 1, 2),) == made.worlds
+        assert 2 == len(allocate(tests, timings, POOL, at_once=16))
+
     def test_worlds_with_tests_that_failed_go_first(self) -> None:
         tests = [
             case(f"b{number}", 16, nodes=4, file=f"f{number}.py", warm=True, backend="nccl", device="cuda")

@@ -2,6 +2,7 @@
 
 import shlex
 
+import msgspec
 import pytest
 
 from disttest.model import Hardware, Invocation, Outcome, TestCase, TestResult, WorldKind, WorldShape
@@ -205,3 +206,45 @@ def test_a_replay_names_the_results_that_the_run_did():
 def test_a_replay_is_offered_only_where_there_is_a_recording():
     assert [f"repeat: {repeat_command(case(), run())}"] == list(command_lines(case(), failed(), run()))
     assert command_lines(case(), failed(recorded=(0,)), run())[1].startswith("replay: disttest replay ")
+
+
+def failed_after(*nodeids: str) -> TestResult:
+    return failed(after=nodeids)
+
+
+def test_the_tests_before_it_come_first_in_one_world():
+    before = ("tests/test_b.py::test_b[2xgloo]", "tests/test_a.py::test_first[2xgloo]")
+
+    (line,) = command_lines(case(), failed_after(*before), run(options={"isolation": "warm"}))
+
+    assert ["repeat:", "disttest", "run", *before, case().nodeid] == shlex.split(line)[:6]
+    assert line.endswith("--one-world --isolation warm")
+
+
+@pytest.mark.parametrize(
+    ("test", "asked"),
+    [(case(), {"options": {"spmd": "2"}}), (case("test_a.py::test_a", None, WorldKind.PROCESS), {})],
+    ids=["spmd", "contained"],
+)
+def test_those_that_share_processes_anyway_need_no_option(test: TestCase, asked):
+    command = repeat_command(test, run(**asked), ("test_a.py::test_first",))
+
+    assert ["test_a.py::test_first", test.nodeid] == shlex.split(command)[2:4]
+    assert "--one-world" not in command
+
+
+def test_a_repetition_is_selected_once():
+    repeated = msgspec.structs.replace(case(f"{case().nodeid}#2"), collected_as=case().nodeid)
+
+    command = repeat_command(repeated, run(options={"repeat": "3"}), (case().nodeid,))
+
+    assert [case().nodeid, "--world-sizes"] == shlex.split(command)[2:4]
+    assert "--one-world --repeat 3" in command
+
+
+def test_many_tests_before_it_are_named_by_their_files_in_order():
+    before = [f"test_{file}.py::test[2xgloo-{number}]" for file in "cb" for number in range(10)]
+
+    command = repeat_command(case(), run(), before)
+
+    assert ["disttest", "run", "test_c.py", "test_b.py", "tests/test_a.py"] == shlex.split(command)[:5]

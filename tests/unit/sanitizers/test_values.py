@@ -13,7 +13,7 @@ from disttest.errors import UsageError
 from disttest.extras.sanitizers.values.contents import differ, first_difference
 from disttest.extras.sanitizers.values.digest import read_tensor
 from disttest.extras.sanitizers.values.divergence import find_parting
-from disttest.extras.sanitizers.values.trace import Content, Role, TensorPlace, Trace, Trust
+from disttest.extras.sanitizers.values.trace import NOWHERE, Content, Role, TensorPlace, Trace, Trust
 from disttest.extras.sanitizers.values.trace_notes import Notes
 from disttest.extras.sanitizers.values.value_judge import judge_values, limits_of
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
@@ -248,6 +248,26 @@ class TestParameters:
         assert [] == judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.6, Trust.BESIDE))
         assert 1 == len(judge(self.step(1, 5, 0.5, Trust.BESIDE), self.step(2, 6, 0.5, Trust.BESIDE)))
 
+    @pytest.mark.parametrize(
+        ("before", "after", "found"),
+        [
+            ([call(Role.INPUT, numbers(1, 2))], [], 0),
+            ([call(Role.INPUT, numbers(1))], [], 1),
+            ([call(Role.INPUT, numbers(1, 2), name="broadcast")], [], 1),
+            ([], [call(Role.INPUT, numbers(1, 2))], 1),
+            ([], [call(Role.INPUT, numbers(1, 2), name="alltoall_base")], 0),
+        ],
+        ids=["activations are reduced", "a loss", "buffers are sent", "gradients", "rows travel back"],
+    )
+    def test_weak_evidence_does_not_count_where_activations_travel(self, before, after, found):
+        root, _, number = of_module(Role.ROOT, "backward", numbers(1), "")
+        ranks = (
+            [*before, (root, numbers(rank), number), *after, *self.step(1 + rank, 5, 0.5, Trust.BESIDE)]
+            for rank in PAIR
+        )
+
+        assert found == len(judge(*ranks))
+
     def test_zeros_and_ones_have_not_begun_equal_by_a_seed(self):
         assert [] == judge(self.step(1, 5, 1, Trust.BESIDE), self.step(2, 6, 1, Trust.BESIDE))
 
@@ -255,6 +275,169 @@ class TestParameters:
         last = self.step(3, 5, number=2)[1:]
 
         assert [] == judge([*self.step(1, 5), *last], [*self.step(2, 6), *last])
+
+
+def of_module(role: Role, name: str, tensor: torch.Tensor, kind: str = "LayerNorm", number: int = 1) -> Seen:
+    place = TensorPlace(role=role, name=name, kind=kind, dtype="float32", shape=tuple(tensor.shape), line=5)
+    return place, tensor, number
+
+
+def gather(tensor: torch.Tensor, number: int = 1) -> Seen:
+    return call(Role.INPUT, tensor, number, name="allgather_base", kind="")
+
+
+def stepped(name: str, gradient: float, *, start: tuple[float, float] = (1, 1), trust=None) -> list[Seen]:
+    """A parameter of two numbers before and after a step, its gradient twice as large in the second number."""
+    begun, slope = numbers(*start), numbers(gradient, 2 * gradient)
+    return [
+        parameter(Role.BEFORE, begun, trust=None, name=name),
+        parameter(Role.GRADIENT, slope, trust=None, name=name),
+        parameter(Role.PARAMETER, begun - slope, trust=trust, name=name),
+    ]
+
+
+class TestConstantStarts:
+    """Parameters that start as ones, two numbers each; ranks have the gradients 1 and 2 of the one that parts."""
+
+    def rows(self, rank: int, used: str = "next", rows: int = 4) -> list[Seen]:
+        """A norm of two rows, which are gathered, and the next module."""
+        output = torch.arange(4.0).view(2, 2) + rank
+        return [
+            of_module(Role.MODULE, "norm", output),
+            gather(output),
+            of_module(Role.MODULE, used, torch.ones(rows, 3) + rank, "Linear"),
+        ]
+
+    def test_a_norm_whose_rows_all_ranks_put_together(self):
+        ranks = ([*self.rows(rank), *stepped("norm.weight", rank + 1)] for rank in PAIR)
+
+        ((kind, message),) = judge(*ranks)
+        assert ValueFindingKind.PARAMETER == kind
+        assert "norm.weight after step 1 differs on ranks 0,1" in message
+        assert "the rows that norm gives each rank are put together by all_gather" in message
+
+    @pytest.mark.parametrize(
+        "change", [{"rows": 2}, {"used": ""}], ids=["columns are put together", "only its own model follows"]
+    )
+    def test_other_gathers_say_nothing(self, change):
+        ranks = ([*self.rows(rank, **change), *stepped("norm.weight", rank + 1)] for rank in PAIR)
+
+        assert [] == judge(*ranks)
+
+    def test_a_layer_with_a_weight_is_no_norm(self):
+        weight = parameter(Role.BEFORE, torch.ones(3, 2), trust=None, name="norm.weight")
+        ranks = ([*self.rows(rank), weight, *stepped("norm.bias", rank + 1)] for rank in PAIR)
+
+        assert [] == judge(*ranks)
+
+    def both(
+        self,
+        paths: tuple[str, str],
+        outputs: tuple[float, float],
+        *more: Seen,
+        shape: tuple[int, int] = (2, 2),
+        like: tuple[float, float] | None = None,
+    ) -> list[tuple[str, str]]:
+        """Two norms, of which the gradient of the second is the same on the ranks; their outputs have these first numbers."""
+        one, other = paths
+        return judge(
+            *(
+                [
+                    of_module(Role.MODULE, one, torch.arange(4.0).view(shape) + outputs[rank]),
+                    of_module(Role.MODULE, other, torch.arange(4.0).view(2, 2) + (like or outputs)[rank]),
+                    *more,
+                    *stepped(f"{one}.weight", rank + 1),
+                    *stepped(f"{other}.weight", 5),
+                ]
+                for rank in PAIR
+            )
+        )
+
+    @pytest.mark.parametrize(
+        ("paths", "outputs"),
+        [
+            (("layers.0.norm", "layers.1.norm"), (0, 0)),
+            (("layers.0.norm", "layers.1.norm"), (0, 9)),
+            (("block.before", "block.behind"), (0, 9)),
+        ],
+    )
+    def test_a_norm_that_is_used_like_one_with_the_same_gradient(self, paths, outputs):
+        ((_, message),) = self.both(paths, outputs)
+
+        assert f"{paths[0]}.weight after step 1 differs" in message
+        assert f"{paths[1]}.weight, which is used alike, has the same gradient on all of them" in message
+
+    @pytest.mark.parametrize("paths", [("norm", "expert.norm"), ("norm", "expert_norm")])
+    def test_the_norm_of_an_expert_that_sees_all_tokens_is_not_used_alike(self, paths):
+        assert [] == self.both(paths, (0, 0))
+
+    def test_the_norm_of_an_expert_to_which_tokens_travel_is_not_used_alike(self):
+        travels = call(Role.INPUT, numbers(1, 2), name="alltoall_base", kind="")
+
+        assert [] == self.both(("norm", "expert_norm"), (0, 9), travels)
+
+    def test_layers_in_a_row_are_not_one_layer_of_many(self):
+        travels = call(Role.INPUT, numbers(1, 2), name="alltoall_base", kind="")
+
+        assert [] == self.both(("0", "2"), (0, 9), travels)
+
+    def test_a_norm_of_other_rows_is_not_used_alike(self):
+        assert [] == self.both(("layers.0.norm", "layers.1.norm"), (0, 9), shape=(1, 4))
+
+    def test_a_norm_of_each_ranks_columns_is_not_used_like_one_of_what_all_have(self):
+        assert [] == self.both(("layers.0.norm", "layers.1.norm"), (0, 9), like=(0, 0))
+
+    @pytest.mark.parametrize(
+        ("weight", "says"),
+        [("layer.weight", "layer.weight is kept"), ("other.weight", "all other parameters")],
+    )
+    def test_a_bias_beside_what_is_kept_the_same(self, weight, says):
+        ((_, message),) = judge(
+            *(
+                [
+                    *stepped("layer.bias", rank + 1, start=(0, 0)),
+                    *stepped(weight, 1, start=(2, 3), trust=Trust.REDUCED),
+                ]
+                for rank in PAIR
+            )
+        )
+
+        assert "layer.bias after step 1 differs" in message
+        assert f"{says}" in message
+
+    @pytest.mark.parametrize(
+        "seen",
+        [
+            lambda rank: stepped("layer.weight", 1, start=(2 + rank, 3), trust=None),
+            lambda rank: stepped("layer.weight", 1 + rank, start=(2, 3), trust=None),
+            lambda _: [*stepped("other.weight", 1, start=(2, 3), trust=Trust.REDUCED), gather(numbers(1, 2))],
+            lambda _: [],
+        ],
+        ids=["beside a shard", "beside a shard of one seed", "columns are gathered", "beside nothing"],
+    )
+    def test_a_bias_that_may_be_a_shard(self, seen):
+        assert [] == judge(*([*seen(rank), *stepped("layer.bias", rank + 1, start=(0, 0))] for rank in PAIR))
+
+    def test_a_norm_that_starts_with_another_number_on_each_rank(self):
+        ranks = (
+            [*self.rows(rank), *stepped("norm.weight", rank + 1, start=(rank + 1, rank + 1))] for rank in PAIR
+        )
+
+        assert [] == judge(*ranks)
+
+    def test_without_a_module_nothing_is_known(self):
+        unnamed = [
+            [
+                (msgspec.structs.replace(place, model=NOWHERE), tensor, number)
+                for place, tensor, number in (
+                    *stepped("#1", rank + 1, start=(0, 0)),
+                    *stepped("#2", 1, start=(2, 3), trust=Trust.REDUCED),
+                )
+            ]
+            for rank in PAIR
+        ]
+
+        assert [] == judge(*unnamed)
 
 
 class TestNonfinite:
@@ -267,6 +450,39 @@ class TestNonfinite:
         assert ValueFindingKind.NONFINITE == kind
         assert "NaN first appeared on rank 1 in the input of all_reduce SUM #1" in message
         assert "took it to rank 0" in message
+
+    def test_what_was_finite_before_it(self):
+        given = of_module(Role.GIVEN, "", numbers(float("-inf"), 1), "Model")
+        first, second = (of_module(Role.MODULE, name, numbers(1), "Linear") for name in ("0", "1"))
+        bad = [
+            of_module(Role.MODULE, "2", numbers(float("nan")), "Root"),
+            call(Role.OUTPUT, numbers(float("nan"))),
+        ]
+
+        ((_, message),) = judge([given, first, second, *bad], [given, first, second, *bad])
+        assert (
+            "in the output of module 2 (Root), call 1, at index [0], after the output of module 1" in message
+        )
+
+    def test_a_backward_pass_that_begins_finite_is_named_with_its_forward(self):
+        finite = [
+            of_module(Role.MODULE, "1", numbers(1), "Linear"),
+            of_module(Role.ROOT, "backward", numbers(1), ""),
+        ]
+        bad = [call(role, numbers(float("nan"))) for role in (Role.INPUT, Role.OUTPUT)]
+
+        ((_, message),) = judge([*finite, *bad], [*finite, *bad])
+        assert (
+            "in the input of all_reduce SUM #1 of group default at test_a.py:7, at index [0], after the output of module 1 "
+            "(Linear), call 1 and the root of backward pass 1, which were finite" in message
+        )
+
+    def test_what_a_model_is_given(self):
+        bad, good = (of_module(Role.GIVEN, "", numbers(value), "Model") for value in (float("nan"), 1))
+        sums = call(Role.OUTPUT, numbers(float("nan")))
+
+        ((_, message),) = judge([good, sums], [bad, sums])
+        assert "NaN first appeared on rank 1 in the input of module Model, call 1" in message
 
     def test_infinity_that_is_given_to_a_sum_may_be_meant(self):
         seen = [call(Role.INPUT, numbers(float("inf"))), call(Role.OUTPUT, numbers(float("inf")))]

@@ -113,6 +113,7 @@ def run_on_cluster(
         deadline_s=options.deadline,
         retries=options.retries,
         failed=timings.failed_among(tests) if request.failed_first else frozenset(),
+        together=options.one_world,
     )
     jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
     expected = {

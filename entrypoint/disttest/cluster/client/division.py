@@ -40,6 +40,8 @@ class Division(Frozen):
     """How often a test may be tried again."""
     failed: frozenset[str] = frozenset()
     """Tests that go first."""
+    together: bool = False
+    """Whether tests of one shape share one world."""
 
 
 def divide(
@@ -62,7 +64,9 @@ def divide(
     pool = NodePool(
         nodes=capacity.nodes, gpus_per_node=capacity.gpus_per_node, cpus_per_node=capacity.cpus_per_node
     )
-    allocated = allocate(tests, timings, pool, at_once=division.jobs, failed=division.failed)
+    allocated = allocate(
+        tests, timings, pool, at_once=division.jobs, failed=division.failed, together=division.together
+    )
     return tuple(
         msgspec.structs.replace(
             template,

@@ -45,6 +45,8 @@ class SpanningConductor(Conductor):
         self._up: set[int] = set()
         self._gone: set[int] = set()
         self._test: int | None = None
+        self._begun: list[int] = []
+        """The tests that the current world has begun, in order."""
         self._test_s = 0.0
         self._told_failure = False
         self._evidence: set[int] = set()
@@ -94,6 +96,7 @@ class SpanningConductor(Conductor):
         self._number += 1
         self._world_s = self._clock()
         self._up, self._gone, self._healthy, self._test = set(), set(), True, None
+        self._begun = []
         return (OpenWorld(world=self._number),)
 
     def _join(self, address: str, port: int) -> Sequence[Message]:
@@ -156,6 +159,7 @@ class SpanningConductor(Conductor):
             self._test = None
             return (CloseWorld(world=self._number),)
         self._test = self._worlds[0].pop(0)
+        self._begun.append(self._test)
         self._test_s = self._clock()
         self._told_failure = False
         self._lost = None
@@ -233,6 +237,7 @@ class SpanningConductor(Conductor):
             result,
             attempt=self._attempt_of(number),
             started_at_s=result.started_at_s or self._recorder.now(),
+            after=self._before(number) if result.outcome.is_bad else (),
         )
         judged = self._retries.settle(TestJudged(result=result))
         result = judged.result
@@ -247,6 +252,11 @@ class SpanningConductor(Conductor):
             self._recorder.noted(
                 f"infrastructure, tried again in {pause_s:.1f} s: {result.message}", test.nodeid
             )
+
+    def _before(self, number: int) -> tuple[str, ...]:
+        """The tests that ran before this one in its world, by the ids that select them."""
+        earlier = self._begun[: self._begun.index(number)] if number in self._begun else ()
+        return tuple(self.job.tests[each].selected_by for each in earlier)
 
     # --- the end
 

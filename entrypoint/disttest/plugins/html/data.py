@@ -165,7 +165,7 @@ def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]
 def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:
     place = locate(test, Repository.of(run)) if test.final.outcome.is_bad else None
     return {
-        "repeat": clean(repeat_command(test.test, run)),
+        "repeat": clean(repeat_command(test.test, run, test.final.after)),
         "replay": clean(replay_command(test.test, test.final, run)),
         "place": str(place or ""),
         "fault": how_failed(test.final) if test.final.outcome.is_bad else "",

@@ -11,8 +11,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from disttest.clock import monotonic
 from disttest.deadlock.board import WaitBoard
@@ -286,7 +289,14 @@ class WorldSupervisor:
         )
 
     def _judge(self, attempt: JudgedAttempt) -> TestResult:
-        return judge_with_plugins(attempt)
+        result = judge_with_plugins(attempt)
+        if result.outcome.is_bad:
+            return msgspec.structs.replace(result, after=self._before(attempt.test))
+        return result
+
+    def _before(self, test: TestCase) -> tuple[str, ...]:
+        """The tests that ran before this one here, by the ids that select them."""
+        return tuple(each.selected_by for each in takewhile(lambda each: each is not test, self._order.tests))
 
     def _left_behind(self, attempt: Attempt) -> tuple[str, ...]:
         """End the ranks, and say what is there still when their helpers had time to notice."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from disttest.extras.sanitizers.values.trace import Role, TensorPlace
 from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.model import TO_ROOT, rank_names
 from disttest.observe import Call, Wait, WaitKind, as_text, spec_of
 
-if TYPE_CHECKING:
-    import torch
-
 _MOST_PENDING = 256
 """Calls that nobody has waited for; their tensors are kept for the wait."""
+_MOST_ROOTS = 8
+"""Of one backward pass."""
 _SENDING = frozenset({"send", "barrier", "monitored_barrier"})
 
 
@@ -47,6 +48,9 @@ class Calls:
         """A wait begins."""
         if wait.kind is WaitKind.BACKWARD:
             self._backward[wait.thread] += 1
+            for index, root in enumerate(wait.roots[:_MOST_ROOTS]):
+                if isinstance(root, torch.Tensor):  # and no edge of the graph
+                    self._note_root(index, root, wait)
 
     def done(self, wait: Wait, *, well: bool) -> None:
         """A wait is over."""
@@ -61,6 +65,16 @@ class Calls:
             waited = [n for n, call in self._pending.items() if _ends_with_backward(call, wait)]
             for n in waited:
                 self._finish(n)
+
+    def _note_root(self, index: int, tensor: torch.Tensor, wait: Wait) -> None:
+        place = TensorPlace(
+            role=Role.ROOT,
+            name="backward",
+            index=index,
+            **spec_of(tensor)._asdict(),
+            **site_fields(wait.site),
+        )
+        self._notes.add(place, tensor)
 
     def drop(self, call: Call) -> None:
         """It has failed."""

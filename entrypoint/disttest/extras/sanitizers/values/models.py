@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from types import FrameType
 from typing import Any
 
@@ -18,15 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from disttest.extras.sanitizers.values.replicas import Evidence, Replicas
-from disttest.extras.sanitizers.values.trace import Role, TensorPlace, Trust
+from disttest.extras.sanitizers.values.trace import NOWHERE, Role, TensorPlace, Trust
 from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.observe import as_text, spec_of
 from disttest.observe.sites import call_site
 
 _MOST_TENSORS = 8
-"""Of what one module returns."""
-_NOWHERE = -1
-"""Number of the model of parameters that are in none."""
+"""Of what one module is given or returns."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
 _PIPELINE_STAGE = "torch.distributed.pipelining.stage"
 _INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference"})
@@ -43,6 +41,8 @@ class Models:
         self._roots: MutableMapping[nn.Module, int] = WeakIdKeyDictionary()
         self._wrappers: MutableMapping[Any, bool] = WeakIdKeyDictionary()
         """Each DistributedDataParallel -> whether it was used."""
+        self._divided: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        """Models of which the optimizer of this rank has stepped a part, until they are used again."""
         self._count = 0
 
     def begin(self, notes: Notes, evidence: Evidence) -> None:
@@ -50,6 +50,7 @@ class Models:
         self._notes, self._evidence = notes, evidence
         self._names.clear()
         self._roots.clear()
+        self._divided.clear()
         for wrapper in list(self._wrappers):
             self._wrappers[wrapper] = False
         self._count = 0
@@ -72,9 +73,16 @@ class Models:
             self._wrappers[parent] = False
             self._name_all(child)
 
-    def _before_forward(self, module: nn.Module, _args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
         if module not in self._names:
             self._name_all(self._root_of(module) or module)
+        if self._divided.pop(module, False):
+            wrapped = self._all_wrapped()
+            for parameter in _plain_parameters(module):
+                if (replicas := self._replicas_of(parameter, wrapped)).ranks:
+                    self._note(Role.SHARED, parameter, replicas)
+        if module in self._roots and not _infers_shapes():
+            self._note_tensors(Role.GIVEN, module, args)
         if self._wrappers.get(module) is False:
             self._wrappers[module] = True
             for parameter, replicas in self._wrapped(module):
@@ -83,11 +91,17 @@ class Models:
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
         if _infers_shapes():
             return
-        model, name = self._names.get(module, (_NOWHERE, ""))
+        self._note_tensors(Role.MODULE, module, output)
+        if not module.training:
+            self._note_buffers(module)
+
+    def _note_tensors(self, role: Role, module: nn.Module, value: Any) -> None:
+        """Note what a module is given or returns."""
+        model, name = self._names.get(module, (NOWHERE, ""))
         site = site_fields(call_site())
-        for index, tensor in enumerate(_tensors(output)):
+        for index, tensor in enumerate(_tensors(value)):
             place = TensorPlace(
-                role=Role.MODULE,
+                role=role,
                 name=name,
                 kind=type(module).__name__,
                 model=model,
@@ -96,14 +110,12 @@ class Models:
                 **site,
             )
             self._notes.add(place, tensor)
-        if not module.training:
-            self._note_buffers(module)
 
     def _note_buffers(self, module: nn.Module) -> None:
         wrapper = next((each for each in list(self._wrappers) if each.module is module), None)
         if wrapper is None:
             return
-        model, _ = self._names.get(module, (_NOWHERE, ""))
+        model, _ = self._names.get(module, (NOWHERE, ""))
         site = site_fields(call_site())
         ranks = _ranks_of(wrapper)
         for name, buffer in module.named_buffers():
@@ -151,14 +163,38 @@ class Models:
             return
         self._outer = None
         parameters = list(_with_gradient(optimizer))
-        wrapped = {
+        wrapped = self._all_wrapped()
+        placed = {
+            id(each): Replicas(_mesh_ranks(each), Trust.PLACED) for each in parameters if _is_placed(each)
+        }
+        plain = [each for each in parameters if id(each) not in placed]
+        expected = {**self._evidence.judge(plain, wrapped), **placed}
+        for parameter in parameters:
+            self._note(Role.PARAMETER, parameter, expected[id(parameter)])
+        self._note_divided({id(parameter) for parameter in parameters}, wrapped)
+
+    def _all_wrapped(self) -> dict[int, tuple[int, ...]]:
+        """``id`` of each parameter in a DistributedDataParallel -> its ranks."""
+        return {
             id(parameter): replicas.ranks
             for wrapper in list(self._wrappers)
             for parameter, replicas in self._wrapped(wrapper)
         }
-        expected = self._evidence.judge(parameters, wrapped)
-        for parameter in parameters:
-            self._note(Role.PARAMETER, parameter, expected[id(parameter)])
+
+    def _replicas_of(self, parameter: torch.Tensor, wrapped: Mapping[int, tuple[int, ...]]) -> Replicas:
+        ranks = wrapped.get(id(parameter))
+        return self._evidence.replicas_of(parameter) if ranks is None else Replicas(ranks, Trust.WRAPPED)
+
+    def _note_divided(self, stepped: Container[int], wrapped: Mapping[int, tuple[int, ...]]) -> None:
+        """Note models of which other ranks step parameters: their gradients were reduced, and nobody here steps them.
+
+        Nothing follows from them until the model is used, since owners send parameters after the step.
+        """
+        for root in list(self._roots):
+            owed = [each for each in _plain_parameters(root) if each.grad is not None]
+            rest = [each for each in owed if id(each) not in stepped]
+            if len(rest) < len(owed) and any(self._replicas_of(each, wrapped).ranks for each in rest):
+                self._divided[root] = True
 
     def _wrapped(self, wrapper: Any) -> Iterator[tuple[torch.Tensor, Replicas]]:
         """The parameters of a DistributedDataParallel."""
@@ -179,13 +215,13 @@ class Models:
             **spec_of(parameter)._asdict(),
             **site_fields(call_site()),
         )
-        self._notes.add(place, tensor)
+        self._notes.add(place, getattr(tensor, "_local_tensor", tensor))
 
     def _name_of(self, parameter: torch.Tensor) -> tuple[int, str]:
         if parameter not in self._names:
             for root in list(self._roots):
                 self._name_all(root)
-        return self._names.setdefault(parameter, (_NOWHERE, f"#{len(self._begun)}"))
+        return self._names.setdefault(parameter, (NOWHERE, f"#{len(self._begun)}"))
 
 
 def _infers_shapes() -> bool:
@@ -209,11 +245,30 @@ def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
+def _plain_parameters(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter for parameter in module.parameters() if type(parameter) in _PLAIN]
+
+
 def _with_gradient(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if type(parameter) in _PLAIN and parameter.grad is not None:
+            if parameter.grad is not None and (type(parameter) in _PLAIN or _is_placed(parameter)):
                 yield parameter
+
+
+def _is_placed(parameter: Any) -> bool:
+    """Whether it is a DTensor that all ranks of its mesh should have the same."""
+    # Not imported: a test without DTensors should not pay for them.
+    module = sys.modules.get("torch.distributed.tensor")
+    return (
+        module is not None
+        and type(parameter) is module.DTensor
+        and all(each.is_replicate() for each in parameter.placements)
+    )
+
+
+def _mesh_ranks(parameter: Any) -> tuple[int, ...]:
+    return tuple(sorted(parameter.device_mesh.mesh.flatten().tolist()))
 
 
 def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
@@ -228,7 +283,7 @@ def _ranks_of(wrapper: DistributedDataParallel) -> tuple[int, ...]:
 
 
 def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    """The first tensors in what a module returns."""
+    """The first tensors in what a module is given or returns."""
     waiting, found = [output], 0
     while waiting and found < _MOST_TENSORS:
         value = waiting.pop(0)

@@ -22,6 +22,7 @@ _REDUCING = frozenset(
         "reduce_scatter_tensor_coalesced",
     }
 )
+_OF_COMPUTATION = frozenset({Role.GIVEN, Role.MODULE, Role.ROOT, Role.INPUT, Role.OUTPUT})
 _COMPUTING = frozenset({"SUM", "AVG", "PREMUL_SUM", "PRODUCT", ""})
 """Operations that make new numbers: the least or greatest of nothing is infinity, and given on purpose."""
 _WORDS = {"nan": "NaN", "inf": "infinity"}
@@ -45,13 +46,36 @@ def find_nonfinite(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     reached = "" if harm is source else f"; it got into {describe(harm)}{at(harm.place)}"
     message = (
         f"{_WORDS[source.content.bad]} first appeared on rank {source.rank} in the {describe(source)}"
-        f"{at(source.place)}, at index {index}{_spread(sight_index, source, others)}{reached}"
+        f"{at(source.place)}, at index {index}{_finite_before(sight_index, source)}"
+        f"{_spread(sight_index, source, others)}{reached}"
     )
     yield make_finding(ValueFindingKind.NONFINITE, message, _ADVICE, sight_index, list(first.values()))
 
 
 def _first_bad(sight_index: SightIndex, rank: int) -> Sight | None:
-    return next((sight for sight in sight_index.of_rank[rank] if sight.content.bad), None)
+    # A mask of infinity is given on purpose.
+    bad = (
+        sight
+        for sight in sight_index.of_rank[rank]
+        if sight.content.bad == "nan" or (sight.content.bad and sight.place.role is not Role.GIVEN)
+    )
+    return next(bad, None)
+
+
+def _finite_before(sight_index: SightIndex, source: Sight) -> str:
+    """The last that the rank had seen of the computation, which was finite: the lines to look at begin there.
+
+    A backward pass fails in what a forward has done, so that a line of the forward is named, too.
+    """
+    if source.place.role is Role.GIVEN:
+        return ""
+    before = reversed(sight_index.of_rank[source.rank][: source.position])
+    seen = [sight for sight in before if sight.place.role in _OF_COMPUTATION]
+    told = seen[: 2 if seen and seen[0].place.role is Role.ROOT else 1]
+    if not told or any(sight.content.bad for sight in told):
+        return ""
+    names = " and ".join(f"the {describe(sight)}{at(sight.place)}" for sight in reversed(told))
+    return f", after {names}, which {'were' if len(told) > 1 else 'was'} finite"
 
 
 def _harm(sight_index: SightIndex) -> Sight | None:

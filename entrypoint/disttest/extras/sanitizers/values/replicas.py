@@ -103,6 +103,11 @@ class Evidence:
         seen = self._found(parameter)
         return seen is not None and seen.reduced
 
+    def replicas_of(self, parameter: torch.Tensor) -> Replicas:
+        """What its own calls say: a replica if its gradient was reduced, or it was sent to the others."""
+        ranks = () if self._is_averaged(parameter) else self._ranks_of(parameter)
+        return Replicas(ranks, Trust.REDUCED) if ranks else Replicas()
+
     def _ranks_of(self, parameter: torch.Tensor) -> tuple[int, ...]:
         known = self._replicated.get(parameter, ())
         for tensor in (parameter, parameter.grad):

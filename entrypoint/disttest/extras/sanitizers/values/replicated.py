@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from disttest.extras.sanitizers.sanitizer import Consequence
+from disttest.extras.sanitizers.values.constant_starts import ConstantStarts
 from disttest.extras.sanitizers.values.contents import is_constant
 from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equal, odd_ranks, subject
-from disttest.extras.sanitizers.values.trace import Role, Trust
+from disttest.extras.sanitizers.values.trace import NOWHERE, Role, Trust
 from disttest.extras.sanitizers.values.value_findings import both_values, make_finding, places_of
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
 from disttest.model import SanitizerFinding, rank_names
@@ -45,6 +46,10 @@ _STEP = Consequence(
     "Each rank trains a model of its own from this step on.",
     "Their gradients were the same: look for settings or state of the optimizer that differ, and for writes to the parameter.",
 )
+_SHARED = Consequence(
+    "Each rank trains a model of its own from this step on.",
+    "Each rank steps a part of the parameters: see that it sends every one of them to the others before they are used.",
+)
 _BUFFER = Consequence(
     "Ranks judge one model differently: metrics depend on who computes them, and a checkpoint on who writes it.",
     "Evaluate through the wrapped model with broadcast_buffers on, broadcast buffers before, or use SyncBatchNorm.",
@@ -66,20 +71,22 @@ def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
 
 def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
     """The first parameter that should be the same on its ranks, and is not to the end of the test."""
+    starts = ConstantStarts(sight_index)
     parted = [
-        group
-        for role in (Role.WRAPPED, Role.PARAMETER)
-        for group in _groups(sight_index, role)
-        if _are_replicas(sight_index, group) and not are_equal(group) and not _meet_again(sight_index, group)
+        (group, because)
+        for role in (Role.WRAPPED, Role.PARAMETER, Role.SHARED)
+        for seen in _groups(sight_index, role)
+        for group, because in _replicas(sight_index, starts, seen)
+        if len(group) > 1 and not are_equal(group) and not _meet_again(sight_index, group)
     ]
     if parted:
-        first = min(parted, key=_moment)
-        others = len({_parameter(group[0]) for group in parted}) - 1
+        first, because = min(parted, key=lambda each: _moment(each[0]))
+        others = len({_parameter(group[0]) for group, _ in parted}) - 1
         reason, consequence = _reason(sight_index, first)
         more = f"; so do {others} more" if others else ""
         message = (
             f"parameter {subject(first[0])} differs on {rank_names(odd_ranks(first))}{places_of(first)}: "
-            f"{both_values(first)}{reason}{more}"
+            f"{both_values(first)}{reason}{because}{more}"
         )
         yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
 
@@ -109,12 +116,28 @@ def _can_be_compared(group: Sequence[Sight]) -> bool:
     return len(places) == 1
 
 
+def _replicas(
+    sight_index: SightIndex, starts: ConstantStarts, seen: Sequence[Sight]
+) -> Iterator[tuple[list[Sight], str]]:
+    """What should be the same of what ranks have of one parameter, with the evidence where no call is."""
+    for ranks in dict.fromkeys(sight.place.ranks for sight in seen):
+        group = [sight for sight in seen if sight.place.ranks == ranks]
+        # Most of an optimizer may be the same while the rest are shards or experts.
+        is_apart = group[0].place.trust is Trust.BESIDE and starts.activations_travel
+        if _are_replicas(sight_index, group) and not is_apart:
+            yield group, ""
+    for kin in starts.kin(seen) if seen[0].place.role is Role.PARAMETER and not are_equal(seen) else ():
+        yield [sight for sight in seen if sight.rank in kin.ranks], f"; {kin.because}"
+
+
 def _are_replicas(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
     place = group[0].place
     trust = {sight.place.trust for sight in group}
     if len(trust) > 1 or place.trust is None or not place.ranks or not _can_be_compared(group):
         return False
-    return place.trust is not Trust.BESIDE or _began_equal(sight_index, group)
+    # Without a module, a number is all that tells parameters apart: another rank's #1 may be another tensor.
+    is_weak = place.trust is Trust.BESIDE or (place.trust is Trust.REDUCED and place.model == NOWHERE)
+    return not is_weak or _began_equal(sight_index, group)
 
 
 def _began_equal(sight_index: SightIndex, group: Sequence[Sight]) -> bool:
@@ -137,6 +160,8 @@ def _reason(sight_index: SightIndex, group: Sequence[Sight]) -> tuple[str, Conse
     first = group[0]
     if first.place.role is Role.WRAPPED:
         return ", though the model is wrapped", _WROTE
+    if first.place.role is Role.SHARED:
+        return ", though its gradient was reduced and each rank steps a part of the parameters", _SHARED
     begun = sight_index.matching(Role.BEFORE, first).values()
     if first.number == 1 and not are_equal(begun):
         return ", and did so before the first step", _BEGAN

@@ -96,11 +96,14 @@ def odd_ranks(sights: Iterable[Sight]) -> tuple[int, ...]:
 _FRONT = {
     Role.INPUT: "input of ",
     Role.OUTPUT: "output of ",
+    Role.GIVEN: "input of module ",
     Role.MODULE: "output of module ",
     Role.WRAPPED: "parameter ",
+    Role.ROOT: "root of ",
     Role.GRADIENT: "gradient of ",
     Role.BEFORE: "parameter ",
     Role.PARAMETER: "parameter ",
+    Role.SHARED: "parameter ",
     Role.BUFFER: "buffer ",
 }
 
@@ -121,9 +124,11 @@ def subject(sight: Sight) -> str:
             else []
         )
         return " ".join([*words, *ends, f"#{sight.number} of group {place.group}"])
-    if place.role is Role.MODULE:
+    if place.role in (Role.GIVEN, Role.MODULE):
         name = f"{place.name} ({place.kind})" if place.name else place.kind
         return f"{name}, call {sight.number}"
+    if place.role is Role.ROOT:
+        return f"backward pass {sight.number}"
     return f"{place.name} {_when(place.role, sight.number)}"
 
 
@@ -133,6 +138,7 @@ def _when(role: Role, number: int) -> str:
         Role.BEFORE: "before the first step",
         Role.GRADIENT: f"before step {number}",
         Role.PARAMETER: f"after step {number}",
+        Role.SHARED: f"at the forward after step {number}",
         Role.BUFFER: f"at evaluation {number}",
     }[role]
 

@@ -12,6 +12,8 @@ from disttest.model import Frozen, short_place
 
 MOST_ENTRIES = 50_000
 """Tensors of one test that are kept."""
+NOWHERE = -1
+"""Number of the model of parameters that are in none."""
 
 
 class Role(StrEnum):
@@ -21,16 +23,22 @@ class Role(StrEnum):
     """What a call was given, when it was issued."""
     OUTPUT = "output"
     """What came of a call, when its wait was over."""
+    GIVEN = "given"
+    """What a model was given, at its ``forward``."""
     MODULE = "module"
     """What the ``forward`` of a module returned."""
     WRAPPED = "wrapped"
     """A parameter at the first forward of the DistributedDataParallel that it belongs to."""
+    ROOT = "root"
+    """What a backward pass begins with: a loss, or what a later stage of a pipeline has the gradient of."""
     GRADIENT = "gradient"
     """Of a parameter, before a step."""
     BEFORE = "before"
     """A parameter before the first step."""
     PARAMETER = "parameter"
     """After a step."""
+    SHARED = "shared"
+    """A parameter of a model of which each rank steps a part and gets the rest from others, at the next forward."""
     BUFFER = "buffer"
     """Of a model in DistributedDataParallel, after a forward in which it was not training."""
 
@@ -40,6 +48,8 @@ class Trust(StrEnum):
 
     WRAPPED = "wrapped"
     """They are in one DistributedDataParallel."""
+    PLACED = "placed"
+    """They are DTensors that are replicated over their whole mesh."""
     REDUCED = "reduced"
     """All of them, or their gradients, were the tensor of one all_reduce or broadcast."""
     BESIDE = "beside"

@@ -1,7 +1,8 @@
-"""Functions and classes that tests have put in the place of others.
+"""Functions, classes and values that tests have put in the place of others.
 
-Only what can be called counts: libraries do set other attributes of their modules by themselves, as they are used. A look
-at a module compares its values with those of the last look, one pointer each; names are only looked at where they differ.
+Values count by their public names only: libraries set private attributes of their modules by themselves, as they are used
+(``tempfile._name_sequence``, ``torch.cuda._initialized``). A look at a module compares its values with those of the last
+look, one pointer each; names are only looked at where they differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from disttest.observe import is_of_observer
-from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, presence
+from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change, presence
 
 _WATCHED = (
     *(
@@ -37,6 +38,19 @@ _WATCHED = (
         "numpy.testing",
         "pytest",
     ),
+    *(
+        "pathlib:Path",
+        "copy",
+        "torch.nn",
+        "torch.nn.init",
+        "torch.nn.utils",
+        "torch.optim",
+        "torch.utils.checkpoint",
+    ),
+    *("torch.autograd:Function", "torch.nn:Linear", "torch.nn:LayerNorm", "torch.nn:Embedding"),
+    "torch.nn:Parameter",
+    *("torch.nn.parallel:DistributedDataParallel", "torch.utils.data:DataLoader"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor:DTensor"),
     *("torch", "torch:Tensor", "torch.autograd", "torch.cuda", "torch.distributed"),
     *(
         "torch.distributed.distributed_c10d",
@@ -48,6 +62,17 @@ _WATCHED = (
     *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
 )
 """Modules, and classes of modules."""
+_OF_OTHER_FACETS: dict[str, set[str]] = {
+    "tempfile": {"tempdir"},
+    "time": {"altzone", "daylight", "timezone", "tzname"},
+    "torch": {"default_generator"},
+    # Made with CUDA itself, which stays initialised.
+    "torch.cuda": {"default_generators"},
+    "torch.distributed.distributed_c10d": {"default_pg_timeout"},
+}
+"""Module -> public values that another facet restores, or that its library sets."""
+_PLAIN = (bool, bytes, complex, float, int, str, type(None))
+"""Types whose values a note shows; the text of others is code of the test."""
 _DELETED = "deleted"
 """Stands for what is no longer there."""
 
@@ -59,7 +84,13 @@ class _Watched:
         self.owner = owner
         self._label = label.replace(":", ".")
         self._seen = [*vars(owner).values()]
-        self.originals = {name: value for name, value in vars(owner).items() if callable(value)}
+        self._names = frozenset(vars(owner))
+        elsewhere = _OF_OTHER_FACETS.get(label, set())
+        self.originals = {
+            name: value
+            for name, value in vars(owner).items()
+            if _counts(name, value) and name not in elsewhere
+        }
 
     def replaced(self) -> Iterator[tuple[tuple[str, str], Any]]:
         """Label and name of what is another one now, with what it is."""
@@ -88,14 +119,18 @@ class _Watched:
             delattr(self.owner, name)
 
     def _hidden(self, now: Mapping[str, Any]) -> list[str]:
-        """Methods of base classes that were not overridden before."""
+        """Attributes of base classes that were not overridden before."""
         bases = self.owner.__mro__[1:] if isinstance(self.owner, type) else ()
         new = (
-            (name for name, value in now.items() if name not in self.originals and callable(value))
+            (name for name, value in now.items() if name not in self._names and _counts(name, value))
             if bases
             else ()
         )
         return [name for name in new if any(name in vars(base) for base in bases)]
+
+
+def _counts(name: str, value: Any) -> bool:
+    return callable(value) or not name.startswith("_")
 
 
 _watched: dict[str, _Watched] = {}
@@ -117,8 +152,12 @@ def _find(label: str) -> Any:
     return getattr(loaded, name, None) if name else loaded
 
 
+def _watched_at(place: str) -> _Watched:
+    return next(each for label, each in _watched.items() if label.replace(":", ".") == place)
+
+
 def _restore_function(place: tuple[str, str], then: Any) -> bool:
-    watched = next(each for label, each in _watched.items() if label.replace(":", ".") == place[0])
+    watched = _watched_at(place[0])
     if then is MISSING:
         watched.restore(place[1])
     elif then is _DELETED:
@@ -128,8 +167,20 @@ def _restore_function(place: tuple[str, str], then: Any) -> bool:
     return True
 
 
-def _describe_function(what: str, _now: Any, _then: Any) -> str:
+def _describe_module(what: str, _now: Any, _then: Any) -> str:
     return f"{what} (another one)"
+
+
+def _describe_function(what: str, now: Any, then: Any) -> str:
+    owner, _, name = what.removeprefix("function ").rpartition(".")
+    first = _watched_at(owner).originals.get(name, MISSING)
+    before, after = (first if value is MISSING else value for value in (then, now))
+    after = MISSING if after is _DELETED else after
+    if callable(before) or callable(after):
+        return f"{what} (another one)"
+    what = f"value {owner}.{name}"
+    is_plain = all(value is MISSING or isinstance(value, _PLAIN) for value in (before, after))
+    return change(what, after, before) if is_plain else f"{what} (another one)"
 
 
 def _replaced_modules() -> Values:
@@ -174,6 +225,6 @@ def _stop_patch(name: str, then: Any) -> bool:
 
 FACETS = (
     Facet("patch", _mock_patches, _stop_patch, presence),
-    Facet("module", _replaced_modules, _restore_module, _describe_function, kept_since_first=True),
+    Facet("module", _replaced_modules, _restore_module, _describe_module, kept_since_first=True),
     Facet("function", _patched, _restore_function, _describe_function, kept_since_first=True),
 )

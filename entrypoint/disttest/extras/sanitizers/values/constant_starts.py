@@ -1,0 +1,298 @@
+"""Which parameters that start as zeros or ones are replicas. Pure.
+
+All ranks start with the same numbers, whether a parameter is a replica or a shard: a bias of zeros may be that of a column
+of the layer. So the start is no evidence, and neither is the shape. The use of a parameter is evidence:
+
+- its companions: the parameters of its module that a seed has made and that have as many rows, such as the weight of a
+  bias. If its module has none, all parameters of the test that a seed has made: if every one of them is kept the same, and
+  ranks exchange gradients only, the model has no shards;
+- its rows: a norm whose output all ranks put together, and of which the next module gets the rows of all ranks, treats
+  parts of one batch or sequence. If the ranks put columns together, as shards do, the next module gets as many rows as
+  the norm;
+- its likes: the same parameter of another layer, or of another norm of the same module, that is used alike and has the
+  same gradient on all ranks.
+
+An expert or a stage of a pipeline has companions that are not the same on the ranks, and no such rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from disttest.extras.sanitizers.values.contents import is_constant
+from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equal, at, subject
+from disttest.extras.sanitizers.values.trace import NOWHERE, Role, TensorPlace
+from disttest.model import rank_names
+
+_GATHERS = frozenset(
+    {"allgather", "allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"}
+)
+_OF_GRADIENTS = frozenset({"allreduce", "allreduce_coalesced", "broadcast"})
+_BEGIN_FORWARD = frozenset({Role.GIVEN, Role.PARAMETER})
+_NUMBER = re.compile(r"\d+")
+
+
+class Kin(NamedTuple):
+    """Ranks that should have the same parameter."""
+
+    ranks: tuple[int, ...]
+    because: str
+    """A clause that names the evidence."""
+
+
+class ConstantStarts:
+    """The parameters of a test that start as zeros or ones.
+
+    Args:
+        sight_index: of the test.
+    """
+
+    def __init__(self, sight_index: SightIndex) -> None:
+        self._index = sight_index
+        # Use is that of the first forward, whatever the step: a long training would ask thousands of times.
+        self._gathers: dict[tuple[int, int, str], _Gather | None] = {}
+        self._likes: dict[tuple[int, str], list[Sight]] = {}
+
+    def kin(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """The ranks that should have the same parameter after a step, with the evidence; none for one that a seed has made.
+
+        Args:
+            group: what ranks have of the parameter after the step.
+        """
+        first = group[0]
+        # Without a module, another rank may number its tensors in another order.
+        is_named = first.place.model != NOWHERE
+        if not is_named or not self._starts_constant(first) or not _is_one_thing(group):
+            return
+        for find in (self._by_companions, self._by_rows, self._by_likes):
+            yield from find(group)
+
+    # --- companions
+
+    def _by_companions(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A parameter is a replica if its companions are."""
+        first = group[0]
+        of_module = [each for each in self._made_by_seed if _module_of(each.place) == _module_of(first.place)]
+        matching = [each for each in of_module if each.place.shape[:1] == first.place.shape]
+        companions = matching if of_module or self.activations_travel else self._made_by_seed
+        kept = [self._kept_by(each, first.number) for each in companions]
+        ranks = kept[0] if kept else ()
+        # A model of nothing but zeros and ones may be one that each rank has of its own, beside the common one.
+        is_of_common = any(each.place.model == first.place.model for each in companions)
+        if not ranks or not is_of_common or any(each != ranks for each in kept):
+            return
+        what = f"{matching[0].place.name} is" if matching else "all other parameters that a seed has made are"
+        yield Kin(ranks, f"{what} kept the same on {rank_names(ranks)}")
+
+    @cached_property
+    def _made_by_seed(self) -> list[Sight]:
+        return [each for each in self._parameters if not self._starts_constant(each)]
+
+    def _kept_by(self, parameter: Sight, number: int) -> tuple[int, ...]:
+        """The ranks that keep a parameter the same from the start to a step; empty if any rank has another one."""
+        place = parameter.place
+        begun = self._index.matching(Role.BEFORE, parameter)
+        after = self._index.together.get((Role.PARAMETER, place.model, place.name, 0, number), {})
+        kept = {sight.place.ranks for sight in after.values() if sight.place.trust is not None}
+        if len(kept) != 1 or len(after) < 2 or not are_equal(begun.values()) or not are_equal(after.values()):
+            return ()
+        return next(iter(kept)) if all(sight.place.ranks in kept for sight in after.values()) else ()
+
+    # --- rows
+
+    def _by_rows(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A norm is a replica over ranks whose outputs are put together as rows of one tensor."""
+        first = group[0]
+        for call in {self._gathers_rows(sight) for sight in group}:
+            if call is not None and set(call.ranks) <= {sight.rank for sight in group}:
+                because = f"the rows that {_module_of(first.place)[1] or 'the module'} gives each rank"
+                yield Kin(call.ranks, f"{because} are put together{call.where}")
+
+    def _is_of_norm(self, sight: Sight) -> bool:
+        """Whether all parameters of its module have one shape, that of the last dimensions of what the module returns."""
+        output = self._output_of(sight, sight.rank)
+        shape = sight.place.shape
+        beside = (
+            each.place.shape for each in self._parameters if _module_of(each.place) == _module_of(sight.place)
+        )
+        is_norm = all(each == shape for each in beside)
+        return is_norm and output is not None and bool(shape) and output.place.shape[-len(shape) :] == shape
+
+    def _gathers_rows(self, sight: Sight) -> _Gather | None:
+        """The call that puts the first output of a norm together with those of other ranks, if as rows."""
+        key = sight.rank, sight.place.model, sight.place.name
+        if key not in self._gathers:
+            self._gathers[key] = self._find_gather(sight)
+        return self._gathers[key]
+
+    def _find_gather(self, sight: Sight) -> _Gather | None:
+        output = self._output_of(sight, sight.rank)
+        if output is None or not self._is_of_norm(sight):
+            return None
+        rows = math.prod(output.place.shape[: len(output.place.shape) - len(sight.place.shape)])
+        following = iter(self._index.of_rank[sight.rank][output.position + 1 :])
+        call = next((each for each in following if _takes(each, output)), None)
+        used_by = next((each for each in following if _is_of_other_module(each, output)), None)
+        if call is None or used_by is None or len(call.place.ranks) < 2:
+            return None
+        if math.prod(used_by.place.shape[:-1]) != rows * len(call.place.ranks):
+            return None  # columns were put together, or the rows of each rank are used apart
+        return _Gather(call.place.ranks, f" by {subject(call)}{at(call.place)}")
+
+    # --- likes
+
+    def _by_likes(self, group: Sequence[Sight]) -> Iterator[Kin]:
+        """A parameter is a replica if another one, used alike, has the same gradient on all ranks."""
+        first = group[0]
+        ranks = tuple(sight.rank for sight in group)
+        key = first.place.model, first.place.name
+        if key not in self._likes:
+            self._likes[key] = [
+                each
+                for each in self._parameters
+                if each.place.name != first.place.name
+                and self._starts_constant(each)
+                and self._is_used_alike(first, each, ranks)
+            ]
+        for other in self._likes[key]:
+            if self._has_one_gradient(other, first.number, ranks):
+                because = f"{other.place.name}, which is used alike, has the same gradient on all of them"
+                yield Kin(ranks, because)
+                return
+
+    def _has_one_gradient(self, parameter: Sight, number: int, ranks: Sequence[int]) -> bool:
+        """Whether ranks have the same gradient before a step; zeros may be that of a parameter that was not used."""
+        place = parameter.place
+        gradients = self._index.together.get((Role.GRADIENT, place.model, place.name, 0, number), {})
+        if set(ranks) != gradients.keys() or not are_equal(gradients.values()):
+            return False
+        return not any(is_constant(each.content, each.place.dtype) for each in gradients.values())
+
+    def _is_used_alike(self, one: Sight, other: Sight, ranks: Sequence[int]) -> bool:
+        """Whether two parameters have one role, in modules of one class and place whose outputs are alike on the ranks."""
+        places = one.place, other.place
+        if len({(place.model, place.shape, _leaf_of(place)) for place in places}) > 1:
+            return False
+        outputs = [[self._output_of(each, rank) for rank in ranks] for each in (one, other)]
+        seen = [[each for each in of_one if each is not None] for of_one in outputs]
+        if any(len(each) < len(ranks) for each in seen):
+            return False
+        if len({(each.place.kind, each.place.shape) for of_one in seen for each in of_one}) > 1:
+            return False
+        is_same_input = {are_equal(of_one) for of_one in seen}
+        if len(is_same_input) > 1:
+            return False
+        paths = [_module_of(place)[1] for place in places]
+        has_same_name = len({path.rpartition(".")[2] for path in paths}) == 1
+        if has_same_name and len({_NUMBER.sub("#", path) for path in paths}) == 1:
+            return True  # layers.0.norm and layers.1.norm
+        # Beside it in the same module may be the norm of an expert, to which tokens travel or which sees all of them.
+        is_beside = self._is_of_norm(one) and len({path.rpartition(".")[0] for path in paths}) == 1
+        return is_beside and not is_same_input.pop() and not self._tokens_travel
+
+    @cached_property
+    def _tokens_travel(self) -> bool:
+        """Whether ranks give each other parts of their own."""
+        return any(
+            sight.place.peer is not None or sight.place.name.startswith("alltoall") for sight in self._inputs
+        )
+
+    @cached_property
+    def activations_travel(self) -> bool:
+        """Whether ranks exchange more than gradients: parts of a forward, as layers in shards and experts do."""
+        return any(
+            sight.place.name not in _OF_GRADIENTS or (sight.rank, sight.position) in self._of_forward
+            for sight in self._inputs
+        )
+
+    @cached_property
+    def _inputs(self) -> list[Sight]:
+        """What calls were given, but for single numbers: ranks reduce and gather their losses for a log."""
+        return [
+            sight
+            for sights in self._index.of_rank.values()
+            for sight in sights
+            if sight.place.role is Role.INPUT
+            and sight.place.name != "barrier"
+            and math.prod(sight.place.shape) > 1
+        ]
+
+    @cached_property
+    def _of_forward(self) -> frozenset[tuple[int, int]]:
+        """Rank and position of what was given to calls before a backward pass, but for buffers that ranks send."""
+        found = set()
+        for sights in self._index.of_rank.values():
+            is_forward = True
+            for sight in sights:
+                role = sight.place.role
+                is_forward = role is not Role.ROOT and (is_forward or role in _BEGIN_FORWARD)
+                if is_forward and role is Role.INPUT and sight.place.name != "broadcast":
+                    found.add((sight.rank, sight.position))
+        return frozenset(found)
+
+    # --- what was seen
+
+    @cached_property
+    def _parameters(self) -> list[Sight]:
+        """The first sight of each parameter before its first step."""
+        found: dict[tuple[int, str], Sight] = {}
+        for sights in self._index.of_rank.values():
+            for sight in sights:
+                if sight.place.role is Role.BEFORE:
+                    found.setdefault((sight.place.model, sight.place.name), sight)
+        return list(found.values())
+
+    def _starts_constant(self, sight: Sight) -> bool:
+        """Whether all ranks start with one and the same number in all places."""
+        begun = self._index.matching(Role.BEFORE, sight).values()
+        is_alike = bool(begun) and are_equal(begun)
+        return is_alike and all(is_constant(each.content, each.place.dtype) for each in begun)
+
+    def _output_of(self, parameter: Sight, rank: int) -> Sight | None:
+        """What the module of a parameter returned first."""
+        model, path = _module_of(parameter.place)
+        return self._index.together.get((Role.MODULE, model, path, 0, 1), {}).get(rank)
+
+
+class _Gather(NamedTuple):
+    ranks: tuple[int, ...]
+    where: str
+
+
+def _is_one_thing(group: Sequence[Sight]) -> bool:
+    return len({(sight.place.dtype, sight.place.shape) for sight in group}) == 1
+
+
+def _module_of(place: TensorPlace) -> tuple[int, str]:
+    return place.model, place.name.rpartition(".")[0]
+
+
+def _leaf_of(place: TensorPlace) -> str:
+    return place.name.rpartition(".")[2]
+
+
+def _is_of_other_module(sight: Sight, output: Sight) -> bool:
+    """Whether it is what another module returned, which does not contain the one of the output."""
+    place, own = sight.place, output.place
+    contains = place.model == own.model and f"{own.name}.".startswith(f"{place.name}." if place.name else "")
+    return place.role is Role.MODULE and not contains
+
+
+def _takes(sight: Sight, output: Sight) -> bool:
+    """Whether a call gathers what a module returned; the content tells, since views and copies are other tensors.
+
+    A copy may have another order of dimensions, and the norm of its numbers is the same then, but for rounding.
+    """
+    place, content, own = sight.place, sight.content, output.content
+    if place.role is not Role.INPUT or place.name not in _GATHERS or place.dtype != output.place.dtype:
+        return False
+    if math.prod(place.shape) != math.prod(output.place.shape):
+        return False
+    has_same_norm = bool(content.norm and own.norm) and math.isclose(
+        content.norm or 0, own.norm or 0, rel_tol=1e-6
+    )
+    return content.digest == own.digest or has_same_norm
