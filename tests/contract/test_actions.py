@@ -61,7 +61,8 @@ def test_files_say_what_the_code_says(path: Path, update_golden: bool) -> None:
 def test_every_option_of_a_run_is_an_input() -> None:
     names = {one.name for one in INPUTS["run"]}
     assert {option.name for option in RUN_OPTIONS if option.inputs} <= names
-    # What a log shows is not a choice, nobody can debug it, it ends with its machine, and results are uploaded.
+    # What a log shows is not a choice, nobody can debug it or repeat a failure in it, it ends with its machine, and results
+    # are uploaded.
     flags = flags_of(command.commands["run"])
     assert flags <= {f"--{one.name}" for one in INPUTS["run"]} | {
         "--help",
@@ -71,6 +72,7 @@ def test_every_option_of_a_run_is_an_input() -> None:
         "--resident",
         "--resident-imports",
         "--keep-results",
+        "--one-world",
     }
 
 
