@@ -146,6 +146,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/structure.py
 	$(BIN)/codespell
 
 format: $(READY)
