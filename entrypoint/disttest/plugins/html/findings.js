@@ -14,7 +14,7 @@
   }
 
   page.findings = function (findings) {
-    return [el("h3", null, "Sanitizers"), ...findings.map(finding)];
+    return [el("h3", null, "Findings"), ...findings.map(finding)];
   };
 
   page.section = function (section) {

@@ -1,0 +1,32 @@
+"""Journals that an earlier version wrote, with fields in other places, are read as those of today."""
+
+from pathlib import Path
+
+from disttest.extras.chaos.case import FaultKind, Survival, case_of, unharmed_ranks
+from disttest.extras.chaos.tables import report_tables
+from disttest.reports import write_reports
+from disttest.results.fold import fold
+from disttest.results.journal import read_events
+from disttest.results.repeat import repeat_command
+
+JOURNALS = Path(__file__).parents[2] / "fixtures" / "journals"
+
+
+def test_faults_that_stood_beside_the_fields_of_the_core_are_in_the_tables_and_repeated():
+    run = fold(read_events(JOURNALS / "chaos-harmed.jsonl"))
+
+    case = case_of(run.tests[0].test)
+    assert case is not None
+    assert Survival.CONNECTION_ERROR is case.contract.of(FaultKind.KILL)
+    (table,) = report_tables(run)
+    assert ["rank 0  ·", "rank 1  ·"] == list(table.lines())
+    command = "disttest chaos 'test_step.py::test_step[2xgloo]' --fault kill:0:1 "
+    assert command in {f"{repeat_command(test.test, run).partition('--world')[0]}" for test in run.tests}
+
+
+def test_calls_of_an_unharmed_run_are_those_of_its_ranks(tmp_path):
+    run = fold(read_events(JOURNALS / "chaos-unharmed.jsonl"))
+
+    ranks = unharmed_ranks(run.tests[0].final)
+    assert [(0, "allreduce"), (1, "allreduce")] == [(rank.rank, rank.calls[0].op) for rank in ranks]
+    assert write_reports(run, tmp_path)
