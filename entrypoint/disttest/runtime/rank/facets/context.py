@@ -21,8 +21,17 @@ def _read() -> Values:
     return {
         variable: value
         for variable, value in contextvars.copy_context().items()
-        if variable not in _taken and variable.name not in _OF_OTHER_FACETS
+        if variable not in _taken and variable.name not in _OF_OTHER_FACETS and not _is_spent(variable, value)
     }
+
+
+def _is_spent(variable: contextvars.ContextVar[Any], value: Any) -> bool:
+    """Whether torch has made it while it compiled, and left it empty: a patch of settings that ended, calls that returned.
+
+    Since torch 2.13 each compiled function makes some, and nothing unsets them.
+    """
+    is_torchs = variable.name == "_vt_active_calls" or variable.name.partition(".ConfigPatch[")[1]
+    return bool(is_torchs) and value in ((), set())
 
 
 def _restore(variable: contextvars.ContextVar[Any], then: Any) -> bool:

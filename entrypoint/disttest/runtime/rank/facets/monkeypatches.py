@@ -143,7 +143,12 @@ def _patched() -> Values:
         if label not in _watched and (owner := _find(label)) is not None:
             _watched[label] = _Watched(label, owner)
     replaced = (each for watched in _watched.values() for each in watched.replaced())
-    return {name: value for name, value in replaced if not is_of_observer(value)}
+    return {name: value for name, value in replaced if not (is_of_observer(value) or _is_of_dynamo(value))}
+
+
+def _is_of_dynamo(value: Any) -> bool:
+    """Whether torch has put it in the place of a method of modules, as it does with the first compiled function."""
+    return getattr(value, "__module__", None) == "torch._dynamo.mutation_guard"
 
 
 def _find(label: str) -> Any:
