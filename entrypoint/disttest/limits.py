@@ -58,7 +58,7 @@ BROKEN_LEAVE_S = 1.0
 EVIDENCE_S = 0.6
 """How long ranks may take to tell what they were doing; most need a few milliseconds, some cannot answer."""
 ORPHANS_S = 6.0
-"""How long helpers of a rank that chaos has killed may take to notice; a worker of torch's DataLoader looks every 5 seconds."""
+"""How long helpers of a killed rank may take to notice; a worker of torch's DataLoader looks every 5 seconds."""
 NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
 STARTED_STACKS_S = 2.0
@@ -90,15 +90,6 @@ PHASE_TOLD_S = 0.05
 
 NO_LIMIT_S = 20 * 24 * 3600.0
 """A test without a limit: as long as the kernel can be asked to wait at once."""
-
-# --- chaos
-
-CHAOS_GROUP_S = 2.0
-"""Time limit of process groups: what a rank waits for a silent one. No test that is worth it takes longer in one call."""
-CHAOS_SLACK_S = 3.0
-"""How much longer than its waits a harmed test may take."""
-CHAOS_DELAY_S = 0.5
-"""How late a rank is that comes late; well below the limit of its groups."""
 
 # --- a world
 

@@ -14,7 +14,7 @@ from disttest.errors import UsageError
 from disttest.results.journal import FILE_NAME
 
 BEFORE = "unharmed"
-"""The folder of a run that comes before the one of the directory, which begins only if that passes: ``disttest chaos``."""
+"""The folder of a run that comes before the one of the directory, which begins only if that passes."""
 _EARLIER = "earlier"
 """The folder of what is kept aside where the directory itself cannot be renamed."""
 _STAMP = "%Y%m%d-%H%M%S"

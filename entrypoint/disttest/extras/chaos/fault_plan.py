@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from disttest.errors import UsageError
 from disttest.extras.chaos.case import ChaosCase, Fault, FaultKind, UnharmedRank, case_of, unharmed_ranks
+from disttest.extras.chaos.limits import DELAY_S, GROUP_S, SLACK_S
 from disttest.extras.chaos.needs import needing
-from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S, CHAOS_SLACK_S
 from disttest.model import Frozen, TestCase, TestResult
 
 
@@ -29,8 +29,8 @@ class Wanted(Frozen):
     samples: int = 0
     """Of each test, so many that are drawn; 0: all."""
     seed: int = 0
-    limit_s: float = CHAOS_GROUP_S
-    delay_s: float = CHAOS_DELAY_S
+    limit_s: float = GROUP_S
+    delay_s: float = DELAY_S
 
 
 class Drawn(Frozen):
@@ -97,5 +97,5 @@ def make_case(test: TestCase, unharmed: TestResult, fault: Fault, wanted: Wanted
         numbers={str(rank.rank): rank.numbers for rank in ranks if rank.numbers},
         limit_s=wanted.limit_s,
         delay_s=wanted.delay_s,
-        timeout_s=5 * unharmed.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + CHAOS_SLACK_S,
+        timeout_s=5 * unharmed.duration_s + 2 * wanted.limit_s + wanted.delay_s + within_s + SLACK_S,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from disttest.extras.chaos.case import ChaosCase, FaultKind
-from disttest.limits import CHAOS_DELAY_S, CHAOS_GROUP_S
+from disttest.extras.chaos.limits import DELAY_S, GROUP_S
 from disttest.options.option import rows_of
 from disttest.options.values import COUNT, SECONDS, SWITCH, text
 
@@ -33,10 +33,10 @@ OPTIONS = (
         "group-timeout",
         SECONDS,
         "Time limit of process groups in harmed runs, unless theirs is shorter.",
-        default=CHAOS_GROUP_S,
+        default=GROUP_S,
         inputs=(),
     ),
-    _chaos("delay", SECONDS, "How late a rank is that comes late.", default=CHAOS_DELAY_S, inputs=()),
+    _chaos("delay", SECONDS, "How late a rank is that comes late.", default=DELAY_S, inputs=()),
 )
 
 
@@ -46,7 +46,7 @@ def options_of_fault(case: ChaosCase) -> Iterator[str]:
     if fault is None:
         return
     yield from ("--fault", str(fault))
-    if case.limit_s != CHAOS_GROUP_S:
+    if case.limit_s != GROUP_S:
         yield from ("--group-timeout", f"{case.limit_s:g}")
-    if case.delay_s != CHAOS_DELAY_S and fault.kind is FaultKind.DELAY:
+    if case.delay_s != DELAY_S and fault.kind is FaultKind.DELAY:
         yield from ("--delay", f"{case.delay_s:g}")
