@@ -304,3 +304,37 @@ def test_a_check_of_a_plugin_fails_the_doctor(failing):
 
     assert ExitCode.INFRASTRUCTURE == ended.exit_code
     assert "broken: machine: planted: found by a plugin" in ended.output
+
+
+OTHER_PLUGIN = """
+    import os
+    from pathlib import Path
+
+    info = Path(__file__).parent / "more" / "more-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: more\\nVersion: 1.0\\n")
+    (info / "entry_points.txt").write_text("[disttest]\\nmore = json\\n")
+    os.environ["PYTHONPATH"] = str(info.parent)
+"""
+NEEDS_A_CLEAN_PROCESS = """
+    import threading
+
+    import pytest
+
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+    @pytest.mark.world_size(2)
+    def test_one(world):
+        pass
+"""
+
+
+def test_a_process_with_other_plugins_runs_no_test(lab):
+    lab.write(conftest=OTHER_PLUGIN, test_clean=NEEDS_A_CLEAN_PROCESS)
+
+    ended = lab.run("run", "test_clean.py")
+
+    assert ExitCode.PASSED != ended.exit_code
+    assert Outcome.PASSED is not ended.result("test_one").outcome
+    assert "this process has plugin more 1.0 where the command has none" in ended.output

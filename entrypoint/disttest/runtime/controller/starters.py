@@ -50,6 +50,11 @@ class ForkStarter:
 
 def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]) -> None:
     """Be what the world asks for: a rank, the main process of tests that start theirs, or an ordinary one. Never returns."""
+    if words := plugins_differ(
+        spec.settings.plugins, plugin_manager().identity, "this process", "the command"
+    ):
+        os.write(append_to(spec.log), f"disttest: {words}\n".encode())
+        leave(ExitCode.INTERNAL)
     lives = {WorldKind.RANKS: serve, WorldKind.PROCESS: serve_contained}
     life = (
         serve_spmd
@@ -67,12 +72,6 @@ def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence
         order: what this process was told.
         errors: node id and message of each file that could not be collected.
     """
-    words = plugins_differ(
-        order.spec.settings.plugins, plugin_manager().identity, "this interpreter", "the controller"
-    )
-    if words:
-        os.write(2, f"disttest: {words}\n".encode())
-        leave(ExitCode.INTERNAL)
     if errors:
         for nodeid, message in errors:
             os.write(2, f"this rank could not collect {nodeid}:\n{message}\n".encode())
