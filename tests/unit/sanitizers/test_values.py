@@ -323,6 +323,11 @@ class TestDiverge:
         assert parting is not None
         assert "only B goes on, with the input of all_reduce SUM #2" in parting.message
 
+    def test_results_may_be_learned_in_any_order(self):
+        one, other = (call(Role.OUTPUT, numbers(number), number=number) for number in (1, 2))
+
+        assert find_parting(recording([one, other]), recording([other, one]), None) is None
+
     def test_pickles_may_differ(self):
         one, other = (call(Role.INPUT, torch.tensor([number], dtype=torch.uint8)) for number in (1, 2))
 
