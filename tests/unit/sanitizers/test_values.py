@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -535,9 +538,16 @@ class TestDiverge:
         more = call(Role.INPUT, numbers(3), number=2, group_id="1")
 
         assert find_parting(recording([one, other]), recording([other, one]), None) is None
+        later = [call(Role.INPUT, numbers(number), group_id=str(number + 8)) for number in (2, 1)]
+        assert find_parting(recording([one, other]), recording(later), None) is None
         parting = find_parting(recording([one, other]), recording([other, one, more]), None)
         assert parting is not None
         assert "only B goes on, with the input of all_reduce SUM #2" in parting.message
+
+    def test_results_may_be_learned_in_any_order(self):
+        one, other = (call(Role.OUTPUT, numbers(number), number=number) for number in (1, 2))
+
+        assert find_parting(recording([one, other]), recording([other, one]), None) is None
 
     def test_pickles_may_differ(self):
         one, other = (call(Role.INPUT, torch.tensor([number], dtype=torch.uint8)) for number in (1, 2))
@@ -585,3 +595,33 @@ def test_what_is_beyond_the_limit_is_counted_and_told(monkeypatch):
 
     assert 1 == cut.beyond
     assert ("values were compared for the first 1 tensors; rank 0 has seen 1 more",) == limits_of({0: cut})
+
+
+class Slow(dict[Any, int]):
+    """Lets other threads run before it takes a value."""
+
+    def __setitem__(self, key: Any, value: int) -> None:
+        time.sleep(0)
+        super().__setitem__(key, value)
+
+
+def test_threads_may_note_at_the_same_time(monkeypatch):
+    notes = Notes()
+    monkeypatch.setattr(notes, "_contents", Slow())
+
+    def add(thread: int) -> None:
+        for value in range(1000 * thread, 1000 * thread + 100):
+            place, tensor, _ = call(Role.INPUT, torch.tensor([value]), name=str(value))
+            notes.add(place, tensor, 1)
+
+    threads = [threading.Thread(target=add, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    seen = notes.trace()
+    assert all(
+        int(seen.places[each.place].name) == int.from_bytes(seen.contents[each.content].head, sys.byteorder)
+        for each in seen.entries
+    )

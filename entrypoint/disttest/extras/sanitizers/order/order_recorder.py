@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from enum import Enum, auto
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,8 @@ class OrderRecorder(SanitizerRecorder):
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._lock = threading.Lock()
+        """Threads may each have a group, and call at the same time."""
         self.begin()
 
     def begin(self) -> None:
@@ -119,14 +122,15 @@ class OrderRecorder(SanitizerRecorder):
             None,
             *[(tensor.dtype, tensor.shape) for tensor in call.outputs],
         )
-        number = self._known.get(key)
-        if number is None:
-            number = self._known[key] = len(self._signatures)
-            self._signatures.append(self._signature(call, *handling))
-            self._codes.append(code)
-        if handling[1]:
-            self._dropped[call.n] = len(self._calls)
-        self._calls.append(number)
+        with self._lock:
+            number = self._known.get(key)
+            if number is None:
+                number = self._known[key] = len(self._signatures)
+                self._signatures.append(self._signature(call, *handling))
+                self._codes.append(code)
+            if handling[1]:
+                self._dropped[call.n] = len(self._calls)
+            self._calls.append(number)
 
     def on_error(self, call: Call, error: BaseException) -> None:
         """Note that one was refused."""
@@ -136,7 +140,8 @@ class OrderRecorder(SanitizerRecorder):
     def on_wait(self, wait: Wait) -> None:
         """Note a group that all ranks have to make; one that its members make alone has no number."""
         if wait.call is not None and (place := self._dropped.pop(wait.call.n, None)) is not None:
-            self._calls[place] = self._waited_for(self._calls[place])
+            with self._lock:
+                self._calls[place] = self._waited_for(self._calls[place])
         if wait.group_name.isdecimal() and len(self._makings) < MOST_CALLS:
             name = wait.group_description
             self._makings.append(

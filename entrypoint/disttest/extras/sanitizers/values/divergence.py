@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from disttest.extras.sanitizers.values.contents import differ, first_difference
@@ -81,7 +81,7 @@ def _part_of_rank(
 ) -> tuple[Parting | None, int]:
     mine, yours = _lanes(_sights(one, other, rank)), _lanes(_sights(other, one, rank))
     if mine.keys() != yours.keys():
-        mine, yours = ({"": sorted(chain.from_iterable(lanes.values()))} for lanes in (mine, yours))
+        mine, yours = ({(0, False): sorted(chain.from_iterable(lanes.values()))} for lanes in (mine, yours))
     found = [
         Parting(rank=rank, message=message, same=position)
         for group, lane in mine.items()
@@ -92,11 +92,22 @@ def _part_of_rank(
     return first, first.same if first else 0
 
 
-def _lanes(sights: Iterable[Sight]) -> dict[str, _Lane]:
-    """By process group, since several threads of a rank may use a group each; modules and parameters have no group."""
-    lanes: defaultdict[str, _Lane] = defaultdict(list)
+def _lanes(sights: Sequence[Sight]) -> dict[tuple[int, bool], _Lane]:
+    """By process group, since several threads of a rank may use a group each; modules and parameters have no group.
+
+    Torch counts groups through all tests of a world, so that only their order is the same in two runs. Results are in the
+    order of their calls: in which order ranks learn of them is a matter of time where several are waited for together.
+    """
+    names = sorted({sight.place.group_id for sight in sights}, key=lambda name: (len(name), name))
+    lanes: defaultdict[tuple[int, bool], _Lane] = defaultdict(list)
     for position, sight in enumerate(sights):
-        lanes[sight.place.group_id].append((position, sight))
+        group, is_result = names.index(sight.place.group_id), sight.place.role is Role.OUTPUT
+        lanes[group, is_result].append((position, sight))
+    for (_, are_results), lane in lanes.items():
+        if are_results:
+            lane.sort(
+                key=lambda each: (each[1].number, each[1].place.peer or 0, each[1].place.index, each[0])
+            )
     return lanes
 
 

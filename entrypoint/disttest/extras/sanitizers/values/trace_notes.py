@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,8 @@ class Notes:
         self._times: Counter[tuple[Role, int, str, int]] = Counter()
         self._room = _ROOM
         self._beyond = 0
+        self._lock = threading.Lock()
+        """Threads may each have a group, and call at the same time."""
         self.doubtful = False
 
     def add(self, place: TensorPlace, tensor: Any, number: int = 0) -> None:
@@ -42,15 +45,16 @@ class Notes:
         content = read_tensor(tensor, most_head=_LONG_HEAD if self._room > 0 else _SHORT_HEAD)
         if content is None:
             return
-        index = self._contents.get(content)
-        if index is None:
-            index = self._contents[content] = len(self._contents)
-            self._room -= len(content.head)
-        if not number:
-            same = (place.role, place.model, place.name, place.index)
-            self._times[same] += 1
-            number = self._times[same]
-        self._entries.append(Entry(self._places.setdefault(place, len(self._places)), index, number))
+        with self._lock:
+            index = self._contents.get(content)
+            if index is None:
+                index = self._contents[content] = len(self._contents)
+                self._room -= len(content.head)
+            if not number:
+                same = (place.role, place.model, place.name, place.index)
+                self._times[same] += 1
+                number = self._times[same]
+            self._entries.append(Entry(self._places.setdefault(place, len(self._places)), index, number))
 
     def trace(self) -> Trace:
         """All of it."""
