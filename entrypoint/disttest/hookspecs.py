@@ -55,6 +55,9 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function as the implementation of the hook that has its name; pluggy documents its arguments."""
 
+WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
+"""Hooks that the core implements, and that a plugin wraps."""
+
 
 # --- command
 

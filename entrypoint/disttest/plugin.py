@@ -74,8 +74,13 @@ def _note(config: pytest.Config, doing: str) -> None:
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Plugins of disttest may have hooks of pytest as well."""
-    for name, each in plugin_manager().all:
-        pluginmanager.register(each, name)
+    for name, each in tuple(plugin_manager().all):
+        if pluginmanager.is_blocked(
+            name
+        ):  # by pytest.ini or PYTEST_ADDOPTS, which the command line does not show
+            plugin_manager().remove(name)
+        else:
+            pluginmanager.register(each, name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from functools import cache
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -20,6 +21,7 @@ from disttest.errors import DisttestError, PluginError
 
 _RINGS = ("plugins", "extras")
 """Folders of built-in plugins."""
+T = TypeVar("T")
 _HOOKS = "hooks"
 """The module of a built-in plugin that has its hooks; it imports the plugin's other modules where they are used."""
 _CORE = "disttest.core"
@@ -87,7 +89,7 @@ class Plugins:
                 plugin = entry.load()
         except PluginError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"plugin {entry.name} cannot be loaded: {type(error).__name__}: {error}; "
                 f"repair or uninstall it, or leave it out with -p no:{entry.name}"
@@ -107,7 +109,10 @@ class Plugins:
         Raises:
             PluginError: it has a hook that does not exist, or that has other arguments.
         """
+        if name.startswith(_CORE):
+            raise PluginError(f"plugin {name}: names that begin with {_CORE} are those of the core")
         try:
+            self._check(plugin, name)
             self._manager.register(plugin, name)
             self._manager.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -117,6 +122,19 @@ class Plugins:
         """Register the core's own part in a hook, once in a process."""
         if not self._manager.has_plugin(f"{_CORE}.{name}"):
             self._manager.register(plugin, f"{_CORE}.{name}")
+
+    def _check(self, plugin: object, name: str) -> None:
+        """Refuse hooks that would never be called."""
+        for hook in (each for each in dir(plugin) if each.startswith(f"{hookspecs.PROJECT}_")):
+            if not inspect.isroutine(getattr(plugin, hook)):
+                continue
+            options = self._manager.parse_hookimpl_opts(plugin, hook)
+            if options is None:
+                raise PluginError(f"plugin {name}: {hook} lacks @hookimpl, so nobody would call it")
+            if hook in hookspecs.WRAPPED and not options["wrapper"]:
+                raise PluginError(
+                    f"plugin {name}: {hook} needs @hookimpl(wrapper=True): the core has the one that is wrapped"
+                )
 
     def remove(self, name: str) -> None:
         """Leave a plugin out from here on; nothing happens if there is none of that name."""
@@ -147,11 +165,51 @@ class Plugins:
         caller = self._caller(hook)
         try:
             return caller(**arguments)
-        except Exception as error:
+        except BaseException as error:
             name = _culprit(error, caller)
             if name is None or _is_meant(error):
                 raise
             raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
+
+    def implementing(self, hook: str) -> list[str]:
+        """Names of the plugins that implement a hook, those of the core left out."""
+        names = (each.plugin_name for each in self._caller(hook).get_hookimpls())
+        return [name for name in names if not name.startswith(_CORE)]
+
+    def items(self, hook: str, type_: type[T]) -> list[tuple[str, T]]:
+        """Call a hook that returns several things; each, with the name of its plugin.
+
+        Raises:
+            PluginError: a plugin raised an exception, or returned something else.
+        """
+        return [
+            (name, item) for name, found in self._each(hook) for item in _checked(name, hook, found, type_)
+        ]
+
+    def mapping(self, hook: str, type_: type[T]) -> dict[str, T]:
+        """Call a hook that returns things by their names.
+
+        Raises:
+            PluginError: a plugin raised an exception, returned something else, or a name that another plugin has.
+        """
+        owners: dict[str, str] = {}
+        merged: dict[str, T] = {}
+        for plugin, found in self._each(hook):
+            for name, value in _checked_mapping(plugin, hook, found, type_).items():
+                if name in owners:
+                    raise PluginError(
+                        f"plugins {owners[name]} and {plugin} both add {name!r} in {hook}: leave one out"
+                    )
+                owners[name], merged[name] = plugin, value
+        return merged
+
+    def _each(self, hook: str) -> list[tuple[str, Any]]:
+        """The result of each plugin, in the order in which pluggy calls them: those registered last come first."""
+        results = []
+        for implementation in reversed(self._caller(hook).get_hookimpls()):
+            with _blaming(implementation.plugin_name, hook):
+                results.append((implementation.plugin_name, implementation.function()))
+        return results
 
     def named(self, hook: str, **arguments: Any) -> dict[str, Any]:
         """Call a hook; the results that are not None, by the last part of the plugin's name.
@@ -163,15 +221,8 @@ class Plugins:
         caller = self._caller(hook)
         for implementation in caller.get_hookimpls():
             given = {name: arguments[name] for name in implementation.argnames}
-            try:
+            with _blaming(implementation.plugin_name, hook):
                 result = implementation.function(**given)
-            except Exception as error:
-                if _is_meant(error):
-                    raise
-                name = implementation.plugin_name
-                raise PluginError(
-                    f"plugin {name} failed in {hook}: {type(error).__name__}: {error}"
-                ) from error
             if result is not None:
                 found[implementation.plugin_name.rpartition(".")[2]] = result
         return found
@@ -208,13 +259,49 @@ def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, othe
     )
 
 
-def _is_meant(error: Exception) -> bool:
-    """Whether an exception is no failure of the plugin that raises it: one of disttest, or one by which pytest or click end."""
-    return isinstance(error, DisttestError) or type(error).__module__.partition(".")[0] in (
-        "_pytest",
-        "pytest",
-        "click",
+@contextmanager
+def _blaming(name: str, hook: str) -> Iterator[None]:
+    """Name the plugin whose function runs in this block if it raises."""
+    try:
+        yield
+    except BaseException as error:
+        if _is_meant(error):
+            raise
+        raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
+
+
+def _checked(plugin: str, hook: str, found: Any, type_: type[T]) -> Sequence[T]:
+    if isinstance(found, (list, tuple)) and all(isinstance(item, type_) for item in found):
+        return found
+    raise PluginError(
+        f"plugin {plugin} returned something else from {hook}: a list of {type_.__name__} is needed"
     )
+
+
+def _checked_mapping(plugin: str, hook: str, found: Any, type_: type[T]) -> dict[str, T]:
+    if isinstance(found, dict) and all(isinstance(k, str) and isinstance(v, type_) for k, v in found.items()):
+        return found
+    raise PluginError(
+        f"plugin {plugin} returned something else from {hook}: a dict of {type_.__name__} by name is needed"
+    )
+
+
+_ENDINGS = ("Exit", "Failed", "Interrupted", "UsageError")
+"""Names of the exceptions by which pytest ends a session; others of it are outcomes of tests, and a hook has none."""
+
+
+def _is_meant(error: BaseException) -> bool:
+    """Whether an exception is no failure of the plugin that raises it.
+
+    Those are errors of disttest, and exceptions by which the user, pytest or click end what runs.
+    """
+    if isinstance(error, (DisttestError, KeyboardInterrupt, GeneratorExit)):
+        return True
+    module = type(error).__module__
+    if module == "_pytest.outcomes" and type(error).__name__ == "Failed":  # ``pytest.fail``
+        return False
+    root = module.partition(".")[0]
+    return root == "click" or (root in ("_pytest", "pytest") and type(error).__name__ in _ENDINGS)
 
 
 def _culprit(error: BaseException, caller: pluggy.HookCaller) -> str | None:

@@ -16,7 +16,7 @@ from results_files import check_results_below
 from typed import without_numbers
 
 from disttest.errors import ExitCode
-from disttest.model import Outcome
+from disttest.model import Cause, Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 PACKAGES = ("collective-budget", "hosts", "slowest-tests")
@@ -45,15 +45,31 @@ exec "$@"
 """
 FAILS = """
     import os
+    import sys
 
     from disttest.hookspecs import hookimpl
 
-    os.planted = "as it was"
+    planted = "as it was"
 
 
     def fail(where):
-        if os.environ.get("FAILS_IN") == where:
+        wanted, _, how = os.environ.get("FAILS_IN", "").partition(":")
+        if wanted == where:
+            raise SystemExit(0) if how == "exit" else ValueError(f"planted in {where}")
+
+
+    def fail_once(where):
+        if os.environ.get("FAILS_IN") == where and not os.path.exists("failed"):
+            open("failed", "x").close()
             raise ValueError(f"planted in {where}")
+
+
+    def read_facet():
+        fail("read_facet")
+        return {}
+
+
+    fail("import")
 
 
     @hookimpl
@@ -73,7 +89,8 @@ FAILS = """
     def disttest_state_facets():
         from disttest.runtime.rank.facets.facet import Setting, attribute, settings
 
-        return [settings("planted state", Setting("verbose", *attribute(os, "planted")))]
+        facet = settings("planted state", Setting("verbose", *attribute(sys.modules[__name__], "planted")))
+        return [facet, facet._replace(kind="other state", read=read_facet)]
 
 
     @hookimpl
@@ -98,7 +115,14 @@ FAILS = """
     def disttest_judge_attempt(attempt):
         result = yield
         fail("judge_attempt")
-        return result
+        fail_once("judge_once")
+        return None if os.environ.get("FAILS_IN") == "judge_type" else result
+
+
+    @hookimpl
+    def disttest_report_tables(run):
+        fail("report_tables")
+        return []
 """
 
 
@@ -246,14 +270,15 @@ def test_built_in_plugins_are_left_out_like_others(lab):
         ("before_test", "disttest_rank_test"),
         ("after_test", "disttest_rank_test"),
         ("judge_attempt", "disttest_judge_attempt"),
+        ("judge_once", "disttest_judge_attempt"),
     ],
 )
 def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(failing, where, hook):
-    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=where)
+    ended = failing.run("run", "test_calls.py", "-k", "one", "--retries", "1", FAILS_IN=where)
 
     assert ExitCode.FAILED == ended.exit_code
     one = ended.result("test_one")
-    assert Outcome.ERROR is one.outcome
+    assert (Outcome.ERROR, Cause.PLUGIN, 1) == (one.outcome, one.cause, one.attempt)
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in one.message
     assert "fails.py" in one.details
 
@@ -264,6 +289,7 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("rank_configure", "disttest_rank_configure"),
         ("modify_tests", "disttest_modify_tests"),
         ("addreporters", "disttest_addreporters"),
+        ("report_tables", "disttest_report_tables"),
     ],
 )
 def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing, where, hook):
@@ -274,19 +300,18 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
 
 
 CHANGES_STATE = """
-    import os
-
+    import fails
     import pytest
 
 
     @pytest.mark.world_size(2)
     def test_changes(world):
-        os.planted = "changed"
+        fails.planted = "changed"
 
 
     @pytest.mark.world_size(2)
     def test_follows(world):
-        assert "as it was" == os.planted
+        assert "as it was" == fails.planted
 """
 
 
@@ -338,3 +363,57 @@ def test_a_process_with_other_plugins_runs_no_test(lab):
     assert ExitCode.PASSED != ended.exit_code
     assert Outcome.PASSED is not ended.result("test_one").outcome
     assert "this process has plugin more 1.0 where the command has none" in ended.output
+
+
+@pytest.mark.parametrize("where", ["addreporters", "report_tables", "judge_attempt", "after_test", "import"])
+def test_a_plugin_that_leaves_the_process_with_0_makes_no_run_green(failing, where):
+    ended = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN=f"{where}:exit")
+
+    assert ExitCode.PASSED != ended.exit_code
+    assert "plugin fails" in ended.output
+    assert "SystemExit: 0" in ended.output
+
+
+def test_a_verdict_that_is_none_and_a_facet_that_cannot_be_read_are_errors_of_the_test(failing):
+    no_verdict = failing.run("run", "test_calls.py", "-k", "one", FAILS_IN="judge_type").result("test_one")
+    no_facet = failing.run(
+        "run", "test_calls.py", "-k", "one", FAILS_IN="read_facet", results="facet"
+    ).result("test_one")
+
+    assert (Outcome.ERROR, Cause.PLUGIN) == (no_verdict.outcome, no_verdict.cause)
+    assert "a plugin returned NoneType from disttest_judge_attempt" in no_verdict.message
+    assert (Outcome.ERROR, Cause.PLUGIN) == (no_facet.outcome, no_facet.cause)
+    assert "plugin fails failed to read its facet 'other state': ValueError: planted" in no_facet.message
+
+
+def test_a_plugin_that_cannot_be_imported_is_told_in_a_line_and_left_out_of_every_command(failing):
+    broken = failing.run("doctor", "--help", FAILS_IN="import")
+    without = failing.run("doctor", "-p", "no:fails", "--help", FAILS_IN="import")
+
+    assert ExitCode.INTERNAL == broken.exit_code
+    assert 1 == len(broken.output.splitlines()), broken.output
+    assert "plugin fails cannot be loaded: ValueError: planted in import" in broken.output
+    assert "-p no:fails" in broken.output
+    assert (ExitCode.PASSED, True) == (without.exit_code, "--level" in without.output)
+
+
+LAUNCHED = """
+    import torch
+    import torch.distributed as dist
+
+
+    def test_five():
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        for _ in range(5):
+            dist.all_reduce(torch.ones(2))
+"""
+
+
+def test_ranks_of_launcher_mode_have_the_hooks_of_plugins(lab):
+    lab.write(test_launched=LAUNCHED)
+
+    ended = lab.run("run", "test_launched.py", "--spmd", "2", "--collective-budget", "4")
+
+    assert ExitCode.FAILED == ended.exit_code, ended.output
+    assert "rank 0 issued 5 collectives, and the budget is 4" in ended.output

@@ -134,3 +134,56 @@ def test_processes_with_other_plugins_are_told_apart():
     said = plugins_differ(("a 1", "b 2"), ("a 2", "b 2"), "node n1", "the client")
     assert said.startswith("node n1 has plugin a 2 where the client has a 1: ")
     assert plugins_differ(("a 1",), (), "node n1", "the client").startswith("node n1 has plugin none where")
+
+
+def test_leaving_the_process_is_a_failure_of_the_plugin_too():
+    def disttest_marks():
+        raise SystemExit(0)
+
+    def disttest_addoptions():
+        pytest.skip("not today")
+
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_marks=disttest_marks, disttest_addoptions=disttest_addoptions), "mine")
+
+    with pytest.raises(PluginError, match="plugin mine failed in disttest_marks: SystemExit: 0"):
+        plugins.call("disttest_marks")
+    with pytest.raises(PluginError, match="plugin mine failed in disttest_addoptions: Skipped: not today"):
+        plugins.items("disttest_addoptions", str)
+
+
+@pytest.mark.parametrize("returned", ["abc", None, [object()], {"a": "b"}])
+def test_what_a_hook_must_not_return_is_refused_with_the_plugin(returned):
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_doctor_checks=lambda: returned), "mine")
+
+    with pytest.raises(PluginError, match="plugin mine returned something else from disttest_doctor_checks"):
+        plugins.items("disttest_doctor_checks", int)
+
+
+def test_a_name_that_two_plugins_add_is_refused_with_both():
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_schedulers=lambda: {"hosts": "a"}), "first")
+    plugins.add(plugin(disttest_schedulers=lambda: {"hosts": "b"}), "second")
+
+    with pytest.raises(PluginError, match="plugins second and first both add 'hosts' in disttest_schedulers"):
+        plugins.mapping("disttest_schedulers", str)
+
+
+def test_hooks_that_nobody_would_call_are_refused():
+    def disttest_marks():
+        return ()
+
+    def disttest_judge_attempt(attempt):
+        return attempt
+
+    unmarked = types.ModuleType("unmarked")
+    unmarked.disttest_marks = disttest_marks
+    with pytest.raises(PluginError, match="plugin mine: disttest_marks lacks @hookimpl"):
+        Plugins().add(unmarked, "mine")
+    with pytest.raises(
+        PluginError, match=r"plugin mine: disttest_judge_attempt needs @hookimpl\(wrapper=True\)"
+    ):
+        Plugins().add(plugin(disttest_judge_attempt=disttest_judge_attempt), "mine")
+    with pytest.raises(PluginError, match="are those of the core"):
+        Plugins().add(plugin(), "disttest.core.protocol")

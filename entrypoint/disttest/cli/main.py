@@ -121,6 +121,8 @@ _SHOWING = frozenset(
 """Commands of which nothing but their output (or that first of all) is wanted."""
 _CHANNELS = frozenset({"node-agent"})
 """Commands whose standard output is a channel to another process."""
+_FOR_PYTEST = frozenset({"run", "list", "plan"})
+"""Commands that hand ``-p`` on to pytest."""
 _PASSES_ON = frozenset({"launch", "github-step"})
 """Commands that hand on the output of another command of ours, its words to GitHub included."""
 
@@ -154,6 +156,19 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:split]), list(words[split + 1 :])
 
 
+def _without_plugin_words(words: Sequence[str]) -> list[str]:
+    """Take ``-p no:NAME`` from the words of commands that run no pytest; the plugins of this process are chosen already."""
+    if not words or words[0] not in command.commands or words[0] in _FOR_PYTEST:
+        return list(words)
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] == "-p" and word.startswith("no:"):
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -162,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         on_github = environment().get("GITHUB_ACTIONS") == "true" and not _PASSES_ON.intersection(words[:1])
         steady_streams(github.harmless if on_github else None)
     ours, rest = parted(words)
+    ours = _without_plugin_words(ours)
     try:
         code = command.main(args=ours, obj=rest, prog_name="disttest", standalone_mode=False)
     except DisttestError as error:

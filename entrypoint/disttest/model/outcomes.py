@@ -38,6 +38,8 @@ class Cause(StrEnum):
 
     TEST = "test"
     INFRASTRUCTURE = "infrastructure"
+    PLUGIN = "plugin"
+    """A plugin failed beside the test, so that the test's own outcome is not known. It is not tried again."""
 
 
 class RankEnd(StrEnum):

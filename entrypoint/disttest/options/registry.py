@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from disttest.errors import PluginError
 from disttest.options import run_rows
 from disttest.options.command_rows import (
     KEEP_RESULTS,
@@ -40,9 +42,25 @@ __all__ = [
     "options_of",
 ]
 
-PLUGIN_OPTIONS: tuple[Option, ...] = tuple(
-    option for rows in plugin_manager().call("disttest_addoptions") for option in rows
-)
+
+def _of_plugins() -> Iterator[Option]:
+    """The options that plugins add.
+
+    Raises:
+        PluginError: one has the name of another option of the same command.
+    """
+    known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
+    for plugin, option in plugin_manager().items("disttest_addoptions", Option):
+        for command in option.commands:
+            other = known.setdefault((command, option.name), plugin)
+            if other != plugin:
+                raise PluginError(
+                    f"plugin {plugin} and {other} both have an option {option.flag} of {command}"
+                )
+        yield option
+
+
+PLUGIN_OPTIONS: tuple[Option, ...] = tuple(_of_plugins())
 """Those of plugins, of all commands."""
 
 RUN_OPTIONS = (

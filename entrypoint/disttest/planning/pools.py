@@ -16,9 +16,7 @@ SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
     "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
 )
-SCHEDULERS: Mapping[str, str] = {
-    name: module for found in plugin_manager().call("disttest_schedulers") for name, module in found.items()
-}
+SCHEDULERS: Mapping[str, str] = plugin_manager().mapping("disttest_schedulers", str)
 """Name -> module. The name may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from disttest.errors import ReportError, UsageError
+from disttest.errors import PluginError, ReportError, UsageError
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
 from disttest.reports.reporter import Reporter
@@ -45,9 +45,27 @@ def reporters() -> Mapping[str, Reporter]:
         "junit": Reporter("junit.xml", _junit),
         "summary": Reporter("summary.md", _summary),
     }
-    for found in plugin_manager().call("disttest_addreporters"):
-        core |= found
+    for name, reporter in plugin_manager().mapping("disttest_addreporters", Reporter).items():
+        taken = {each.file_name for each in core.values()}
+        if (
+            name in (*core, "all")
+            or reporter.file_name in (*taken, *_OTHERS)
+            or _is_elsewhere(reporter.file_name)
+        ):
+            raise PluginError(
+                f"the report {name!r} of a plugin cannot be {reporter.file_name!r}: the format and the file have to be new, and "
+                "the file has to lie in the results directory"
+            )
+        core[name] = reporter
     return core
+
+
+_OTHERS = (JOURNAL, "logs", "plan.json")
+"""What else is in a results directory."""
+
+
+def _is_elsewhere(file_name: str) -> bool:
+    return file_name in ("", ".", "..") or "/" in file_name
 
 
 def load_reporters() -> None:
@@ -96,7 +114,7 @@ def write_reports(
                     results_dir / reporter.file_name, partial(reporter.write, run, results_dir, history)
                 )
             )
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is wrong with one report, the others are owed
             failed.append(f"{reporter.file_name}: {type(error).__name__}: {error}")
     if failed:
         raise ReportError(failed, written=tuple(written))

@@ -45,8 +45,12 @@ def with_section(result: TestResult, name: str, section: Section) -> TestResult:
         result: of a test.
         name: of the plugin.
         section: what the reports show of it.
+
+    Raises:
+        TypeError, msgspec.ValidationError, UnicodeEncodeError: the section is no text, or its data is no JSON.
     """
-    return msgspec.structs.replace(result, sections={**result.sections, name: section})
+    checked = msgspec.json.decode(msgspec.json.encode(section), type=Section)  # it travels as JSON
+    return msgspec.structs.replace(result, sections={**result.sections, name: checked})
 
 
 def describe_plugins(result: TestResult) -> Iterator[str]:

@@ -74,7 +74,7 @@ def examine(examination: Examination, *, clock: Callable[[], float] = time.monot
             preflight = prover.result()
     litter = unused_entries(is_abandoned, examination.root / "dev/shm")
     tried = tuple(_finding(check) for check in preflight.checks)
-    by_plugins = (each for found in plugin_manager().call("disttest_doctor_checks") for each in found)
+    by_plugins = (each for _, each in plugin_manager().items("disttest_doctor_checks", DeviceFinding))
     return Diagnosis(
         machine=machine,
         torch=torch,

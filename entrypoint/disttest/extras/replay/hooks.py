@@ -69,7 +69,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_rank_configure(rank: Rank) -> None:
     """Start the recorder, if the run wants one."""
-    if rank.settings.record is not RecordRule.OFF and not rank.spans_nodes:
+    if rank.settings.record is not RecordRule.OFF and not (rank.spans_nodes or rank.is_launched):
         from disttest.extras.replay.in_rank import RankRecording
 
         plugin_manager().add(RankRecording(rank.spec), "disttest.replay.in_rank")

@@ -44,7 +44,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 def disttest_rank_configure(rank: Rank) -> None:
     """Start the recorders that the run wants."""
     chosen = SANITIZE.of(rank.settings)
-    if chosen and not rank.spans_nodes:
+    if chosen and not (rank.spans_nodes or rank.is_launched):
         from disttest.extras.sanitizers.in_rank import Recorders
 
         plugin_manager().add(Recorders(chosen, rank.number), "disttest.sanitizers.in_rank")

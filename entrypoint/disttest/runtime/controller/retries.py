@@ -31,7 +31,11 @@ class Retries:
     """Counts attempts, and holds what is to be tried again until its time has come."""
 
     def __init__(self, options: RunOptions, clock: Callable[[], float]) -> None:
-        self._budget = {Cause.TEST: options.retries, Cause.INFRASTRUCTURE: options.infra_retries}
+        self._budget = {
+            Cause.TEST: options.retries,
+            Cause.INFRASTRUCTURE: options.infra_retries,
+            Cause.PLUGIN: 0,
+        }
         self._own: Mapping[str, int] = {}
         self._clock = clock
         self._spent: Counter[tuple[str, Cause]] = Counter()

@@ -133,6 +133,8 @@ class TestDone(Message):
     """It would leave with that code if it were not to run another test."""
     seen: dict[str, msgspec.Raw] = {}
     """Name of a plugin -> what its part in the rank reports of the test."""
+    plugin_error: str = ""
+    """A plugin raised an exception beside the test: the message, and the traceback on further lines."""
     cpu_steps: tuple[CpuStep, ...] = ()
     """What this rank has taken since it last said so, where that was asked."""
 

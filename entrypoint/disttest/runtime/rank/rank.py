@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from disttest.clock import monotonic
 from disttest.errors import PluginError
 from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
-from disttest.model import MAIN_RANK, Isolation, Outcome, WorldKind, WorldShape
+from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
     Channel,
     Leave,
-    PhaseEnded,
     RankReady,
     RunTest,
     TestDone,
@@ -48,6 +46,7 @@ from disttest.runtime.rank.child import (
 )
 from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debugger
 from disttest.runtime.rank.debugging import debug_in_rank
+from disttest.runtime.rank.facets.facet_table import take_facet_errors
 from disttest.runtime.rank.gloo_loops import calm_gloo_loops
 from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.inactive_plugins import stand_aside
@@ -198,7 +197,7 @@ def serve(
     state = _Session(spec, channel, session, phase, marks)
     plugins = plugin_manager()
     plugins.call("disttest_rank_configure", rank=state.rank)
-    plugins.add_core(_Protocol(items), "protocol")
+    plugins.add_core(Protocol(items), "protocol")
     provide_world(state.world, state.scratch)
     Bridge(channel, session.config, on_phase=state.note_phase).take_over()
     state.gpu = _care_for_gpu(session.config) if spec.shape.device != "cpu" else None
@@ -295,10 +294,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     if state.gpu is not None:
         state.gpu.begin()
     test = RankTest(state.rank, order, items[order.nodeid], seed)
-    try:
-        plugin_manager().call("disttest_rank_test", test=test)
-    except PluginError as error:
-        state.channel.send(failure_of_plugin(error))
+    plugin_error = run_with_plugins(test)
     state.marks.mark("teardown")
     shared = bool(shared_fixtures(session))
     cleanup = state.tidying.end(shared_fixtures=shared)
@@ -315,6 +311,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
             store_keys=cleanup.store_keys,
             broken=tuple(map(clean_text, broken_groups())),
             seen=test.reported,
+            plugin_error=plugin_error or clean_text(take_facet_errors()),
             exit_code=0 if test.leaves else None,
             cpu_steps=state.marks.take(),
         )
@@ -322,7 +319,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     return not test.leaves
 
 
-class _Protocol:
+class Protocol:
     """The core's own part in the run of a test, which plugins wrap."""
 
     def __init__(self, items: Mapping[str, pytest.Item]) -> None:
@@ -335,16 +332,14 @@ class _Protocol:
         return True
 
 
-def failure_of_plugin(error: PluginError) -> PhaseEnded:
-    """What the rank reports when a plugin raised an exception beside a test: the test cannot pass."""
-    return PhaseEnded(
-        phase="teardown",
-        outcome=Outcome.ERROR,
-        duration_s=0.0,
-        ended_at_s=monotonic(),
-        message=clean_text(str(error)),
-        details=clean_text("".join(traceback.format_exception(error.__cause__ or error))),
-    )
+def run_with_plugins(test: RankTest) -> str:
+    """Run a test inside the wrappers of plugins; the error of one that failed, else nothing."""
+    try:
+        plugin_manager().call("disttest_rank_test", test=test)
+    except PluginError as error:
+        trace = "".join(traceback.format_exception(error.__cause__ or error))
+        return clean_text(f"{error}\n{trace}")
+    return ""
 
 
 def _care_for_gpu(config: pytest.Config) -> GpuCare | None:

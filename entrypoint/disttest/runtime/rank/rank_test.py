@@ -44,6 +44,11 @@ class Rank:
         return self.spec.settings
 
     @property
+    def is_launched(self) -> bool:
+        """Whether the suite runs as under a launcher (``--spmd``): it makes its groups by itself, and nothing is put back."""
+        return bool(self.spec.settings.spmd)
+
+    @property
     def spans_nodes(self) -> bool:
         """Whether ranks of its world are on other machines; what those report, no process sees together."""
         return self.spec.partition is not None

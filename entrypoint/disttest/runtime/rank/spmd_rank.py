@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.process import flush_output, leave
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
@@ -19,8 +20,9 @@ from disttest.runtime.rank.hypothesis_tests import draw_alike
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
-from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
+from disttest.runtime.rank.rank import Protocol, run_with_plugins, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 
@@ -37,15 +39,21 @@ def serve_spmd(
     heed_own_port(spec.master_port)
     reach_own_store(spec)
 
+    rank = Rank(spec, session.config, channel)
+    plugins = plugin_manager()
+    plugins.call("disttest_rank_configure", rank=rank)
+    plugins.add_core(Protocol(items), "protocol")
+
     def run(order: RunTest) -> None:
         redirect_output(session.config, Path(order.log))
         register_stacks(spec.stacks)
         flight.note_start()
         begin_waits()
-        run_protocol(items, order)
+        test = RankTest(rank, order, items[order.nodeid], seed=spec.settings.seed)
+        plugin_error = run_with_plugins(test)
         flush_output()
         save_coverage()
-        channel.send(TestDone(leaks=watchdog.stop_leftover()))
+        channel.send(TestDone(leaks=watchdog.stop_leftover(), seen=test.reported, plugin_error=plugin_error))
 
     suite = SuiteSession(session, spec.failed_before)
     session.config.pluginmanager.register(suite, "disttest-suite-session")

@@ -39,9 +39,19 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
     plugins = plugin_manager()
     plugins.add_core(_Core(), "judgement")
     try:
-        result: TestResult = plugins.call("disttest_judge_attempt", attempt=attempt)
+        result = plugins.call("disttest_judge_attempt", attempt=attempt)
+        if not isinstance(result, TestResult):
+            raise PluginError(
+                f"a plugin returned {type(result).__name__} from disttest_judge_attempt, and a TestResult is needed; "
+                f"these have the hook: {', '.join(plugins.implementing('disttest_judge_attempt'))}"
+            )
     except PluginError as error:
-        return plugin_failed(_Core().disttest_judge_attempt(attempt), error)
+        trace = "".join(traceback.format_exception(error.__cause__ or error))
+        return plugin_failed(_Core().disttest_judge_attempt(attempt), str(error), trace)
+    for progress in attempt.ranks:
+        if progress.done is not None and progress.done.plugin_error:
+            message, _, trace = progress.done.plugin_error.partition("\n")
+            return plugin_failed(result, f"rank {progress.rank}: {message}", trace)
     return result
 
 
@@ -54,17 +64,19 @@ class _Core:
         return judge_attempt(attempt.attempt, world_id=attempt.world_id, rule=attempt.settings.verdict)
 
 
-def plugin_failed(result: TestResult, error: PluginError) -> TestResult:
-    """The result of a test in which a plugin raised an exception: an error that names the plugin, and never a pass."""
+def plugin_failed(result: TestResult, message: str, trace: str) -> TestResult:
+    """The result of a test in which a plugin raised an exception: an error that names the plugin, and never a pass.
+
+    Args:
+        result: as the core has it.
+        message: names the plugin and its hook.
+        trace: of the exception.
+    """
     if result.outcome.is_bad:
-        return msgspec.structs.replace(result, notes=(*result.notes, str(error)))
+        return msgspec.structs.replace(result, notes=(*result.notes, message))
     return msgspec.structs.replace(
-        result, outcome=Outcome.ERROR, cause=Cause.TEST, message=str(error), details=_traceback_of(error)
+        result, outcome=Outcome.ERROR, cause=Cause.PLUGIN, message=message, details=trace
     )
-
-
-def _traceback_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error.__cause__ or error))
 
 
 def judge_attempt(

@@ -62,6 +62,10 @@ def disttest_judge_attempt(attempt):
     budget = BUDGET.of(attempt.settings)
     if budget is None:
         return result
+    if not attempt.has_ranks:
+        return with_findings(
+            result, (), ["collective-budget: not counted, the class of the test starts its ranks"]
+        )
     calls = attempt.reports(NAME, int)
     lines = tuple(f"rank {rank}: {number}" for rank, number in calls.items())
     result = with_section(result, NAME, Section(title="collectives", lines=lines, data=calls))

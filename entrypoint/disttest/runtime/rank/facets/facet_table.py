@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import lru_cache
+from typing import Any
 
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.rank.facets.facet import Facet
+from disttest.runtime.rank.facets.facet import Facet, Values
 
 _MODULES = (
     ("sys", "process_state"),
@@ -36,7 +37,42 @@ def loaded_facets() -> tuple[Facet, ...]:
     plugins = plugin_manager()
     if not plugins.has("disttest_state_facets"):  # asked several times for each test
         return core
-    return (*core, *(facet for facets in plugins.call("disttest_state_facets") for facet in facets))
+    found = plugins.items("disttest_state_facets", Facet)
+    return (*core, *(_guarded(name, facet) for name, facet in found))
+
+
+_errors: list[str] = []
+
+
+def take_facet_errors() -> str:
+    """What facets of plugins have raised since this was asked last; empty if nothing."""
+    told = "\n".join(dict.fromkeys(_errors))
+    _errors.clear()
+    return told
+
+
+def _guarded(name: str, facet: Facet) -> Facet:
+    """The facet of a plugin, whose exceptions are kept: one that cannot be read restores nothing, and must not do so unseen."""
+
+    def read() -> Values:
+        try:
+            return facet.read()
+        except Exception as error:  # noqa: BLE001
+            _errors.append(_words(name, facet, "read", error))
+            return {}
+
+    def restore(value: Any, then: Any) -> bool:
+        try:
+            return facet.restore(value, then)
+        except Exception as error:  # noqa: BLE001
+            _errors.append(_words(name, facet, "restore", error))
+            return False
+
+    return facet._replace(read=read, restore=restore)
+
+
+def _words(name: str, facet: Facet, what: str, error: Exception) -> str:
+    return f"plugin {name} failed to {what} its facet {facet.kind!r}: {type(error).__name__}: {error}"
 
 
 @lru_cache(maxsize=len(_MODULES) ** 2)
