@@ -47,10 +47,14 @@ def _of_plugins() -> Iterator[Option]:
     """The options that plugins add.
 
     Raises:
-        PluginError: one has the name of another option of the same command.
+        PluginError: one has the name of another option of the same command, or takes many values in each run.
     """
     known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
     for plugin, option in plugin_manager().items("disttest_addoptions", Option):
+        if option.many and "run" in option.commands:
+            raise PluginError(
+                f"plugin {plugin}: {option.flag} of run has many=True; let its type split one text instead"
+            )
         for command in option.commands:
             other = known.setdefault((command, option.name), plugin)
             if other != plugin:

@@ -1,6 +1,7 @@
 """Options: parsed once, refused with a message that names the option and the value."""
 
 import re
+import types
 from pathlib import Path
 
 import click
@@ -9,9 +10,12 @@ from click.testing import CliRunner
 
 from disttest import plugin
 from disttest.cli.main import command, main
-from disttest.errors import UsageError
+from disttest.errors import PluginError, UsageError
+from disttest.hookspecs import hookimpl
 from disttest.model import FlakyRule, Isolation
+from disttest.options import registry
 from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_secrets
+from disttest.options.option import Option
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
     CLUSTER_OPTIONS,
@@ -22,7 +26,9 @@ from disttest.options.registry import (
     options_of,
 )
 from disttest.options.run import RunOptions, given_options, resolve_options
+from disttest.options.values import WHOLE
 from disttest.planning.gpu_request import GpuShare
+from disttest.plugin_manager import Plugins
 
 
 def test_defaults():
@@ -305,3 +311,22 @@ def test_secrets_are_taken_from_a_command_line():
     assert ("ddp", "--retries", "1", "--masked") == left
     assert {"DISTTEST_MASK": "a b\nc=d"} == variables
     assert (("ddp",), {}) == take_secrets(["ddp"], "run", {})
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"name": "timeout"}, "plugin mine and disttest both have an option --timeout of run"),
+        ({"name": "budget", "many": True}, "plugin mine: --budget of run has many=True"),
+    ],
+)
+def test_an_option_of_a_plugin_that_cannot_work_is_refused_with_its_name(monkeypatch, option, message):
+    plugins = Plugins(tuple(name for name, _ in Plugins().all))
+    hooks = types.ModuleType("hooks")
+    row = Option(**{"type": WHOLE, "help": "N.", "commands": ("run",), **option})
+    hooks.disttest_addoptions = hookimpl(lambda: [row])
+    plugins.add(hooks, "mine")
+    monkeypatch.setattr(registry, "plugin_manager", lambda: plugins)
+
+    with pytest.raises(PluginError, match=message):
+        list(registry._of_plugins())
