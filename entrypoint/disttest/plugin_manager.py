@@ -62,7 +62,8 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self._versions: dict[str, str] = {}
         for name in blocked:
-            self._manager.set_blocked(name)
+            if not name.startswith(_CORE):
+                self._manager.set_blocked(name)
         for ring in _RINGS:
             for module in pkgutil.iter_modules([str(Path(__file__).with_name(ring))]):
                 self._add_built_in(f"disttest.{ring}.{module.name}", f"disttest.{module.name}")

@@ -185,5 +185,8 @@ def test_hooks_that_nobody_would_call_are_refused():
         PluginError, match=r"plugin mine: disttest_judge_attempt needs @hookimpl\(wrapper=True\)"
     ):
         Plugins().add(plugin(disttest_judge_attempt=disttest_judge_attempt), "mine")
+    plugins = Plugins(("disttest.core.protocol",))
+    plugins.add_core(plugin(disttest_rank_test=lambda test: True), "protocol")
+    assert plugins.has("disttest_rank_test")
     with pytest.raises(PluginError, match="are those of the core"):
         Plugins().add(plugin(), "disttest.core.protocol")
