@@ -2,13 +2,15 @@
 
 import pytest
 
+from disttest import plugin_manager
+from disttest.extras.chaos import in_rank
 from disttest.results import hang_findings, narrative
 from disttest.runtime.hosting import rank_host
 from disttest.runtime.rank import flight, rank
 from disttest.runtime.world import world_supervisor
 
 
-@pytest.mark.parametrize("module", [rank, rank_host, world_supervisor])
+@pytest.mark.parametrize("module", [rank, rank_host, world_supervisor, plugin_manager, in_rank])
 def test_they_are_nobodys_code(module):
     path = module.__file__
 

@@ -18,7 +18,8 @@ from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe|deadlock))/|/disttest/masking\.py$|^<"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe|deadlock|extras|plugins))/"
+    r"|/disttest/(masking|plugin_manager)\.py$|^<"
 )
 _STARTED_PROCESS = "\n\nprocess "
 """Precedes the name and the stacks of each process that an ordinary test has started, behind its own."""

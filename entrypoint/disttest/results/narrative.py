@@ -28,7 +28,9 @@ _TORCHS_ACCOUNT = re.compile(
     r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
 )
 """torch's harness logs the traceback that the report has already, a prefix before each line of it."""
-_RUNNER = re.compile(r'File "[^"]*/(_pytest|pluggy|disttest/runtime)/')
+_RUNNER = re.compile(
+    r'File "[^"]*/(_pytest/|pluggy/|disttest/(runtime|extras|plugins)/|disttest/plugin_manager\.py)'
+)
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 """It stands between the user's call and torch's, and waits for neither."""
 

@@ -26,6 +26,7 @@ from typing import NoReturn
 
 import msgspec
 
+import disttest
 from disttest.descriptors import high_copy, new_streams, take_descriptors
 from disttest.extras.resident.endpoint import ParentEndpoint
 from disttest.extras.resident.fitness import (
@@ -204,7 +205,7 @@ def _unfit(hazard: str | None, folder: Path, kept: Sequence[str]) -> str:
 
 def _own() -> list[Path]:
     """Where modules lie that are none of the tests, even below their folder."""
-    return [Path(__file__).parents[1], *map(Path, {sys.prefix, sys.base_prefix})]
+    return [Path(disttest.__file__).parent, *map(Path, {sys.prefix, sys.base_prefix})]
 
 
 # --- in a fork

@@ -16,7 +16,7 @@ from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import shorten
 
 _HARNESS = re.compile(
-    r"/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/(runtime|testing)/\w+(/\w+)*)\.py$"
+    r"/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/(runtime|testing|extras|plugins)/\w+(/\w+)*|disttest/plugin_manager)\.py$"
 )
 """Files whose frames call the test, or stand between its assertion and the exception."""
 

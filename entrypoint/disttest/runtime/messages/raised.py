@@ -26,7 +26,9 @@ _HARMLESS = (StopIteration, StopAsyncIteration, GeneratorExit, unittest.SkipTest
 _DEEPEST = 4
 _LONGEST_CHAIN = 5
 _MOST_FRAMES = 100
-_RUNNER = re.compile(r"/(_pytest|pluggy|disttest/(runtime|observe))/")
+_RUNNER = re.compile(
+    r"/(_pytest|pluggy|disttest/(runtime|observe|extras|plugins))/|/disttest/plugin_manager\.py$"
+)
 
 
 def failed_outcome(phase: str, *, xfail: bool) -> Outcome:

@@ -35,6 +35,8 @@ _encoder = msgspec.json.Encoder()
 _INTERNAL = (
     "/torch/",
     "/disttest/runtime/",
+    "/disttest/plugin_manager.py",
+    "/disttest/extras/",
     "/disttest/observe/",
     "/_pytest/",
     "/pluggy/",

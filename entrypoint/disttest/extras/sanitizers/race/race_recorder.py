@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import msgspec
 
+import disttest
 from disttest.extras.sanitizers.order.order_recorder import sign
 from disttest.extras.sanitizers.order.order_words import describe
 from disttest.extras.sanitizers.race.memory_edges import edges_of, is_between
@@ -23,7 +25,7 @@ from disttest.observe.sites import call_site
 _MOST_RACES = 100
 _MOST_JOINED = 64
 """Calls that a stream waits for and others may not; the oldest are forgotten."""
-_OURS = __file__.rpartition("/sanitizers/")[0] + "/"
+_OURS = f"{Path(disttest.__file__).parent}/"
 _DISPATCHING = (
     "/torch/_compile.py",
     "/torch/_dynamo/eval_frame.py",

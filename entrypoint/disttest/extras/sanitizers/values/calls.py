@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from disttest.extras.sanitizers.values.shape_inference import infers_shapes
 from disttest.extras.sanitizers.values.trace import Role, TensorPlace
 from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.model import TO_ROOT, rank_names
@@ -48,7 +49,8 @@ class Calls:
         """A wait begins."""
         if wait.kind is WaitKind.BACKWARD:
             self._backward[wait.thread] += 1
-            for index, root in enumerate(wait.roots[:_MOST_ROOTS]):
+            roots = () if infers_shapes() else wait.roots[:_MOST_ROOTS]
+            for index, root in enumerate(roots):
                 if isinstance(root, torch.Tensor):  # and no edge of the graph
                     self._note_root(index, root, wait)
 

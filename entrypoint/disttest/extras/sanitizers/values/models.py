@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakIdKeyDictionary
 
 from disttest.extras.sanitizers.values.replicas import Evidence, Replicas
+from disttest.extras.sanitizers.values.shape_inference import infers_shapes
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, TensorPlace, Trust
 from disttest.extras.sanitizers.values.trace_notes import Notes, site_fields
 from disttest.observe import as_text, spec_of
@@ -26,9 +26,6 @@ from disttest.observe.sites import call_site
 _MOST_TENSORS = 8
 """Of what one module is given or returns."""
 _PLAIN = frozenset({torch.Tensor, nn.Parameter})
-_PIPELINE_STAGE = "torch.distributed.pipelining.stage"
-_INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference"})
-"""Methods of a pipeline stage that run its module on memory which nothing has written, for the shapes of its outputs."""
 _UNKNOWN = Replicas()
 
 
@@ -81,7 +78,7 @@ class Models:
             for parameter in _plain_parameters(module):
                 if (replicas := self._replicas_of(parameter, wrapped)).ranks:
                     self._note(Role.SHARED, parameter, replicas)
-        if module in self._roots and not _infers_shapes():
+        if module in self._roots and not infers_shapes():
             self._note_tensors(Role.GIVEN, module, args)
         if self._wrappers.get(module) is False:
             self._wrappers[module] = True
@@ -89,7 +86,7 @@ class Models:
                 self._note(Role.WRAPPED, parameter, replicas)
 
     def _after_forward(self, module: nn.Module, _args: Any, output: Any) -> None:
-        if _infers_shapes():
+        if infers_shapes():
             return
         self._note_tensors(Role.MODULE, module, output)
         if not module.training:
@@ -222,17 +219,6 @@ class Models:
             for root in list(self._roots):
                 self._name_all(root)
         return self._names.setdefault(parameter, (NOWHERE, f"#{len(self._begun)}"))
-
-
-def _infers_shapes() -> bool:
-    """Whether this thread is in one of ``_INFERENCES``."""
-    stage = sys.modules.get(_PIPELINE_STAGE)
-    frame: FrameType | None = sys._getframe(1) if stage else None  # noqa: SLF001  # cheaper than any other way by far
-    while frame is not None:
-        if frame.f_code.co_name in _INFERENCES and frame.f_globals is vars(stage):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _unless_compiling(told: Callable[..., None]) -> Callable[..., None]:
