@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 _PIPELINE_STAGE = "torch.distributed.pipelining.stage"
-_INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference"})
+_INFERENCES = frozenset({"_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference"})
 """Methods of a pipeline stage that run its module on memory which nothing has written, for the shapes of its outputs."""
 
 
