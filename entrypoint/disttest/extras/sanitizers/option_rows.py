@@ -9,7 +9,7 @@ from disttest.options.values import RATIO, Type, text
 SANITIZE = of_every_run(
     "sanitize",
     Type(form=FORM, parse=parse_chosen, show=show_chosen),
-    "Tools that look for more in tests that pass; what they find fails the test, or with :warn is told beside it.",
+    "Look for more faults in tests that pass; a finding fails the test, or with :warn is a warning beside its verdict.",
     default=(Chosen(name="order", fails=False),),
     repeated=True,
 )
