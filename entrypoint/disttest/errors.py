@@ -15,6 +15,7 @@ DisttestError
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -62,6 +63,11 @@ class DisttestError(Exception):
 
 class PluginError(DisttestError):
     """A plugin raised an exception, or does not fit this version of disttest; the message names it."""
+
+    @property
+    def trace(self) -> str:
+        """The traceback of the plugin's own exception, if there is one."""
+        return "".join(traceback.format_exception(self.__cause__ or self))
 
 
 class UsageError(DisttestError):

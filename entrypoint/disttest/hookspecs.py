@@ -177,7 +177,7 @@ def disttest_marks() -> Sequence[str]:
 
 @hookspec
 def disttest_load_parts(config: pytest.Config) -> None:
-    """Controller, before any conftest is loaded if the user asked for disttest, else before worlds are forked.
+    """Controller, before any conftest is loaded if the user asked for disttest, and again before worlds are forked.
 
     Import here what the plugin's parts in worlds and ranks use. A conftest may replace names that they import, and each rank
     imports again what is imported later.

@@ -170,21 +170,23 @@ class Plugins:
             name = _culprit(error, caller)
             if name is None or _is_meant(error):
                 raise
-            raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
+            raise _failure(name, hook, error) from error
 
     def implementing(self, hook: str) -> list[str]:
         """Names of the plugins that implement a hook, those of the core left out."""
         names = (each.plugin_name for each in self._caller(hook).get_hookimpls())
         return [name for name in names if not name.startswith(_CORE)]
 
-    def items(self, hook: str, type_: type[T]) -> list[tuple[str, T]]:
+    def items(self, hook: str, type_: type[T], **arguments: Any) -> list[tuple[str, T]]:
         """Call a hook that returns several things; each, with the name of its plugin.
 
         Raises:
             PluginError: a plugin raised an exception, or returned something else.
         """
         return [
-            (name, item) for name, found in self._each(hook) for item in _checked(name, hook, found, type_)
+            (name, item)
+            for name, found in self._each(hook, **arguments)
+            for item in _checked(name, hook, found, type_)
         ]
 
     def mapping(self, hook: str, type_: type[T]) -> dict[str, T]:
@@ -204,12 +206,13 @@ class Plugins:
                 owners[name], merged[name] = plugin, value
         return merged
 
-    def _each(self, hook: str) -> list[tuple[str, Any]]:
+    def _each(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """The result of each plugin, in the order in which pluggy calls them: those registered last come first."""
         results = []
         for implementation in reversed(self._caller(hook).get_hookimpls()):
+            given = {name: arguments[name] for name in implementation.argnames}
             with _blaming(implementation.plugin_name, hook):
-                results.append((implementation.plugin_name, implementation.function()))
+                results.append((implementation.plugin_name, implementation.function(**given)))
         return results
 
     def named(self, hook: str, **arguments: Any) -> dict[str, Any]:
@@ -218,15 +221,8 @@ class Plugins:
         Raises:
             PluginError: as in :meth:`call`.
         """
-        found = {}
-        caller = self._caller(hook)
-        for implementation in caller.get_hookimpls():
-            given = {name: arguments[name] for name in implementation.argnames}
-            with _blaming(implementation.plugin_name, hook):
-                result = implementation.function(**given)
-            if result is not None:
-                found[implementation.plugin_name.rpartition(".")[2]] = result
-        return found
+        found = self._each(hook, **arguments)
+        return {name.rpartition(".")[2]: result for name, result in found if result is not None}
 
     def _caller(self, hook: str) -> pluggy.HookCaller:
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
@@ -268,7 +264,11 @@ def _blaming(name: str, hook: str) -> Iterator[None]:
     except BaseException as error:
         if _is_meant(error):
             raise
-        raise PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}") from error
+        raise _failure(name, hook, error) from error
+
+
+def _failure(name: str, hook: str, error: BaseException) -> PluginError:
+    return PluginError(f"plugin {name} failed in {hook}: {type(error).__name__}: {error}")
 
 
 def _checked(plugin: str, hook: str, found: Any, type_: type[T]) -> Sequence[T]:

@@ -140,19 +140,23 @@ def lab(tmp_path: Path, python: Path) -> Iterator[Lab]:
     check_results_below(tmp_path)
 
 
-@pytest.fixture
-def failing(tmp_path: Path) -> Lab:
-    """A laboratory whose environment has a plugin that fails where the variable FAILS_IN says."""
-    interpreter = make_environment(tmp_path / "venv")
-    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+@pytest.fixture(scope="module")
+def failing_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with a plugin that fails where the variable FAILS_IN says."""
+    folder = tmp_path_factory.mktemp("failing") / "venv"
+    interpreter = make_environment(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "fails.py").write_text(textwrap.dedent(FAILS))
     info = packages / "fails-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fails\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[disttest]\nfails = fails\n")
-    folder = tmp_path / "tests"
-    folder.mkdir()
-    return Lab(folder, python=str(interpreter)).write(test_calls=TESTS)
+    return interpreter
+
+
+@pytest.fixture
+def failing(tmp_path: Path, failing_python: Path) -> Lab:
+    return Lab(tmp_path, python=str(failing_python)).write(test_calls=TESTS)
 
 
 def test_a_sanitizer_of_a_package_fails_a_test_and_every_report_has_its_section(lab):

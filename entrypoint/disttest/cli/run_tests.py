@@ -118,7 +118,7 @@ def run_tests(
 def read_request(
     targets: tuple[str, ...], pytest_args: Sequence[str], progress: str, given: Mapping[str, Any]
 ) -> RunRequest:
-    """What was asked; arguments as for :func:`run_tests`.
+    """Read everything that was asked; arguments as for :func:`run_tests`.
 
     Raises:
         UsageError: it makes no sense.

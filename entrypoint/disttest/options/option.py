@@ -13,7 +13,7 @@ IN_CONTAINER = ("run", "plan", "doctor")
 
 
 class PluginSettings(Protocol):
-    """What knows the options of plugins in a run."""
+    """Settings that have the options of plugins in a run."""
 
     @property
     def plugin_options(self) -> Mapping[str, str]:

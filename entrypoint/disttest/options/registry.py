@@ -89,7 +89,7 @@ OPTIONS = (
     *CLUSTER_OPTIONS,
 )
 
-_RUNNING = frozenset(name for names in plugin_manager().call("disttest_commands_that_run") for name in names)
+_RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
 
 
 PLUGIN_SWITCHES = frozenset(f"--disttest-{option.name}" for option in RUN_OPTIONS if option.is_switch)

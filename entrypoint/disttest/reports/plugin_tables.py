@@ -16,7 +16,7 @@ def tables_by_section(run: RunResult, most: int) -> list[tuple[str, list[ReportT
         run: the run.
         most: tables that are shown, the first ones.
     """
-    found = (table for tables in plugin_manager().call("disttest_report_tables", run=run) for table in tables)
+    found = (table for _, table in plugin_manager().items("disttest_report_tables", ReportTable, run=run))
     return [
         (name, list(tables)) for name, tables in groupby(islice(found, most), lambda table: table.section)
     ]

@@ -42,7 +42,7 @@ class ReportTable(Frozen):
     """The section of the page that it stands in: ``chaos``. Tables of one section follow each other."""
     title: str
     intro: str
-    """What a cell stands for, in a sentence."""
+    """The meaning of a cell, in a sentence."""
     corner: str
     """The heading of the first column: ``rank``."""
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]

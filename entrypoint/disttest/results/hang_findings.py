@@ -14,12 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.model import RANKS_DISAGREE, Collective, RankEnd, RankRecord, rank_names, short_place
+from disttest.own_frames import HARNESS
 from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(runtime|observe|deadlock|extras|plugins))/"
-    r"|/disttest/(masking|plugin_manager)\.py$|^<"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(observe|deadlock))/"
+    rf"|{HARNESS}|/disttest/masking\.py$|^<"
 )
 _STARTED_PROCESS = "\n\nprocess "
 """Precedes the name and the stacks of each process that an ordinary test has started, behind its own."""

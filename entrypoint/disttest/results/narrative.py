@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank_name
+from disttest.own_frames import HARNESS
 from disttest.results.exit_codes import WOKEN
 from disttest.results.rulings import is_disagreement
 
@@ -28,9 +29,7 @@ _TORCHS_ACCOUNT = re.compile(
     r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
 )
 """torch's harness logs the traceback that the report has already, a prefix before each line of it."""
-_RUNNER = re.compile(
-    r'File "[^"]*/(_pytest/|pluggy/|disttest/(runtime|extras|plugins)/|disttest/plugin_manager\.py)'
-)
+_RUNNER = re.compile(rf'File "[^"]*(/_pytest/|/pluggy/|{HARNESS})')
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
 """It stands between the user's call and torch's, and waits for neither."""
 

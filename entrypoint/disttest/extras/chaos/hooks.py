@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from disttest.extras.chaos.case import NAME, case_of
+from disttest.extras.chaos.case import NAME, case_of, fault_of
 from disttest.extras.chaos.options import OPTIONS, options_of_fault
 from disttest.hookspecs import hookimpl
 
@@ -53,7 +53,7 @@ def disttest_addcommands(group: click.Group) -> None:
 def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
     """The same fault."""
     case = case_of(test)
-    return None if case is None else ("chaos", *options_of_fault(case))
+    return None if case is None else (NAME, *options_of_fault(case))
 
 
 @hookimpl
@@ -69,7 +69,7 @@ def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
     """Version 0.1 wrote them beside the fields of the core."""
-    return {"chaos": _move_case, "unharmed": _move_unharmed}
+    return {NAME: _move_case, "unharmed": _move_unharmed}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,7 +114,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
     """One in which a failure ends nobody."""
-    if not _is_harmed(test):
+    if fault_of(test) is None:
         return None
     from disttest.extras.chaos.in_world import HarmedAttempt
 
@@ -157,8 +157,3 @@ def _move_unharmed(event: dict[str, Any]) -> None:
     result = event.get("result")
     if isinstance(result, dict) and "unharmed" in result:
         result.setdefault("sections", {})[NAME] = {"data": result.pop("unharmed")}
-
-
-def _is_harmed(test: Any) -> bool:
-    case = case_of(test)
-    return case is not None and case.fault is not None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
-from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, UnharmedRank, fault_of
+from disttest.extras.chaos.case import NAME, ChaosCase, Fault, FaultKind, UnharmedRank, fault_of
 from disttest.extras.chaos.contract_judge import Harmed, judge_case
 from disttest.extras.chaos.seen import ChaosSeen
 from disttest.model import Cause, Outcome, Section, TestResult
@@ -30,8 +31,12 @@ class HarmedAttempt(Attempt):
         """Whether the others are done; a rank that was stopped never will be."""
         return all(progress.is_over or self._is_silenced(progress) for progress in self.ranks)
 
+    @cached_property
+    def _fault(self) -> Fault | None:
+        return fault_of(self.test)
+
     def _is_silenced(self, progress: RankProgress) -> bool:
-        fault = fault_of(self.test)
+        fault = self._fault  # asked with each message of the world
         stopped = fault is not None and fault.kind is FaultKind.STOP and fault.rank == progress.rank
         return stopped and NAME in progress.noted
 

@@ -26,7 +26,7 @@ def wants_resident(request: RunRequest) -> bool:
 
 
 def terms_of(request: RunRequest) -> ForkTerms:
-    """What the parent of a run must be like."""
+    """The terms that the parent of a run must meet."""
     return ForkTerms(seed=request.options.seed, imports=request.settings[RESIDENT_IMPORTS.field])
 
 

@@ -15,7 +15,7 @@ _MOST_LINES = 200
 
 
 def section_data(section: Section) -> dict[str, Any]:
-    """What a plugin has to say of one test."""
+    """The section of a plugin in the reports of one test."""
     return {
         "title": one_line(section.title, 300),
         "lines": [one_line(line, 2000) for line in section.lines[:_MOST_LINES]],

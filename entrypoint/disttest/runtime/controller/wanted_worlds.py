@@ -38,7 +38,7 @@ MARKS = (
 
 def all_marks() -> tuple[str, ...]:
     """The marks of the core and of plugins, each with what it does, as pytest's ``markers`` has them."""
-    return (*MARKS, *(mark for marks in plugin_manager().call("disttest_marks") for mark in marks))
+    return (*MARKS, *(mark for _, mark in plugin_manager().items("disttest_marks", str)))
 
 
 def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost) -> tuple[WorldShape, ...]:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import msgspec
 
 from disttest.model import Outcome, RankEnd, RankRecord
+from disttest.own_frames import HARNESS
 from disttest.results.exit_codes import WOKEN
 from disttest.results.headline import headline
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import shorten
 
 _HARNESS = re.compile(
-    r"/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/(runtime|testing|extras|plugins)/\w+(/\w+)*|disttest/plugin_manager)\.py$"
+    rf"{HARNESS}|/(torch/testing/_internal/common_(distributed|utils|device_type|fsdp)|disttest/testing/\w+(/\w+)*)\.py$"
 )
 """Files whose frames call the test, or stand between its assertion and the exception."""
 

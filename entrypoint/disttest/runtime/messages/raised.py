@@ -16,6 +16,7 @@ from _pytest.outcomes import OutcomeException
 
 from disttest.errors import ExitCode
 from disttest.model import Outcome, short_place
+from disttest.own_frames import HARNESS
 from disttest.results.hang_findings import is_library
 from disttest.results.headline import headline
 from disttest.results.verdict import is_consequence
@@ -26,9 +27,7 @@ _HARMLESS = (StopIteration, StopAsyncIteration, GeneratorExit, unittest.SkipTest
 _DEEPEST = 4
 _LONGEST_CHAIN = 5
 _MOST_FRAMES = 100
-_RUNNER = re.compile(
-    r"/(_pytest|pluggy|disttest/(runtime|observe|extras|plugins))/|/disttest/plugin_manager\.py$"
-)
+_RUNNER = re.compile(rf"/(_pytest|pluggy|disttest/observe)/|{HARNESS}")
 
 
 def failed_outcome(phase: str, *, xfail: bool) -> Outcome:

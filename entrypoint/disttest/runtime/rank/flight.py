@@ -23,6 +23,7 @@ import msgspec
 from disttest.host.loaded import stand_in
 from disttest.masking import masker
 from disttest.model import UNREADABLE, Collective
+from disttest.own_frames import HARNESS_PLACES
 from disttest.runtime.messages.protocol import Raised, clean_text
 from disttest.runtime.rank.in_flight import find_in_flight
 
@@ -34,9 +35,7 @@ ENVIRONMENT = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_CPP_STACK": "0"}
 _encoder = msgspec.json.Encoder()
 _INTERNAL = (
     "/torch/",
-    "/disttest/runtime/",
-    "/disttest/plugin_manager.py",
-    "/disttest/extras/",
+    *HARNESS_PLACES,
     "/disttest/observe/",
     "/_pytest/",
     "/pluggy/",

@@ -337,8 +337,7 @@ def run_with_plugins(test: RankTest) -> str:
     try:
         plugin_manager().call("disttest_rank_test", test=test)
     except PluginError as error:
-        trace = "".join(traceback.format_exception(error.__cause__ or error))
-        return clean_text(f"{error}\n{trace}")
+        return clean_text(f"{error}\n{error.trace}")
     return ""
 
 

@@ -80,7 +80,7 @@ class JudgedAttempt:
         return {rank: msgspec.json.decode(raw, type=type_) for rank, raw in self.raw_reports(name).items()}
 
     def data(self, name: str, type_: type[T]) -> T | None:
-        """What ``disttest_test_data`` of the plugin with this name said of the test; None if it said nothing."""
+        """The data that ``disttest_test_data`` of the plugin with this name returned; None if it returned none."""
         data = self.test.data.get(name)
         return None if data is None else msgspec.convert(data, type_)
 

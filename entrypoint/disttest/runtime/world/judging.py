@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,7 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
         attempt: over, or given up.
     """
     plugins = plugin_manager()
-    plugins.add_core(_Core(), "judgement")
+    plugins.add_core(_CORE, "judgement")
     try:
         result = plugins.call("disttest_judge_attempt", attempt=attempt)
         if not isinstance(result, TestResult):
@@ -46,8 +45,7 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
                 f"these have the hook: {', '.join(plugins.implementing('disttest_judge_attempt'))}"
             )
     except PluginError as error:
-        trace = "".join(traceback.format_exception(error.__cause__ or error))
-        return plugin_failed(_Core().disttest_judge_attempt(attempt), str(error), trace)
+        return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
     for progress in attempt.ranks:
         if progress.done is not None and progress.done.plugin_error:
             message, _, trace = progress.done.plugin_error.partition("\n")
@@ -62,6 +60,9 @@ class _Core:
     def disttest_judge_attempt(self, attempt: JudgedAttempt) -> TestResult:
         """By the outcomes of the ranks."""
         return judge_attempt(attempt.attempt, world_id=attempt.world_id, rule=attempt.settings.verdict)
+
+
+_CORE = _Core()
 
 
 def plugin_failed(result: TestResult, message: str, trace: str) -> TestResult:

@@ -45,7 +45,7 @@ _errors: list[str] = []
 
 
 def take_facet_errors() -> str:
-    """What facets of plugins have raised since this was asked last; empty if nothing."""
+    """The exceptions of plugins' facets since the last call, in words; empty if there were none."""
     told = "\n".join(dict.fromkeys(_errors))
     _errors.clear()
     return told
