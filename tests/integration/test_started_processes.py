@@ -45,7 +45,7 @@ def test_a_death_that_nobody_waits_for_is_told_once_and_with_the_rank(child: sub
     _await_end(child)
 
     (said,) = _look(below, child)
-    assert said.startswith(f"process {child.pid} (rank 3, {sys.executable} -c")
+    assert said.startswith(f"process {child.pid} (rank 3, {Path(sys.executable).name} -c import sys;")
     assert said.endswith("was killed by SIGKILL, and nobody waited for it")
     assert [] == _look(below, child)
 
@@ -80,3 +80,18 @@ def test_the_dead_take_no_place_of_the_living(tmp_path: Path) -> None:
 
         assert f"process {living} (cat)" in Descendants(parent.pid).describe(tmp_path / "stacks")
         parent.stdin.close()
+
+
+def test_the_tracker_of_multiprocessing_is_not_told_however_long_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-long-name-" * 8)
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.executable)
+    tracks = "from multiprocessing.resource_tracker import main;print('up', flush=True);main(0)"
+    with subprocess.Popen(
+        [str(folder / "python"), "-c", tracks], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tracker:
+        assert tracker.stdout is not None
+        assert b"up\n" == tracker.stdout.readline()
+
+        assert f"process {tracker.pid} " not in Descendants(os.getpid()).describe(tmp_path / "stacks")
+        tracker.kill()

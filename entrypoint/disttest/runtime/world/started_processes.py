@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from disttest.clock import monotonic, sleep
-from disttest.host.descendants import command_of
+from disttest.host.descendants import is_helper
 from disttest.host.proc import descendants
 from disttest.host.process import Exit, exit_of_zombie, send_signal, signal_name
 from disttest.limits import EVIDENCE_POLL_S, STARTED_STACKS_S, TICK_S
@@ -60,11 +60,9 @@ class Descendants:
         parts = []
         deadline = monotonic() + STARTED_STACKS_S
         living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
-        for pid in islice(living, _MOST_NAMED):
+        for pid in islice((pid for pid in living if not is_helper(pid)), _MOST_NAMED):
             self._learn(pid)
             name = _with_role(self._names[pid], role_file(stacks, pid))
-            if _is_helper_of_python(name):
-                continue
             parts.append(f"{name}:\n{_ask(pid, stacks, deadline) or '  (its Python stack is not available)'}")
         return "\n\n".join(parts)
 
@@ -83,14 +81,6 @@ class Descendants:
         return f"{self._names.get(pid, f'process {pid}')} {how}, and nobody waited for it"
 
 
-def _is_helper_of_python(name: str) -> bool:
-    """Whether it is multiprocessing's resource tracker or fork server, which run no code of the test.
-
-    Forks of that server have its command line, but those that disttest has prepared have a role instead.
-    """
-    return "multiprocessing.resource_tracker import" in name or "multiprocessing.forkserver import" in name
-
-
 def _with_role(name: str, file: Path) -> str:
     """The name with the role that a spawned process has noted, in the place of its command line."""
     try:
@@ -103,10 +93,13 @@ def _with_role(name: str, file: Path) -> str:
 def _name(pid: int) -> str:
     """``process 12 (rank 1, python -c …)``."""
     try:
-        rank = psutil.Process(pid).environ().get("RANK", "")
-        command = command_of(pid)[:_COMMAND]
-    except (psutil.Error, ProcessLookupError):
+        process = psutil.Process(pid)
+        rank = process.environ().get("RANK", "")
+        program, *words = process.cmdline() or [process.name()]
+    except psutil.Error:
         return f"process {pid}"
+    # Without its folder: a long path to the interpreter would leave no room for what tells processes apart.
+    command = " ".join([Path(program).name, *words])[:_COMMAND]
     return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
 
 
