@@ -270,6 +270,17 @@ def _main_thread(stacks: str) -> Iterator[Frame]:
         yield Frame(match["file"], int(match["line"]), match["function"])
 
 
+def crash_place(stacks: str) -> str:
+    """The user's line in which a process crashed, as ``work at test_step.py:39``; empty if there is none.
+
+    Args:
+        stacks: as faulthandler wrote them; the thread that crashed comes first.
+    """
+    crashed, *_ = stacks.split("\n\n")
+    frame = _user_frame([*_main_thread(crashed)])
+    return f"{frame.function} at {frame}" if frame else ""
+
+
 def _started_processes(rank: RankRecord) -> Iterator[str]:
     """``process 12 (rank 1 of mp.spawn) is in work at test_step.py:39``, for each that is in the user's code."""
     for text in rank.stacks.split(_STARTED_PROCESS)[1:]:

@@ -8,6 +8,7 @@ a fork does not (environment, output, umask) travels along. Contexts of kind ``f
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import multiprocessing
 import os
@@ -133,6 +134,7 @@ def _inherit(
         os.dup2(came_along[place], fd)
         os.close(came_along[place])
     os.umask(umask)
+    faulthandler.enable(2)  # a crash leaves its stacks in the log of the test
     answers.prepare()
     if "numpy" in sys.modules:  # random seeds itself anew after a fork, numpy as it is imported
         sys.modules["numpy"].random.seed()

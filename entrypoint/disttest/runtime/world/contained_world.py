@@ -8,6 +8,8 @@ from pathlib import Path
 
 from disttest.model import WorldKind
 from disttest.runtime.messages.protocol import Channel, WorldOrder
+from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.judged_attempt import JudgedAttempt
 from disttest.runtime.world.started_processes import Descendants
 from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
 
@@ -37,6 +39,12 @@ class ContainedWorld(WorldSupervisor):
     def _log_name(self, rank: int) -> str:
         del rank
         return "output.log"
+
+    def _judged(self, attempt: Attempt) -> JudgedAttempt:
+        progress = attempt.ranks[0]
+        if progress.death is None and any(report.outcome.is_bad for report in progress.reports):
+            self._ranks.read_crash(progress)  # a process that it started may have crashed
+        return super()._judged(attempt)
 
     def _look(self) -> None:
         self._on_shared_memory()

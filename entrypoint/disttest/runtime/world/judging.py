@@ -21,6 +21,7 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
+from disttest.results.hang_findings import crash_place
 from disttest.results.hosted import NEW_RANKS, RUN_AGAIN, judge_hosted
 from disttest.results.rulings import disagreement
 from disttest.results.verdict import judge
@@ -158,7 +159,11 @@ def _is_bad(record: RankRecord) -> bool:
 
 def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
     """The result of a contained test, with what is known of processes of its own that died."""
-    if not result.outcome.is_bad or not progress.deaths_below:
+    if not result.outcome.is_bad:
+        return result
+    if progress.death is None and (place := crash_place(progress.crash)):
+        result = msgspec.structs.replace(result, message=f"{result.message} (a process crashed in {place})")
+    if not progress.deaths_below:
         return result
     if progress.hung:  # it probably waited for them
         return msgspec.structs.replace(result, message=f"{progress.deaths_below} ({result.message})")
