@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from disttest.clock import monotonic, sleep
-from disttest.host.descendants import is_helper
+from disttest.host.descendants import is_helper, shown_command
 from disttest.host.proc import descendants
 from disttest.host.process import Exit, exit_of_zombie, send_signal, signal_name
 from disttest.limits import EVIDENCE_POLL_S, STARTED_STACKS_S, TICK_S
@@ -25,7 +25,6 @@ class _Descendant(NamedTuple):
 
 
 _MOST_NAMED = 16
-_COMMAND = 80
 
 
 class Descendants:
@@ -93,13 +92,10 @@ def _with_role(name: str, file: Path) -> str:
 def _name(pid: int) -> str:
     """``process 12 (rank 1, python -c …)``."""
     try:
-        process = psutil.Process(pid)
-        rank = process.environ().get("RANK", "")
-        program, *words = process.cmdline() or [process.name()]
-    except psutil.Error:
+        rank = psutil.Process(pid).environ().get("RANK", "")
+        command = shown_command(pid)
+    except (psutil.Error, ProcessLookupError):
         return f"process {pid}"
-    # Without its folder: a long path to the interpreter would leave no room for what tells processes apart.
-    command = " ".join([Path(program).name, *words])[:_COMMAND]
     return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
 
 
