@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     import click
     import pytest
 
+    from disttest.cli.run_place import RunPlace
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
+    from disttest.planning.pools import Size
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.rank.facets.facet import Facet
@@ -83,6 +85,20 @@ def disttest_addcommands(group: click.Group) -> None:
 
     Args:
         group: the command line; call ``group.add_command``. Import what the command does inside the function.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_choose_place(request: RunRequest) -> RunPlace | None:
+    """Command, when the options of a run were read: have it run on other machines than this one.
+
+    A :class:`disttest.errors.UsageError` ends the command with its message: for options that make no sense there.
+
+    Args:
+        request: everything that was asked.
+
+    Returns:
+        The machines, as :class:`disttest.cli.run_place.RunPlace` describes them; None for a run on this machine.
     """
 
 
@@ -143,6 +159,20 @@ def disttest_schedulers() -> Mapping[str, str]:
     Returns:
         The name of each, and the name of its module. The module has ``NODE_VARIABLES`` and
         ``make_launcher(environ, options)``, which ``docs/schedulers.md`` describes; it is imported when it is used.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_pool_size(scheduler: str, partition: str, device: str) -> Size | None:
+    """Command ``disttest plan``, for a pool whose size the user did not give: ask the scheduler.
+
+    Args:
+        scheduler: its name, from :func:`disttest_schedulers`.
+        partition: the part of its nodes; empty for its default.
+        device: where ranks are to compute, as ``--device`` has it.
+
+    Returns:
+        What it has; None if the plugin does not know this scheduler.
     """
 
 

@@ -42,7 +42,7 @@ from disttest.runtime.controller.other_plugins import (
 )
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
-from disttest.runtime.controller.session import RunSession, inherit_results
+from disttest.runtime.controller.session import RUN, RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.terminal_end import write_end
@@ -56,7 +56,6 @@ from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
-_RUN = pytest.StashKey[RunSession]()
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
 _WORLDS = "disttest.runtime.controller.apart"
@@ -102,7 +101,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(switch, action="store_true", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
-    group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
@@ -169,7 +167,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", mark)
     if config.getoption("disttest_guarded") and (words := too_old()):
         raise pytest.UsageError(words)
-    run = config.stash[_RUN] = RunSession(config)
+    run = config.stash[RUN] = RunSession(config)
     config.pluginmanager.register(run, "disttest-run")
     columns = config.getoption("disttest_view")
     if columns and run.runs_tests and not config.option.collectonly:
@@ -178,7 +176,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Where ranks run, and how many worlds fit side by side; what was asked and is not done."""
-    run = config.stash[_RUN]
+    run = config.stash[RUN]
     slots = run.devices.size if run.devices else 0
     sizes = ",".join(map(str, run.options.world_sizes or run.host.default_sizes()))
     backends = ", ".join(run.options.backend or (run.host.default_backend(),))
@@ -188,7 +186,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     """Where a debugger is waited for: with ``-q``, too, which has no header."""
-    return [f"disttest: {line}" for line in tell_debugger(config.stash[_RUN].options)]
+    return [f"disttest: {line}" for line in tell_debugger(config.stash[RUN].options)]
 
 
 # --- collection
@@ -196,7 +194,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A rank in a fresh interpreter collects its own files only."""
-    order = config.stash[_RUN].rank_order
+    order = config.stash[RUN].rank_order
     if order is None or collection_path.is_dir() or collection_path.name == "__init__.py":
         return None
     return None if str(collection_path) in order.modules else True
@@ -207,7 +205,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """One test for each world."""
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
-    run = collector.config.stash[_RUN]
+    run = collector.config.stash[RUN]
     asked = collector.config.stash[HOSTING] or bool(collector.config.getoption("disttest_guarded"))
     if isinstance(collector, pytest.Module) and collector.config.stash[HOSTING]:
         find_siblings(collector.path)
@@ -230,7 +228,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """When all hooks have had their say: worlds for the marks that they have added; the tests of this shard of the plan."""
     yield
-    run = config.stash[_RUN]
+    run = config.stash[RUN]
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
@@ -254,7 +252,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         load_torch()
         load_what_tests_use(config.rootpath)
-    run = config.stash[_RUN]
+    run = config.stash[RUN]
     elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
@@ -264,9 +262,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(f"disttest: {error}") from None
     while _once_all_is_imported:
         _once_all_is_imported.pop()()
-    if config.stash[_RUN].runs_tests:
+    if config.stash[RUN].runs_tests:
         with _journal_is_written():
-            config.stash[_RUN].take(session.items)
+            config.stash[RUN].take(session.items)
 
 
 def _enable_gc() -> None:
@@ -308,7 +306,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _run_tests(session: pytest.Session) -> bool | None:
-    run = session.config.stash[_RUN]
+    run = session.config.stash[RUN]
     run.leave_if_copy()
     if isinstance(run.rank_order, ParentOrder):
         from disttest.runtime.controller.parents import serve_collected
@@ -318,11 +316,6 @@ def _run_tests(session: pytest.Session) -> bool | None:
         from disttest.runtime.controller.starters import be_a_rank
 
         be_a_rank(session, run.rank_order, run.errors)
-    if order := session.config.getoption("disttest_node_partition"):
-        from disttest.cluster.node.partition import serve_partition
-
-        serve_partition(session, run, Path(order))
-        return True
     if plugin_manager().call("disttest_run_session", session=session):
         return True
     apart = run.recorder is not None and run.devices is not None
@@ -397,7 +390,7 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Close the journal."""
-    run = session.config.stash.get(_RUN, None)
+    run = session.config.stash.get(RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_guarded"):
@@ -413,7 +406,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     hide_in_own_files(config)
     if config.getoption("disttest_guarded"):
         gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
-        run = config.stash.get(_RUN, None)
+        run = config.stash.get(RUN, None)
         if (note := config.stash.get(_LEAVING, None)) is not None:
             note.leaving(run.keepers.describe() if run is not None else "a plugin")
         if run is not None and run.pairs and not run.ordinary:
@@ -451,6 +444,6 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
-    run = config.stash.get(_RUN, None)
+    run = config.stash.get(RUN, None)
     if run is not None and run.recorder is not None:
         write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from rendered import render_final
 from sample_runs import SampleRun
 
-from disttest.cluster.protocol import wire
 from disttest.errors import ProtocolError, UsageError
+from disttest.extras.cluster.protocol import wire
 from disttest.model import Cause, Collective, Outcome, RankEnd, RankRecord, TestResult
 from disttest.options.option import Option
 from disttest.options.registry import RUN_OPTIONS

@@ -17,7 +17,6 @@ import click
 
 import disttest
 from disttest import github
-from disttest.cli.cluster import cluster_clean, node_agent
 from disttest.cli.collection import collect_for_plan, list_command
 from disttest.cli.completion import completion
 from disttest.cli.config import config
@@ -135,8 +134,6 @@ def _run(*typed: Any) -> NoReturn:
 
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
-command.add_command(node_agent)
-command.add_command(cluster_clean)
 command.add_command(github_step)
 command.add_command(plan_command(collect_for_plan, _leave))
 command.add_command(merge_command(_write_reports, _leave))

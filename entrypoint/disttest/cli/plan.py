@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from disttest.cli.cluster import LauncherFor, collecting_for, scheduler_launcher, size_of
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
@@ -18,8 +17,8 @@ from disttest.options.flags import RegistryCommand
 from disttest.options.flags import flags as flags_of
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import RUN_OPTIONS
-from disttest.options.run import by_command, resolve_options
-from disttest.planning.pools import POOL_FORM, Pool, parse_pools
+from disttest.options.run import RunOptions, by_command, resolve_options
+from disttest.planning.pools import POOL_FORM, Pool, Size, parse_pools
 from disttest.planning.shard_plan import (
     Plan,
     encode_plan,
@@ -29,9 +28,12 @@ from disttest.planning.shard_plan import (
     render_matrix,
 )
 from disttest.planning.timings import Timings
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
 
+PoolSize = Callable[[str, str, str], Size]
+"""A scheduler, a partition and the device of the run in, what the scheduler has out."""
 Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
 """Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
 that they mean out."""
@@ -40,9 +42,9 @@ that they mean out."""
 def plan_command(
     collect: Collect,
     leave: Callable[[int], Any],
-    launcher_for: LauncherFor = scheduler_launcher,
+    pool_size: PoolSize | None = None,
 ) -> click.Command:
-    """The command, around a way to collect tests, a way to end, and the schedulers.
+    """The command, around a way to collect tests, a way to end, and a way to ask schedulers (by default their plugins).
 
     Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
     ``--device cuda`` that the runners have GPUs, which this machine need not have.
@@ -66,11 +68,9 @@ def plan_command(
         pools = parse_pools(
             given["pool"],
             given["labels"],
-            lambda scheduler, partition: size_of(
-                launcher_for(scheduler, partition).capacity(), options.device
-            ),
+            lambda scheduler, partition: (pool_size or _ask_plugins)(scheduler, partition, options.device),
         )
-        extra = [*(pytest_args or ()), *collecting_for(pools, options, given["nodes"])]
+        extra = [*(pytest_args or ()), *_collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
         for warning in warnings:
             warn(f"warning: {warning}")
@@ -83,6 +83,40 @@ def plan_command(
             leave(ExitCode.NOTHING_COLLECTED)
 
     return plan
+
+
+def _ask_plugins(scheduler: str, partition: str, device: str) -> Size:
+    size: Size = plugin_manager().call(
+        "disttest_pool_size", scheduler=scheduler, partition=partition, device=device
+    )
+    return size
+
+
+def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
+    """Arguments for pytest that have it collect for the pools of schedulers, and not for this machine; none without any.
+
+    Raises:
+        UsageError: ``--nodes`` without such a pool.
+        NotEnoughDevices: none of them has so many nodes.
+    """
+    schedulers = [pool for pool in pools if pool.scheduler]
+    if not schedulers:
+        if nodes > 1:
+            raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
+        return []
+    from disttest.runtime.controller.target_host import host_of_nodes
+    from disttest.runtime.guard.listing import collect_argument
+
+    with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
+    host = host_of_nodes(
+        # A world that fits a runner is collected, too.
+        gpus=max(pool.gpus for pool in pools) if with_gpus else 0,
+        pool=max(pool.runners for pool in schedulers),
+        nodes=nodes,
+        options=options,
+        scheduler=", ".join(dict.fromkeys(pool.scheduler for pool in schedulers)),
+    )
+    return [collect_argument(host)]
 
 
 def check_one_way(given: dict[str, Any]) -> None:

@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
 from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
+from disttest.cli.run_place import PreparedRun, RunPlace
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
@@ -60,13 +58,14 @@ class RunRequest:
     options: RunOptions
     asked: dict[str, str]
     """The options that were given, by name."""
-    cluster: ClusterChoice
     selection: RunSelection
     setup: Path | None
     settings: Mapping[str, Any]
     """The options that only the command reads, by field."""
     given_settings: tuple[Option, ...]
     """Those of them that a flag or a variable has set."""
+    place: RunPlace | None = None
+    """Where the run runs; None: on this machine."""
 
     @property
     def needs_new_processes(self) -> tuple[str, ...]:
@@ -74,7 +73,7 @@ class RunRequest:
         device = self.options.device
         asked: dict[str, Any] = {
             "--setup": self.setup,
-            "--launcher": self.cluster.launcher,
+            self.place.option if self.place else "": self.place,
             f"--device {device}": emulated_gpus(device),
         }
         return tuple(name for name, value in asked.items() if value)
@@ -104,8 +103,8 @@ def run_tests(
         return code
     _hide(request.options.mask)
     _refuse_what_does_not_go_together(request)
-    if request.cluster.launcher and request.options.record is not RecordRule.OFF:
-        request = _unrecorded(request)
+    if request.place is not None:
+        request = request.place.adapt(request)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -129,20 +128,19 @@ def read_request(
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     selection = take_selection(rest)
     flags = selection.with_repeats(project.fill(rest))
-    cluster = take_cluster(flags, selection.grant)
-    return RunRequest(
+    request = RunRequest(
         targets=targets,
         pytest_args=pytest_args,
         progress=progress,
         flags=by_command(flags),
         options=resolve_options(flags),
         asked=given_options(flags),
-        cluster=cluster,
         selection=selection,
         setup=setup,
         settings=settings,
         given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
     )
+    return dataclasses.replace(request, place=plugin_manager().call("disttest_choose_place", request=request))
 
 
 def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
@@ -153,35 +151,17 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
 
 
 def _refuse_what_does_not_go_together(request: RunRequest) -> None:
-    options, launcher = request.options, request.cluster.launcher
-    if options.spmd and launcher:
-        raise UsageError("--spmd is for one machine: leave --launcher out")
+    options = request.options
     if request.selection.plan is not None:
         refuse_sizes(options)
-    if launcher and (options.debugpy or options.debug_rank is not None):
-        flag = "--debugpy" if options.debugpy else "--debug-rank"
-        raise UsageError(f"{flag} is for one machine: leave --launcher out")
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
-    if request.setup is not None and launcher:
-        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
 
 
 def _hide(values: Sequence[str]) -> None:
     masker.open_ledger()
     if short := masker.hide(values):
         warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
-
-
-def _unrecorded(request: RunRequest) -> RunRequest:
-    """On nodes: what is recorded there would stay there. It may be a project's setting, so it is no mistake."""
-    warn("ranks on nodes are not recorded: --record has no effect with --launcher")
-    return dataclasses.replace(
-        request,
-        flags={**request.flags, "record": str(RecordRule.OFF)},
-        options=msgspec.structs.replace(request.options, record=RecordRule.OFF),
-        asked={name: value for name, value in request.asked.items() if name != "record"},
-    )
 
 
 def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
@@ -193,19 +173,19 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
 
 
 def _run(request: RunRequest, signals: NotedSignals) -> int:
-    """Run it on this machine or on a cluster, and tell what it came to."""
+    """Run it on this machine or elsewhere, and report the result."""
     started_s = time.monotonic()
     selection = request.selection
     if selection.last_failed:
         failed = only_failed(request.targets, request.options.results, warn)
         request = dataclasses.replace(request, targets=tuple(failed))
     resolved = resolve_targets(request.targets)
-    emulation = Emulation(request.options.device, launcher=request.cluster.launcher)
+    emulation = Emulation(request.options.device)
     flags = emulation.start(dict(request.flags))
     options = resolve_options(flags)
     if runs_nothing(request.pytest_args):
         return _ask_pytest(request, resolved, flags)
-    hardware = None if request.cluster.launcher else Devices(options).machine.hardware()
+    hardware = None if request.place else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
     keep = request.settings[KEEP_RESULTS.field]
     if keep is not None:
@@ -213,9 +193,10 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
     request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
     if selection.plan_file is not None:
         shutil.copyfile(selection.plan_file, directory.path / "plan.json")
-    if hardware is None:
-        result, owes_failures = _run_on_cluster(request, resolved, directory, signals), True
+    if request.place is not None:
+        result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
     else:
+        assert hardware is not None
         result, owes_failures = _run_here(request, resolved, directory, hardware)
     from disttest.cli.finish import finish_run  # what it needs was loaded while tests ran
 
@@ -240,19 +221,18 @@ def _ask_pytest(request: RunRequest, resolved: Targets, flags: Flags) -> int:
         return ask_pytest(resolved, filled(flags, Path(folder)), extra)
 
 
-def _run_on_cluster(
+def _prepared(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, signals: NotedSignals
-) -> RunResult:
-    return run_cluster(
-        request.cluster,
-        request.targets,
-        filled(request.flags, directory.path),
-        request.options,
-        request.pytest_args,
-        directory,
-        request.selection,
-        _invocation(request, resolved),
-        signals,
+) -> PreparedRun:
+    return PreparedRun(
+        targets=request.targets,
+        flags=filled(request.flags, directory.path),
+        options=request.options,
+        pytest_args=request.pytest_args,
+        directory=directory,
+        selection=request.selection,
+        invocation=_invocation(request, resolved),
+        signals=signals,
     )
 
 
@@ -283,7 +263,7 @@ def _invocation(request: RunRequest, resolved: Targets) -> Invocation:
         cwd=str(Path.cwd()),
         workspace=environment().get("GITHUB_WORKSPACE", ""),
         bundled=resolved.bundled,
-        options=request.asked | request.cluster.record(),
+        options={**request.asked, **(request.place.record() if request.place else {})},
         pytest_args=tuple(request.pytest_args),
         environment=variables_of_classes(environment()),
     )

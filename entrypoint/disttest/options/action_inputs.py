@@ -16,7 +16,6 @@ from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.options.option import Option
 from disttest.options.registry import (
-    CLUSTER_OPTIONS,
     IN_CONTAINER,
     MERGE_OPTIONS,
     PLAN_OPTIONS,
@@ -58,7 +57,7 @@ class Input(Frozen):
     @property
     def is_for_nodes(self) -> bool:
         """Whether it means the container of the step, and with ``launcher`` the containers of the nodes."""
-        return self.launch is not None and self.own in CLUSTER_OPTIONS
+        return self.launch is not None and self.own is not None and self.own.elsewhere
 
 
 _SUITE = Input(
@@ -113,7 +112,7 @@ def _input(name: str, own: Option | None, launch: Option | None) -> Input:
 
 INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doctor")}
 """Command -> inputs of the action that runs it."""
-CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own in CLUSTER_OPTIONS and one.launch is None)
+CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
 """Where the runner is a machine that submits: the step runs in place, and the scheduler has the nodes."""
 
 _COMMON = frozenset(

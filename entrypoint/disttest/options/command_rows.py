@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from disttest.options.option import rows_of
-from disttest.options.run_rows import LAUNCHERS
 from disttest.options.values import (
     AUTO,
     COUNT,
@@ -76,22 +75,6 @@ OTHER_OPTIONS = (
         of_every_run=True,
     ),
     rows_of("list")("tests", SWITCH, "List every test, not only the suites.", default=False),
-    rows_of("cluster-clean")(
-        "launcher",
-        one_of(*LAUNCHERS),
-        "The scheduler.",
-        default="slurm",
-        has_variable=True,
-    ),
-    rows_of("cluster-clean")(
-        "partition",
-        text("NAME"),
-        "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm's jobs are found without.",
-        default="",
-    ),
-    rows_of("cluster-clean")(
-        "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
-    ),
     rows_of("report")("format", text("NAME"), "What to write.", many=True, otherwise="all"),
     rows_of("report")(
         "history",

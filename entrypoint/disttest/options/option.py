@@ -49,6 +49,10 @@ class Option(Frozen):
     hidden: bool = False
     for_command: bool = False
     """Whether only the command reads it, and no pytest process; a project's file may have it, too."""
+    elsewhere: bool = False
+    """Whether it is about a run on other machines: no project's file has it, and of the action's inputs it is for the nodes."""
+    title: str = ""
+    """Heading of its group in the help of the command; empty for the usual ones."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
 

@@ -21,16 +21,11 @@ from disttest.options.values import (
     Type,
     devices,
     member_of,
-    one_of,
     path,
     text,
 )
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
-from disttest.planning.pools import SCHEDULERS
-
-LAUNCHERS = ("local", *SCHEDULERS)
-
 
 RUN_OPTIONS = (
     of_every_run(
@@ -275,99 +270,3 @@ SELECTION_OPTIONS = (
     *FLOOR_OPTIONS,
 )
 """What a run takes from a plan and from earlier runs, and the floors under it."""
-
-CLUSTER_OPTIONS = (
-    _run(
-        "launcher",
-        one_of(*LAUNCHERS),
-        "Run on the nodes of a scheduler, instead of on this machine.",
-        default="",
-        has_variable=True,
-        repeated=True,
-    ),
-    _run("nodes", COUNT, "Nodes of each world that does not say so itself.", default=1, repeated=True),
-    _run(
-        "partition",
-        text("NAME"),
-        "Slurm's partition; for Kubernetes NAMESPACE or CONTEXT/NAMESPACE.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "account",
-        text("NAME"),
-        "Slurm's account; for Kubernetes a queue of Kueue.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "scheduler-args",
-        text("ARGS"),
-        "More arguments for srun, such as --qos=ci --mem=64G, or for kubectl, quoted as in a shell.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
-    ),
-    _run(
-        "gpus-per-node",
-        WHOLE,
-        "GPUs that a job holds on each node.",
-        default=0,
-        otherwise="one for each rank",
-        repeated=True,
-    ),
-    _run(
-        "job-limit",
-        SECONDS,
-        "Wall time of a job.",
-        default=0.0,
-        otherwise="from the tests' limits, at most the partition's",
-    ),
-    _run("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0),
-    _run("silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0),
-    _run("image", text("IMAGE"), "Container image for the nodes.", default="", repeated=True),
-    _run(
-        "container",
-        one_of("pyxis", "docker"),
-        "How nodes run the image.",
-        default="",
-        otherwise="pyxis",
-        repeated=True,
-    ),
-    _run("mount", text("PATH[:PATH]"), "What a node's container sees of the node.", many=True, repeated=True),
-    _run(
-        "pod-template",
-        path("FILE"),
-        "A pod that those of Kubernetes are made from: a YAML file.",
-        repeated=True,
-    ),
-    _run(
-        "gpu-resource",
-        text("NAME"),
-        "What Kubernetes calls a GPU.",
-        default="",
-        otherwise="nvidia.com/gpu",
-        repeated=True,
-    ),
-    _run("pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True),
-    _run(
-        "node-dir",
-        text("DIR"),
-        "Working directory on the nodes.",
-        default="",
-        otherwise="as here",
-        repeated=True,
-    ),
-    _run("shared-dir", text("DIR"), "A directory that all nodes see.", default="", repeated=True),
-    _run(
-        "ports",
-        text("FIRST-LAST"),
-        "Ports that the rendezvous may use, where a firewall lets few through.",
-        default="",
-        repeated=True,
-    ),
-    _run("node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True),
-)
-"""What only a run on a cluster takes."""

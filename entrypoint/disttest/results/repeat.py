@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from disttest.model import Invocation, TestCase, TestResult, WorldKind
-from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
+from disttest.options.registry import COMMAND_SETTINGS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager
 
@@ -158,7 +158,7 @@ def _cluster(asked: Invocation) -> Iterator[str]:
     """The scheduler and what it was asked for; nothing of a run on one machine."""
     if not asked.options.get("launcher"):
         return
-    for option in CLUSTER_OPTIONS:
+    for option in COMMAND_SETTINGS:
         if not option.repeated or not (value := asked.options.get(option.name)):
             continue
         for each in value.splitlines() if option.many else [value]:

@@ -14,11 +14,13 @@ from command_runner import command_runner
 from fake_scheduler import FakeScheduler
 from planning_cases import case
 
-from disttest.cli.cluster import take_cluster
 from disttest.cli.plan import plan_command
-from disttest.cluster.protocol.launcher import Capacity
 from disttest.errors import DisttestError, SchedulerError, UsageError
-from disttest.options.flags import flags
+from disttest.extras.cluster.option_rows import RUN_OPTIONS
+from disttest.extras.cluster.place import size_of, take_nodes
+from disttest.extras.cluster.protocol.launcher import Capacity
+from disttest.options.flags import flags, was_given
+from disttest.planning.pools import Size
 from disttest.planning.shard_plan import Grant, Plan, decode_plan
 from disttest.runtime.controller.target_host import TargetHost
 
@@ -67,11 +69,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
         asked: list[tuple[str, str]] = []
         collected: list[Any] = []
 
-        def launcher_for(scheduler: str, partition: str) -> FakeScheduler:
+        def pool_size(scheduler: str, partition: str, device: str) -> Size:
             asked.append((scheduler, partition))
             if isinstance(capacity, Exception):
                 raise capacity
-            return FakeScheduler(capacity=capacity)
+            return size_of(FakeScheduler(capacity=capacity).capacity(), device)
 
         def collect(_targets: object, _flags: object, extra: Sequence[str], _gpus: int) -> Sequence[Any]:
             collected.append(extra)
@@ -80,7 +82,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
         def leave(code: int) -> None:
             raise click.exceptions.Exit(code)
 
-        command = plan_command(collect, leave, launcher_for)
+        command = plan_command(collect, leave, pool_size)
         result = command_runner().invoke(command, ["suite", *arguments], obj=["-k", "x"])
         return Planned(result, tmp_path, asked, collected)
 
@@ -167,8 +169,9 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     @click.command()
     @flags("run")
     def command(**given: Any) -> None:
-        choice = take_cluster(given, grant)
-        chosen.update(choice.given, launcher=choice.launcher, record=choice.record())
+        asked = {row.field: given[row.field] for row in RUN_OPTIONS}
+        nodes = take_nodes(asked, {row.field for row in RUN_OPTIONS if was_given(row)}, grant)
+        chosen.update(nodes.given if nodes else asked, record=nodes.record() if nodes else {})
 
     command.main(list(arguments), standalone_mode=False)
     return chosen

@@ -18,7 +18,6 @@ from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_s
 from disttest.options.option import Option
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
-    CLUSTER_OPTIONS,
     OPTIONS,
     PLUGIN_OPTIONS,
     RUN_OPTIONS,
@@ -269,7 +268,7 @@ def pytester_parser():
 
 
 def test_descriptions():
-    by_name = {option.name: option for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS, *options_of("launch"))}
+    by_name = {option.name: option for option in (*RUN_OPTIONS, *options_of("run"), *options_of("launch"))}
 
     assert (
         "Time limit of a test without a timeout mark; 0: none (default: 300)."

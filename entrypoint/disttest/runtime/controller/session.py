@@ -451,3 +451,7 @@ def _check_names(nodeids: Iterable[str]) -> None:
             f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
             "give their parameters ids of their own (pytest.param(…, id=…))"
         )
+
+
+RUN = pytest.StashKey[RunSession]()
+"""The session of pytest's configuration."""

@@ -28,7 +28,7 @@ from disttest.runtime.rank.debug_adapter import check_debugger
 
 INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
 """What only the command gives, and takes no value."""
-_TOLD = ("guarded", "rank", "node_partition", "told")
+_TOLD = ("guarded", "rank", "told")
 """What only the command gives, which has read the project's file for its processes."""
 
 

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.cluster.protocol import launcher as api
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.wire import CancelJob, encode_order
-from disttest.cluster.schedulers.agent_command import agent_command, travelling
-from disttest.cluster.schedulers.pipes import PipedProcesses, Program
-from disttest.limits import JOB_CANCEL_S, TICK_S
+from disttest.extras.cluster.limits import JOB_CANCEL_S
+from disttest.extras.cluster.protocol import launcher as api
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.wire import CancelJob, encode_order
+from disttest.extras.cluster.schedulers.agent_command import agent_command, travelling
+from disttest.extras.cluster.schedulers.pipes import PipedProcesses, Program
+from disttest.limits import TICK_S
 
 SSH = ("ssh", "-o", "BatchMode=yes")
 

@@ -1,0 +1,54 @@
+"""Where a run runs, if a plugin has it run on other machines than this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from disttest.host.signals import NotedSignals
+from disttest.model import Invocation
+from disttest.options.run import RunOptions
+from disttest.results.directory import ResultsDirectory
+from disttest.results.fold import RunResult
+
+if TYPE_CHECKING:
+    from disttest.cli.run_tests import RunRequest
+    from disttest.cli.selection import RunSelection
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that was checked, and that has its results directory."""
+
+    targets: tuple[str, ...]
+    flags: dict[str, str]
+    """Options of the run by field, as texts, for the pytest processes."""
+    options: RunOptions
+    pytest_args: Sequence[str]
+    directory: ResultsDirectory
+    selection: RunSelection
+    invocation: Invocation
+    signals: NotedSignals
+    """Those that cancel the run."""
+
+
+class RunPlace(Protocol):
+    """Other machines, which run the tests and send what becomes of them."""
+
+    @property
+    def option(self) -> str:
+        """The option of the command that chose this place."""
+
+    def record(self) -> Mapping[str, str]:
+        """Name of an option -> its value as text, for the record of the run and the commands that repeat its tests."""
+
+    def adapt(self, request: RunRequest) -> RunRequest:
+        """The request without what has no effect there."""
+
+    def run(self, prepared: PreparedRun) -> RunResult:
+        """Run all tests to their end, or until a signal comes.
+
+        Raises:
+            DisttestError: the run cannot be done as it was asked.
+        """

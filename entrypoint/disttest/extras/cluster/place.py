@@ -1,0 +1,235 @@
+"""The nodes of a scheduler, as the place where a run runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from disttest.cli.progress_mode import shows_output
+from disttest.cli.words import warn
+from disttest.errors import UsageError
+from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
+from disttest.model import RecordRule
+from disttest.options.environment import environment
+from disttest.options.values import emulated_gpus
+from disttest.planning.pools import Size
+
+if TYPE_CHECKING:
+    from disttest.cli.run_place import PreparedRun
+    from disttest.cli.run_tests import RunRequest
+    from disttest.extras.cluster.protocol.launcher import Capacity, Launcher
+    from disttest.planning.shard_plan import Grant
+    from disttest.results.fold import RunResult
+
+
+def choose_nodes(request: RunRequest) -> Nodes | None:
+    """The nodes that a run asks for; None where it asks for none.
+
+    Raises:
+        UsageError: an option makes no sense there, or contradicts the plan.
+    """
+    asked = {option.field: request.settings[option.field] for option in RUN_OPTIONS}
+    nodes = take_nodes(asked, {row.field for row in request.given_settings}, request.selection.grant)
+    if nodes is not None:
+        _refuse(request)
+    return nodes
+
+
+def _refuse(request: RunRequest) -> None:
+    options = request.options
+    if options.spmd:
+        raise UsageError("--spmd is for one machine: leave --launcher out")
+    if options.debugpy or options.debug_rank is not None:
+        flag = "--debugpy" if options.debugpy else "--debug-rank"
+        raise UsageError(f"{flag} is for one machine: leave --launcher out")
+    if request.setup is not None:
+        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
+    if emulated_gpus(options.device):
+        raise UsageError(
+            f"--device {options.device} emulates GPUs of this machine only: leave out --launcher"
+        )
+
+
+def take_nodes(given: Mapping[str, Any], named: Collection[str], grant: Grant | None = None) -> Nodes | None:
+    """Check the options; a shard of a plan brings its own scheduler, partition and spread.
+
+    Args:
+        given: value by field.
+        named: fields that the command line or a variable set, perhaps to their default.
+        grant: of the shard.
+
+    Raises:
+        UsageError: one makes no sense, contradicts the plan, or none but --launcher would have an effect.
+    """
+    taken, named = dict(given), frozenset(named)
+    if grant is not None:
+        granted = _granted(taken, grant, asked="nodes" in named)
+        taken |= granted
+        named |= granted.keys()
+    if not taken["launcher"] and taken["nodes"] > 1:
+        raise UsageError(
+            f"--nodes {taken['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
+        )
+    parse_ports(taken["ports"])
+    for name in ("container", "mount"):
+        if taken[name] and not taken["image"]:
+            raise UsageError(f"--{name} is for an --image, and none is given")
+    return Nodes(taken, named) if taken["launcher"] else None
+
+
+def _granted(taken: Mapping[str, Any], grant: Grant, *, asked: bool) -> dict[str, Any]:
+    if asked and taken["nodes"] != grant.spread:
+        raise UsageError(
+            f"--nodes {taken['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
+        )
+    return {
+        "launcher": taken["launcher"] or grant.scheduler,
+        "nodes": grant.spread,
+        "partition": taken["partition"] or grant.partition,
+        "jobs": 1,  # a shard is one allocation; it is not divided again
+    }
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """``29500-29510``; empty: any port.
+
+    Raises:
+        UsageError: that is no range of ports.
+    """
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last < 65536:
+        raise UsageError(f"--ports {text!r} is no range of ports such as 29500-29510")
+    return first, last
+
+
+class Nodes:
+    """A scheduler and what it is asked for.
+
+    Args:
+        given: options by field, checked.
+        named: fields that the command line or the plan has set, perhaps to their default.
+    """
+
+    option = "--launcher"
+
+    def __init__(self, given: Mapping[str, Any], named: Collection[str]) -> None:
+        self.given, self._named = given, named
+
+    def record(self) -> Mapping[str, str]:
+        """Options as far as they were given; an option with several values has one a line."""
+        chosen = {
+            option.name: "\n".join(self.given[option.field]) if option.many else str(self.given[option.field])
+            for option in RUN_OPTIONS
+            if option.field in self._named
+        }
+        return {"launcher": self.given["launcher"], **chosen}
+
+    def adapt(self, request: RunRequest) -> RunRequest:
+        """Without ``--record``: the recordings would stay on the nodes. A project may set it, so it is no mistake."""
+        if request.options.record is RecordRule.OFF:
+            return request
+        warn("ranks on nodes are not recorded: --record has no effect with --launcher")
+        return dataclasses.replace(
+            request,
+            flags={**request.flags, "record": str(RecordRule.OFF)},
+            options=msgspec.structs.replace(request.options, record=RecordRule.OFF),
+            asked={name: value for name, value in request.asked.items() if name != "record"},
+        )
+
+    def run(self, prepared: PreparedRun) -> RunResult:
+        """Run all tests as jobs of the scheduler; none of them is left when this returns."""
+        from disttest.extras.cluster.client.cluster_session import ClusterRequest, run_on_cluster
+        from disttest.extras.cluster.client.conductor import JobLimits
+        from disttest.results.durations import read_timings
+
+        given, selection = self.given, prepared.selection
+        known, warnings = read_timings(list(selection.timings), now_s=time.time(), hardware="")  # noqa: TID251
+        for warning in warnings:
+            warn(f"warning: {warning}")
+        request = ClusterRequest(
+            targets=prepared.targets,
+            flags=prepared.flags,
+            pytest_arguments=tuple(prepared.pytest_args),
+            live_output=shows_output(prepared.pytest_args),
+            # Files of this machine: what they select is settled here, and travels as a list of tests.
+            collection_arguments=tuple(selection.pytest_arguments()),
+            failed_first=selection.failed_first,
+            invocation=prepared.invocation,
+            plan_id=selection.plan.plan_id if selection.plan else "",
+            shard=selection.shard if selection.plan else None,
+            nodes=given["nodes"],
+            jobs=given["jobs"],
+            gpus_per_node=given["gpus_per_node"],
+            job_limit_s=given["job_limit"],
+            limits=JobLimits(queue_s=given["queue_limit"], silence_s=given["silence_limit"]),
+            environment=tuple(given["pass_env"]),
+            image=given["image"],
+            directory=given["node_dir"],
+            shared_dir=given["shared_dir"],
+            ports=parse_ports(given["ports"]),
+        )
+        return run_on_cluster(
+            request,
+            prepared.options,
+            _launcher(given),
+            prepared.directory,
+            timings=known,
+            signals=prepared.signals,
+            tell=_tell,
+        )
+
+
+def _launcher(given: Mapping[str, Any]) -> Launcher:
+    """The scheduler.
+
+    Raises:
+        UsageError: ``--scheduler-args`` cannot be read.
+    """
+    from disttest.extras.cluster.protocol.launcher import LauncherOptions
+    from disttest.extras.cluster.schedulers import scheduler_named
+
+    try:
+        extra = tuple(shlex.split(given["scheduler_args"]))
+    except ValueError as error:
+        raise UsageError(f"--scheduler-args: {error}") from None
+    options = LauncherOptions(
+        nodes=given["nodes"],
+        command=tuple(shlex.split(given["node_command"])),
+        partition=given["partition"],
+        account=given["account"],
+        extra=extra,
+        container=(given["container"] or "pyxis") if given["image"] else "",
+        mounts=tuple(given["mount"]),
+        pod_template=str(given["pod_template"] or ""),
+        gpu_resource=given["gpu_resource"],
+    )
+    return scheduler_named(given["launcher"]).make_launcher(environment(), options)
+
+
+def scheduler_of(name: str, partition: str) -> Launcher:
+    """A scheduler, to ask what a partition of it has."""
+    from disttest.extras.cluster.protocol.launcher import LauncherOptions
+    from disttest.extras.cluster.schedulers import scheduler_named
+
+    return scheduler_named(name).make_launcher(environment(), LauncherOptions(partition=partition))
+
+
+def size_of(capacity: Capacity, device: str) -> Size:
+    """What a plan needs to know of a scheduler's nodes: where they have GPUs, ranks compute there unless told otherwise."""
+    if capacity.gpus_per_node and device != "cpu":
+        return Size(nodes=capacity.nodes, gpus=capacity.gpus_per_node)
+    return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, color=False if environment().get("NO_COLOR") else None)
