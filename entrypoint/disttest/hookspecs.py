@@ -116,6 +116,18 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
 
 @hookspec
+def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """Command, before a run on this machine: variables that the tests must not see. The command removes them and says so.
+
+    Args:
+        environ: the environment of the command.
+
+    Returns:
+        The program that set variables for processes of its own, and their names.
+    """
+
+
+@hookspec
 def disttest_addreporters() -> Mapping[str, Reporter]:
     """Command, and controller of plain pytest, at the end of a run: the reports that the plugin writes, by format.
 

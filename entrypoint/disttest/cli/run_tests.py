@@ -24,7 +24,7 @@ from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
 from disttest.model import Hardware, Invocation, RecordRule
-from disttest.options.environment import environment
+from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
@@ -240,6 +240,10 @@ def _run_here(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
 ) -> tuple[RunResult, bool]:
     """The result, and whether failures are still to be told in full."""
+    hidden = plugin_manager().mapping("disttest_hidden_variables", tuple, environ=environment())
+    for launcher, names in hidden.items():
+        warn(f"hidden from the tests, since {launcher} set them for ranks of its own: {', '.join(names)}")
+        remove_from_environment(names)
     options, selection = request.options, request.selection
     debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
     asked = [*debugged, *request.pytest_args]
