@@ -29,10 +29,10 @@ from rich.table import Table
 from disttest.extras.cluster.client.division import Division, divide, jobs_at_once
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import Capacity
+from disttest.extras.cluster.split import expected_makespan_s
 from disttest.extras.slurm.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_S
 from disttest.model import Hardware, Isolation, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.planning.gangs import build_gangs
-from disttest.planning.split import expected_makespan_s
 from disttest.planning.timings import Sample, Timings
 from disttest.reports import write_reports
 from disttest.results.events import Event, RunFinished, RunStarted, TestCollected, TestFinished

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from disttest.host.signals import NotedSignals
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
-    from disttest.planning.pools import Size
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
+    from disttest.runtime.controller.session import TestSelection
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_test import Rank, RankTest
     from disttest.runtime.world.attempt import Attempt
@@ -85,6 +85,20 @@ def disttest_addcommands(group: click.Group) -> None:
 
     Args:
         group: the command line; call ``group.add_command``. Import what the command does inside the function.
+    """
+
+
+@hookspec
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
+    """Command, when the options of a run were read: change what was asked, with ``dataclasses.replace``.
+
+    A :class:`disttest.errors.UsageError` ends the command with its message.
+
+    Args:
+        request: everything that was asked, as the plugin before this one returned it.
+
+    Returns:
+        The changed request; None to leave it as it is.
     """
 
 
@@ -174,20 +188,6 @@ def disttest_schedulers() -> Mapping[str, str]:
     """
 
 
-@hookspec(firstresult=True)
-def disttest_pool_size(scheduler: str, partition: str, device: str) -> Size | None:
-    """Command ``disttest plan``, for a pool whose size the user did not give: ask the scheduler.
-
-    Args:
-        scheduler: its name, from :func:`disttest_schedulers`.
-        partition: the part of its nodes; empty for its default.
-        device: where ranks are to compute, as ``--device`` has it.
-
-    Returns:
-        What it has; None if the plugin does not know this scheduler.
-    """
-
-
 @hookspec
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
     """Any process that reads a journal: fields of events that earlier versions of the plugin wrote in another form.
@@ -209,6 +209,24 @@ def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> No
     Args:
         items: all tests of the session, one for each world of a test.
         config: pytest's.
+    """
+
+
+@hookspec
+def disttest_select_tests(
+    items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
+) -> TestSelection | None:
+    """Controller, after collection, when the ids of tests and their worlds are final: say which tests this run owes.
+
+    A test runs if each plugin that answers keeps it. A :class:`disttest.errors.DisttestError` ends the run with its message.
+
+    Args:
+        items: all tests of the session, one for each world of a test.
+        describe: the test case of an item.
+        config: pytest's.
+
+    Returns:
+        The tests that are kept; None to keep all.
     """
 
 

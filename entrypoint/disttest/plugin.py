@@ -94,8 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             help=f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
     internal = "(internal) given by the disttest command"
-    group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
-    group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
+    group.addoption("--disttest-part", dest="disttest_part", help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
     for switch in INTERNAL_SWITCHES:
         group.addoption(switch, action="store_true", help=internal)
@@ -239,7 +238,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     repeat_each(items, run.options.repeat)
     if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
         tell_apart(items)
-    run.keep_planned(items)
+    run.keep_selected(items)
 
 
 @pytest.hookimpl(trylast=True)

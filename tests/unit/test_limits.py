@@ -60,8 +60,8 @@ CHAINS = {
 
 NO_LIMITS = {
     "planning/timings.py": "estimates",
-    "planning/shard_plan.py": "the least work that is worth a shard",
-    "planning/allocations.py": "the least work that is worth a lease",
+    "extras/shards/shard_plan.py": "the least work that is worth a shard",
+    "extras/cluster/allocations.py": "the least work that is worth a lease",
     "results/durations.py": "how far clocks of two machines may differ",
     "reports/junit_case.py": "a time that publishers do not drop",
     "host/leftovers/strays.py": "the kernel's unit of time",

@@ -10,22 +10,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import disttest
 from disttest import github
-from disttest.cli.collection import collect_for_plan, list_command
+from disttest.cli.collection import list_command
 from disttest.cli.completion import completion
 from disttest.cli.config import config
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.init import init
 from disttest.cli.man import man
-from disttest.cli.merge import merge_command
-from disttest.cli.plan import plan_command
 from disttest.cli.report import report, trend
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -33,9 +30,6 @@ from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
-
-if TYPE_CHECKING:
-    from disttest.results.fold import RunResult
 
 _WORDS = {"record": ("run", "--record", "all")}
 """Other names for a command and its options."""
@@ -64,15 +58,6 @@ def command() -> None:
     disttest ddp                      a bundled suite (see: disttest list)
     disttest run tests/ -- -k reduce  your own tests; what follows -- is for pytest
     """
-
-
-def _write_reports(result: RunResult, results: Path) -> None:
-    from disttest.reports import write_reports
-    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
-
-    write_reports(result, results)
-    publish_outputs(run_outputs(result, results.absolute(), result.exit_code), environment())
-    publish_summary(result, results, environment())
 
 
 def _leave(code: int, *, shown: bool = False) -> NoReturn:
@@ -135,8 +120,6 @@ def _run(*typed: Any) -> NoReturn:
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
 command.add_command(github_step)
-command.add_command(plan_command(collect_for_plan, _leave))
-command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from disttest.host.signals import NotedSignals
-from disttest.model import Invocation
+from disttest.model import Invocation, RunPart
 from disttest.options.run import RunOptions
 from disttest.results.directory import ResultsDirectory
 from disttest.results.fold import RunResult
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
-    from disttest.cli.selection import RunSelection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,13 @@ class PreparedRun:
     options: RunOptions
     pytest_args: Sequence[str]
     directory: ResultsDirectory
-    selection: RunSelection
+    selecting: tuple[str, ...]
+    """Arguments for pytest that select tests; they name files of this machine."""
+    timings: tuple[Path, ...]
+    """Files with the durations of earlier runs."""
+    failed_first: bool
+    part: RunPart | None
+    """Which part of a divided run it is; None: a whole one."""
     invocation: Invocation
     signals: NotedSignals
     """Those that cancel the run."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
@@ -23,7 +22,7 @@ from disttest.errors import UsageError
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
-from disttest.model import Hardware, Invocation, RecordRule
+from disttest.model import Hardware, Invocation, RecordRule, RunPart
 from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
@@ -66,6 +65,17 @@ class RunRequest:
     """Those of them that a flag or a variable has set."""
     place: RunPlace | None = None
     """Where the run runs; None: on this machine."""
+    part: RunPart | None = None
+    """Which part of a divided run it is; None: a whole one."""
+    selecting: tuple[str, ...] = ()
+    """Arguments of plugins that have pytest select tests; files in them are files of this machine."""
+    attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    """Files that are copied into the results directory, by the names that they get there."""
+
+    @property
+    def selection_arguments(self) -> list[str]:
+        """The arguments that have pytest select and order tests."""
+        return [*self.selection.pytest_arguments(), *self.selecting]
 
     @property
     def needs_new_processes(self) -> tuple[str, ...]:
@@ -140,6 +150,7 @@ def read_request(
         settings=settings,
         given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
     )
+    request = plugin_manager().chain("disttest_prepare_run", "request", request)
     return dataclasses.replace(request, place=plugin_manager().call("disttest_choose_place", request=request))
 
 
@@ -152,8 +163,6 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
 
 def _refuse_what_does_not_go_together(request: RunRequest) -> None:
     options = request.options
-    if request.selection.plan is not None:
-        refuse_sizes(options)
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
 
@@ -191,8 +200,8 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
     if keep is not None:
         remove_old(directory.path, keep, warn)
     request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
-    if selection.plan_file is not None:
-        shutil.copyfile(selection.plan_file, directory.path / "plan.json")
+    for name, file in request.attachments.items():
+        shutil.copyfile(file, directory.path / name)
     if request.place is not None:
         result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
     else:
@@ -204,7 +213,7 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
         result,
         directory.path,
         floors=selection.floors,
-        empty_shard=selection.is_empty_shard,
+        empty_shard=request.part is not None and request.part.is_empty,
         failures=owes_failures,
         environ=environment(),
     )
@@ -216,7 +225,7 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
 
 def _ask_pytest(request: RunRequest, resolved: Targets, flags: Flags) -> int:
     """Hand on what pytest answers without running a test."""
-    extra = [*request.selection.pytest_arguments(), *request.pytest_args]
+    extra = [*request.selection_arguments, *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
         return ask_pytest(resolved, filled(flags, Path(folder)), extra)
 
@@ -230,7 +239,10 @@ def _prepared(
         options=request.options,
         pytest_args=request.pytest_args,
         directory=directory,
-        selection=request.selection,
+        selecting=tuple(request.selection_arguments),
+        timings=request.selection.timings,
+        failed_first=request.selection.failed_first,
+        part=request.part,
         invocation=_invocation(request, resolved),
         signals=signals,
     )
@@ -248,15 +260,15 @@ def _run_here(
     debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
     asked = [*debugged, *request.pytest_args]
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
-    extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *request.pytest_args]
+    part = [f"--disttest-part={request.part.plan_id}:{request.part.shard}"] if request.part else []
+    extra = [*request.selection_arguments, *part, *mode.pytest_arguments(), *request.pytest_args]
     result = run_guarded(
         pytest_command(resolved, filled(request.flags, directory.path), extra),
         options,
         directory,
         invocation=_invocation(request, resolved),
         hardware=hardware,
-        plan=selection.plan,
-        shard=selection.shard,
+        part=request.part,
         view=mode.view,
     )
     return result, mode.owes_failures

@@ -25,7 +25,7 @@ from disttest.model.rank_record import (
 )
 from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
-from disttest.model.run_facts import Hardware, Invocation, ShardSpan
+from disttest.model.run_facts import Hardware, Invocation, RunPart, ShardSpan
 from disttest.model.seen_calls import (
     FROM_ROOT,
     TO_ROOT,
@@ -69,6 +69,7 @@ __all__ = [
     "Recorded",
     "RecordedFact",
     "RecordedWarning",
+    "RunPart",
     "SanitizerFinding",
     "Seconds",
     "Section",

@@ -14,11 +14,9 @@ from msgspec.structs import replace
 
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.options.option import Option
+from disttest.options.option import PLANS, Option
 from disttest.options.registry import (
     IN_CONTAINER,
-    MERGE_OPTIONS,
-    PLAN_OPTIONS,
     RUN_OPTIONS,
     SELECTION_OPTIONS,
     options_of,
@@ -125,7 +123,7 @@ _COMMON = frozenset(
 """What most users of an action ever give."""
 _GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
     ("Common", lambda one: one.name in _COMMON),
-    ("Plans, timings and floors", lambda one: one.own in (*SELECTION_OPTIONS, *PLAN_OPTIONS, *MERGE_OPTIONS)),
+    (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
     ("How tests run", lambda one: one.own in RUN_OPTIONS),
     ("Nodes of a cluster", lambda one: one in CLUSTER_INPUTS),
     ("The step and its container", lambda _: True),

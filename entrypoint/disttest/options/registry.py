@@ -9,11 +9,9 @@ from disttest.errors import PluginError
 from disttest.options import run_rows
 from disttest.options.command_rows import (
     KEEP_RESULTS,
-    MERGE_OPTIONS,
     OTHER_OPTIONS,
-    PLAN_OPTIONS,
 )
-from disttest.options.option import IN_CONTAINER, Option
+from disttest.options.option import IN_CONTAINER, PLANS, Option
 from disttest.options.run_rows import (
     FLOOR_OPTIONS,
     SELECTION_OPTIONS,
@@ -25,9 +23,7 @@ __all__ = [
     "FLOOR_OPTIONS",
     "IN_CONTAINER",
     "KEEP_RESULTS",
-    "MERGE_OPTIONS",
     "OPTIONS",
-    "PLAN_OPTIONS",
     "PLUGIN_OPTIONS",
     "PLUGIN_SWITCHES",
     "PROJECT_OPTIONS",
@@ -75,17 +71,16 @@ COMMAND_SETTINGS = (
 )
 """Options of a run that only the command reads."""
 
-PROJECT_OPTIONS = (*RUN_OPTIONS, *(option for option in COMMAND_SETTINGS if not option.elsewhere))
+PROJECT_OPTIONS = (*RUN_OPTIONS, *(option for option in COMMAND_SETTINGS if option.in_file))
 """What a project's file may say of a run."""
 
 OPTIONS = (
     *OTHER_OPTIONS,
+    *(option for option in PLUGIN_OPTIONS if option.title == PLANS),
     *SELECTION_OPTIONS,
-    *PLAN_OPTIONS,
-    *MERGE_OPTIONS,
-    *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS and not option.elsewhere),
+    *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS and not option.title),
     *RUN_OPTIONS,
-    *(option for option in PLUGIN_OPTIONS if option.elsewhere),
+    *(option for option in PLUGIN_OPTIONS if option.title not in ("", PLANS)),
 )
 
 _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
@@ -113,14 +108,17 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     options = options_of(command)
     if command != "run":
         return (("Options", options),)
-    titles = dict.fromkeys(option.title for option in options if option.title)
+    titles = dict.fromkeys(filter(None, map(_title_of, options)))
     common = tuple(option for name in _COMMON for option in options if option.name == name)
     return (
         ("Common options", common),
         ("Further options of a run", tuple(row for row in PROJECT_OPTIONS if row not in common)),
-        ("Plans, timings and floors", SELECTION_OPTIONS),
-        *((title, tuple(row for row in options if row.title == title)) for title in titles),
+        *((title, tuple(row for row in options if _title_of(row) == title)) for title in titles),
     )
+
+
+def _title_of(option: Option) -> str:
+    return PLANS if option in SELECTION_OPTIONS else option.title
 
 
 def default_of(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The rows of ``disttest run``: what every run takes, a shard of a plan, and a run on a cluster."""
+"""The rows of ``disttest run``: what every run takes, and what this command takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from disttest.options.values import (
     devices,
     member_of,
     path,
-    text,
 )
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
@@ -239,10 +238,6 @@ FLOOR_OPTIONS = (
 """What must have run for a run to count."""
 
 SELECTION_OPTIONS = (
-    _run("plan", path("FILE"), "Run a shard of this plan."),
-    _run("shard", Type(form="K", parse=WHOLE.parse), "Which shard of the plan."),
-    _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
-    _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
     rows_of("run", "plan")(
         "timings",
         path("FILE"),
@@ -269,4 +264,4 @@ SELECTION_OPTIONS = (
     ),
     *FLOOR_OPTIONS,
 )
-"""What a run takes from a plan and from earlier runs, and the floors under it."""
+"""What a run takes from earlier runs, and the floors under it."""

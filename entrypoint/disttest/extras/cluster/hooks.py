@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from disttest.cli.run_place import RunPlace
     from disttest.cli.run_tests import RunRequest
     from disttest.options.option import Option
-    from disttest.planning.pools import Size
 
 
 @hookimpl
@@ -41,14 +40,6 @@ def disttest_choose_place(request: RunRequest) -> RunPlace | None:
     from disttest.extras.cluster.place import choose_nodes
 
     return choose_nodes(request)
-
-
-@hookimpl
-def disttest_pool_size(scheduler: str, partition: str, device: str) -> Size | None:
-    """As the scheduler says."""
-    from disttest.extras.cluster.place import scheduler_of, size_of
-
-    return size_of(scheduler_of(scheduler, partition).capacity(), device)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from disttest.extras.cluster.schedulers import SCHEDULERS
 from disttest.options.option import rows_of
 from disttest.options.values import COUNT, SECONDS, SWITCH, WHOLE, one_of, path, text
-from disttest.planning.pools import SCHEDULERS
 
 LAUNCHERS = ("local", *SCHEDULERS)
 
-_for_nodes = partial(rows_of("run"), for_command=True, elsewhere=True, title="Clusters")
+_for_nodes = partial(rows_of("run"), for_command=True, in_file=False, elsewhere=True, title="Clusters")
 
 QUEUE_LIMIT = _for_nodes("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0)
 SILENCE_LIMIT = _for_nodes(

@@ -12,31 +12,38 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from disttest.cli.progress_mode import shows_output
 from disttest.cli.words import warn
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
-from disttest.model import RecordRule
+from disttest.model import Frozen, RecordRule
 from disttest.options.environment import environment
 from disttest.options.values import emulated_gpus
-from disttest.planning.pools import Size
+from disttest.planning.backends import GPU
 
 if TYPE_CHECKING:
     from disttest.cli.run_place import PreparedRun
     from disttest.cli.run_tests import RunRequest
     from disttest.extras.cluster.protocol.launcher import Capacity, Launcher
-    from disttest.planning.shard_plan import Grant
     from disttest.results.fold import RunResult
+
+
+class Size(Frozen):
+    """What a scheduler has to give."""
+
+    nodes: int
+    gpus: int
+    """GPUs of each node; where it has none, its processors."""
+    device: str = GPU
 
 
 def choose_nodes(request: RunRequest) -> Nodes | None:
     """The nodes that a run asks for; None where it asks for none.
 
     Raises:
-        UsageError: an option makes no sense there, or contradicts the plan.
+        UsageError: an option makes no sense there.
     """
     asked = {option.field: request.settings[option.field] for option in RUN_OPTIONS}
-    nodes = take_nodes(asked, {row.field for row in request.given_settings}, request.selection.grant)
+    nodes = take_nodes(asked, {row.field for row in request.given_settings})
     if nodes is not None:
         _refuse(request)
     return nodes
@@ -57,44 +64,25 @@ def _refuse(request: RunRequest) -> None:
         )
 
 
-def take_nodes(given: Mapping[str, Any], named: Collection[str], grant: Grant | None = None) -> Nodes | None:
-    """Check the options; a shard of a plan brings its own scheduler, partition and spread.
+def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
+    """Check the options.
 
     Args:
         given: value by field.
-        named: fields that the command line or a variable set, perhaps to their default.
-        grant: of the shard.
+        named: fields that the command line, a variable or a plan set, perhaps to their default.
 
     Raises:
-        UsageError: one makes no sense, contradicts the plan, or none but --launcher would have an effect.
+        UsageError: one makes no sense, or none but --launcher would have an effect.
     """
-    taken, named = dict(given), frozenset(named)
-    if grant is not None:
-        granted = _granted(taken, grant, asked="nodes" in named)
-        taken |= granted
-        named |= granted.keys()
-    if not taken["launcher"] and taken["nodes"] > 1:
+    if not given["launcher"] and given["nodes"] > 1:
         raise UsageError(
-            f"--nodes {taken['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
+            f"--nodes {given['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
         )
-    parse_ports(taken["ports"])
+    parse_ports(given["ports"])
     for name in ("container", "mount"):
-        if taken[name] and not taken["image"]:
+        if given[name] and not given["image"]:
             raise UsageError(f"--{name} is for an --image, and none is given")
-    return Nodes(taken, named) if taken["launcher"] else None
-
-
-def _granted(taken: Mapping[str, Any], grant: Grant, *, asked: bool) -> dict[str, Any]:
-    if asked and taken["nodes"] != grant.spread:
-        raise UsageError(
-            f"--nodes {taken['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
-        )
-    return {
-        "launcher": taken["launcher"] or grant.scheduler,
-        "nodes": grant.spread,
-        "partition": taken["partition"] or grant.partition,
-        "jobs": 1,  # a shard is one allocation; it is not divided again
-    }
+    return Nodes(given, named) if given["launcher"] else None
 
 
 def parse_ports(text: str) -> tuple[int, int]:
@@ -148,12 +136,13 @@ class Nodes:
 
     def run(self, prepared: PreparedRun) -> RunResult:
         """Run all tests as jobs of the scheduler; none of them is left when this returns."""
+        from disttest.cli.progress_mode import shows_output
         from disttest.extras.cluster.client.cluster_session import ClusterRequest, run_on_cluster
         from disttest.extras.cluster.client.conductor import JobLimits
         from disttest.results.durations import read_timings
 
-        given, selection = self.given, prepared.selection
-        known, warnings = read_timings(list(selection.timings), now_s=time.time(), hardware="")  # noqa: TID251
+        given, part = self.given, prepared.part
+        known, warnings = read_timings(list(prepared.timings), now_s=time.time(), hardware="")  # noqa: TID251
         for warning in warnings:
             warn(f"warning: {warning}")
         request = ClusterRequest(
@@ -162,11 +151,11 @@ class Nodes:
             pytest_arguments=tuple(prepared.pytest_args),
             live_output=shows_output(prepared.pytest_args),
             # Files of this machine: what they select is settled here, and travels as a list of tests.
-            collection_arguments=tuple(selection.pytest_arguments()),
-            failed_first=selection.failed_first,
+            collection_arguments=prepared.selecting,
+            failed_first=prepared.failed_first,
             invocation=prepared.invocation,
-            plan_id=selection.plan.plan_id if selection.plan else "",
-            shard=selection.shard if selection.plan else None,
+            plan_id=part.plan_id if part else "",
+            shard=part.shard if part else None,
             nodes=given["nodes"],
             jobs=given["jobs"],
             gpus_per_node=given["gpus_per_node"],

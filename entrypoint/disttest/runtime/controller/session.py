@@ -21,9 +21,9 @@ from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S
 from disttest.masking import masker
-from disttest.model import Slot, TestCase, VerdictRule, WorldKind
-from disttest.planning.shard_plan import check_device, select
+from disttest.model import Frozen, Slot, TestCase, VerdictRule, WorldKind
 from disttest.planning.timings import Timings, hardware_key
+from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home, ResultsDirectory, adopt
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
@@ -50,7 +50,7 @@ from disttest.runtime.controller.session_options import (
     invocation_of,
     only_of,
     options_of,
-    plan_of,
+    part_of,
     rank_order,
     with_terminal,
 )
@@ -75,6 +75,15 @@ def inherit_results(config: pytest.Config) -> None:
         os.set_inheritable(known.disttest_journal, False)
         path = Path(known.disttest_results)
         config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_guarded)
+
+
+class TestSelection(Frozen):
+    """The tests that a plugin keeps."""
+
+    kept: frozenset[str]
+    """Node ids."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Node ids, and what the report says of each."""
 
 
 class RunSession:
@@ -126,10 +135,9 @@ class RunSession:
         """None where nobody asked for results, or they are somebody else's to keep."""
         self._kept_logs: Path | None = None
         """Where they are then."""
-        self._plan = plan_of(config)
         self._only = only_of(config)
-        self._shard: int = config.getoption("disttest_shard")
-        self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._selection_notes: list[tuple[str, str]] = []
+        self._part = part_of(config)
         self._refused: DisttestError | None = None
         """Why the shard cannot be run here."""
 
@@ -207,21 +215,23 @@ class RunSession:
             if self.rank_order is None:
                 leave_hooks_to_ranks(self.config)
 
-    def keep_planned(self, items: list[pytest.Item]) -> None:
-        """Keep the tests of this shard, if the run has a plan."""
-        if self._only is not None and self.rank_order is None:
-            self._keep(items, self._only)
-        if self._plan is None or self.rank_order is not None:
+    def keep_selected(self, items: list[pytest.Item]) -> None:
+        """Keep the tests that this process was given, and of these what plugins select."""
+        if self.rank_order is not None:
             return
-        selection = select(self._plan, self._shard, [self._describe(item) for item in items])
+        if self._only is not None:
+            self._keep(items, self._only)
         try:
-            check_device(self._plan, self._shard, selection, self.host.device)
+            selections: list[TestSelection] = plugin_manager().call(
+                "disttest_select_tests", items=items, describe=self._describe, config=self.config
+            )
         except DisttestError as error:
             self._refused = error  # pytest finishes the collection whatever is raised in it
             items.clear()
             return
-        self._plan_notes = selection.notes()
-        self._keep(items, frozenset(selection.run))
+        for selection in selections:
+            self._selection_notes += selection.notes
+            self._keep(items, selection.kept)
 
     def _keep(self, items: list[pytest.Item], mine: frozenset[str]) -> None:
         self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
@@ -397,13 +407,13 @@ class RunSession:
             hardware=machine.hardware(),
             slots=len(self.slots),
             cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
-            plan_id=self._plan.plan_id if self._plan else "",
-            shard=self._shard if self._plan else None,
+            plan_id=self._part.plan_id if self._part else "",
+            shard=self._part.shard if self._part else None,
             invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
         )
         for message in (*(self.devices.findings() if self.devices else ()), *self.said):
             recorder.noted(message, shown=message in self._shown)
-        for nodeid, message in self._plan_notes:
+        for nodeid, message in self._selection_notes:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
             recorder.collection_failed(nodeid, message)

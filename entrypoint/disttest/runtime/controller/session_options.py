@@ -11,14 +11,13 @@ import pytest
 
 from disttest.beneath import read_input
 from disttest.errors import UsageError
-from disttest.model import Invocation
+from disttest.model import Invocation, RunPart
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.run import RunOptions, given_options, resolve_options
 from disttest.options.values import spell_out
 from disttest.planning.backends import GPU, is_accelerator
-from disttest.planning.shard_plan import Plan, decode_plan
 from disttest.planning.targets import suites_dir
 from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
@@ -170,14 +169,10 @@ def only_of(config: pytest.Config) -> frozenset[str] | None:
     return frozenset(msgspec.json.decode(read_input(path), type=tuple[str, ...])) if path else None
 
 
-def plan_of(config: pytest.Config) -> Plan | None:
-    """The plan of which this run is one shard.
-
-    Raises:
-        UsageError: the file is no plan.
-    """
-    path = config.getoption("disttest_plan")
-    return decode_plan(read_input(path), path) if path else None
+def part_of(config: pytest.Config) -> RunPart | None:
+    """Which part of a divided run this is; None for a whole run."""
+    plan_id, _, shard = (config.getoption("disttest_part") or "").partition(":")
+    return RunPart(plan_id=plan_id, shard=int(shard)) if shard else None
 
 
 def claim_results(path: Path) -> ResultsDirectory:

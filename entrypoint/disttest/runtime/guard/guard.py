@@ -30,11 +30,10 @@ from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_chi
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_LEAVE_S, PYTEST_TERM_S, TICK_S
 from disttest.masking import masker
-from disttest.model import Frozen, Hardware, Invocation
+from disttest.model import Frozen, Hardware, Invocation, RunPart
 from disttest.options.environment import hash_seed
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
-from disttest.planning.shard_plan import Plan
 from disttest.planning.targets import Targets, suites_dir
 from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
@@ -120,8 +119,7 @@ def run_guarded(
     *,
     invocation: Invocation,
     hardware: Hardware,
-    plan: Plan | None = None,
-    shard: int = 0,
+    part: RunPart | None = None,
     view: RunView | None = None,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns. Launcher mode has one for each size.
@@ -132,8 +130,7 @@ def run_guarded(
         directory: where the results go, claimed; it may lie elsewhere when this returns.
         invocation: what the user asked, for the record.
         hardware: the machine, for the record.
-        plan: the plan that this run is a shard of.
-        shard: which one; without a plan it means nothing.
+        part: which part of a divided run it is.
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
     hold_signals()
@@ -147,8 +144,8 @@ def run_guarded(
             hardware=hardware,
             slots=0,
             disttest=disttest.__version__,
-            plan_id=plan.plan_id if plan else "",
-            shard=shard if plan else None,
+            plan_id=part.plan_id if part else "",
+            shard=part.shard if part else None,
             invocation=invocation,
         )
     )

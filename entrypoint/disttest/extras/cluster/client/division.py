@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from disttest.extras.cluster.allocations import Allocation, NodePool, allocate
 from disttest.extras.cluster.limits import JOB_LEAST_S, JOB_START_S
 from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
 from disttest.extras.cluster.protocol.launcher import Capacity
 from disttest.model import Frozen, TestCase
-from disttest.planning.allocations import Allocation, NodePool, allocate
 from disttest.planning.timings import Timings
 
 FEWEST_JOBS, MOST_JOBS = 16, 128

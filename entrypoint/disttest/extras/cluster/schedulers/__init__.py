@@ -7,7 +7,10 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from disttest.extras.cluster.protocol.launcher import Launcher, LauncherOptions, NodeVariables
-from disttest.planning.pools import SCHEDULERS
+from disttest.plugin_manager import plugin_manager
+
+SCHEDULERS: Mapping[str, str] = plugin_manager().mapping("disttest_schedulers", str)
+"""Name -> module."""
 
 
 class SchedulerModule(Protocol):

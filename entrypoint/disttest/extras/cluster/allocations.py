@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapreplace
 
+from disttest.extras.cluster.split import expected_makespan_s, have_gpus, slots_of, split_by_time
 from disttest.model import Frozen, Gang, TestCase
 from disttest.planning.backends import CPU, GPU
 from disttest.planning.gangs import build_gangs
-from disttest.planning.pools import have_gpus, slots_of
-from disttest.planning.split import expected_makespan_s, split_by_time
 from disttest.planning.timings import Timings
 
 LEAST_LEASE_S = 60.0

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from disttest.beneath import Tree, create_file
+from disttest.extras.shards.shard_sources import ShardSource
 from disttest.model import RankRecord
-from disttest.results.shards import ShardSource
 
 MOST_COPIED = 1 << 30
 """Bytes of a log that is copied; a file of a terabyte may be all holes."""

@@ -12,11 +12,11 @@ from command_runner import command_runner
 from planning_cases import case
 from shard_runs import ShardRun, cases
 
-from disttest.cli.merge import merge_command
-from disttest.cli.plan import plan_command
 from disttest.errors import DisttestError
+from disttest.extras.shards.merge_command import merge_command
+from disttest.extras.shards.plan_command import plan_command
+from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Outcome, TestCase
-from disttest.planning.shard_plan import decode_plan
 from disttest.reports import write_reports
 
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]

@@ -12,14 +12,9 @@ import click
 
 from disttest.cli.words import warn
 from disttest.errors import ExitCode, UsageError
-from disttest.model import TestCase
-from disttest.options.flags import RegistryCommand
-from disttest.options.flags import flags as flags_of
-from disttest.options.project_file import read_project_settings
-from disttest.options.registry import RUN_OPTIONS
-from disttest.options.run import RunOptions, by_command, resolve_options
-from disttest.planning.pools import POOL_FORM, Pool, Size, parse_pools
-from disttest.planning.shard_plan import (
+from disttest.extras.cluster.place import Size, scheduler_of, size_of
+from disttest.extras.shards.pools import POOL_FORM, Pool, parse_pools
+from disttest.extras.shards.shard_plan import (
     Plan,
     encode_plan,
     plan_by_world_size,
@@ -27,8 +22,13 @@ from disttest.planning.shard_plan import (
     plan_shards,
     render_matrix,
 )
+from disttest.model import TestCase
+from disttest.options.flags import RegistryCommand
+from disttest.options.flags import flags as flags_of
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions, by_command, resolve_options
 from disttest.planning.timings import Timings
-from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
 from disttest.results.durations import read_timings
 
@@ -44,7 +44,7 @@ def plan_command(
     leave: Callable[[int], Any],
     pool_size: PoolSize | None = None,
 ) -> click.Command:
-    """The command, around a way to collect tests, a way to end, and a way to ask schedulers (by default their plugins).
+    """The command, around a way to collect tests, a way to end, and a way to ask schedulers.
 
     Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
     ``--device cuda`` that the runners have GPUs, which this machine need not have.
@@ -68,7 +68,7 @@ def plan_command(
         pools = parse_pools(
             given["pool"],
             given["labels"],
-            lambda scheduler, partition: (pool_size or _ask_plugins)(scheduler, partition, options.device),
+            lambda scheduler, partition: (pool_size or ask_scheduler)(scheduler, partition, options.device),
         )
         extra = [*(pytest_args or ()), *_collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
@@ -85,11 +85,14 @@ def plan_command(
     return plan
 
 
-def _ask_plugins(scheduler: str, partition: str, device: str) -> Size:
-    size: Size = plugin_manager().call(
-        "disttest_pool_size", scheduler=scheduler, partition=partition, device=device
-    )
-    return size
+def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
+    """The size of a scheduler's partition, as it says."""
+    return size_of(scheduler_of(scheduler, partition).capacity(), device)
+
+
+def leave(code: int) -> Any:
+    """End the running command."""
+    click.get_current_context().exit(code)
 
 
 def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:

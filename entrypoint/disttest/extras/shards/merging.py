@@ -21,8 +21,11 @@ from typing import NamedTuple, TypeVar, cast
 import msgspec
 
 from disttest.errors import ExitCode, UsageError
+from disttest.extras.shards.shard_ends import ShardEnd, ShardEnds
+from disttest.extras.shards.shard_logs import ShardLogs
+from disttest.extras.shards.shard_plan import VANISHED, Plan, Shard
+from disttest.extras.shards.shard_sources import ShardSource, find_shards, refuse_repeats
 from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
-from disttest.planning.shard_plan import VANISHED, Plan, Shard
 from disttest.results.events import (
     AnyEvent,
     CollectionFailed,
@@ -38,9 +41,6 @@ from disttest.results.events import (
 )
 from disttest.results.fold import DIED_EARLY, RunResult, fold, unfinished
 from disttest.results.journal import FILE_NAME, Journal
-from disttest.results.shard_ends import ShardEnd, ShardEnds
-from disttest.results.shard_logs import ShardLogs
-from disttest.results.shards import ShardSource, find_shards, refuse_repeats
 from disttest.results.verdict import spoiled
 
 replace = msgspec.structs.replace

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapreplace
 
 from disttest.model import TestCase
 from disttest.planning.backends import GPU
 from disttest.planning.gangs import build_gangs
-from disttest.planning.pools import have_gpus, slots_of
 from disttest.planning.simulate import plain_slots, simulate
 from disttest.planning.timings import Timings
+
+
+def world_size(test: TestCase) -> int:
+    """Slots that a test needs; an ordinary test counts as one rank."""
+    return test.world.size if test.world else 1
+
+
+def have_gpus(tests: Iterable[TestCase]) -> bool:
+    """Whether tests are planned for runners with GPUs: some world computes there."""
+    return any(test.world is not None and test.world.device != "cpu" for test in tests)
+
+
+def slots_of(test: TestCase, *, on_gpus: bool) -> int:
+    """Slots of a runner that a test needs; where these are GPUs, a world on the CPU needs as little as no world."""
+    return 1 if on_gpus and test.world and test.world.device == "cpu" else world_size(test)
 
 
 def split_by_time(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planning_cases import case
 
 from disttest.errors import ExitCode, NotEnoughDevices, UsageError
-from disttest.planning.pools import parse_pool, parse_pools
-from disttest.planning.shard_plan import (
+from disttest.extras.shards.pools import parse_pool, parse_pools
+from disttest.extras.shards.shard_plan import (
     check_device,
     check_revision,
     decode_plan,

@@ -14,14 +14,14 @@ from command_runner import command_runner
 from fake_scheduler import FakeScheduler
 from planning_cases import case
 
-from disttest.cli.plan import plan_command
 from disttest.errors import DisttestError, SchedulerError, UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS
-from disttest.extras.cluster.place import size_of, take_nodes
+from disttest.extras.cluster.place import Size, size_of, take_nodes
 from disttest.extras.cluster.protocol.launcher import Capacity
+from disttest.extras.shards.plan_command import plan_command
+from disttest.extras.shards.shard_plan import Grant, Plan, decode_plan
+from disttest.extras.shards.shard_run import granted_options
 from disttest.options.flags import flags, was_given
-from disttest.planning.pools import Size
-from disttest.planning.shard_plan import Grant, Plan, decode_plan
 from disttest.runtime.controller.target_host import TargetHost
 
 GPUS = Capacity(nodes=4, gpus_per_node=8, cpus_per_node=64, scheduler="fake")
@@ -170,7 +170,11 @@ def taken(*arguments: str, grant: Grant | None) -> dict[str, Any]:
     @flags("run")
     def command(**given: Any) -> None:
         asked = {row.field: given[row.field] for row in RUN_OPTIONS}
-        nodes = take_nodes(asked, {row.field for row in RUN_OPTIONS if was_given(row)}, grant)
+        named = {row.field for row in RUN_OPTIONS if was_given(row)}
+        if grant is not None:
+            granted = granted_options(asked, grant, asked_nodes="nodes" in named)
+            asked, named = asked | granted, named | granted.keys()
+        nodes = take_nodes(asked, named)
         chosen.update(nodes.given if nodes else asked, record=nodes.record() if nodes else {})
 
     command.main(list(arguments), standalone_mode=False)

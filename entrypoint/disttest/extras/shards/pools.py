@@ -7,28 +7,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
+from disttest.extras.cluster.place import Size
+from disttest.extras.cluster.schedulers import SCHEDULERS
+from disttest.extras.cluster.split import have_gpus, slots_of
 from disttest.model import Frozen, TestCase
-from disttest.planning.backends import GPU
-from disttest.plugin_manager import plugin_manager
 
 POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
 SCHEDULER_FORM = (
     "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
     "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
 )
-SCHEDULERS: Mapping[str, str] = plugin_manager().mapping("disttest_schedulers", str)
-"""Name -> module. The name may stand where a pool of runners has its number of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")
-
-
-class Size(Frozen):
-    """What a scheduler has to give."""
-
-    nodes: int
-    gpus: int
-    """GPUs of each node; where it has none, its processors."""
-    device: str = GPU
 
 
 Ask = Callable[[str, str], Size]
@@ -151,21 +141,6 @@ def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | Non
             **{**{field: getattr(pool, field) for field in Pool.__struct_fields__}, "labels": chosen}
         )
     return tuple(pools.values())
-
-
-def world_size(test: TestCase) -> int:
-    """Slots that a test needs; an ordinary test counts as one rank."""
-    return test.world.size if test.world else 1
-
-
-def have_gpus(tests: Iterable[TestCase]) -> bool:
-    """Whether tests are planned for runners with GPUs: some world computes there."""
-    return any(test.world is not None and test.world.device != "cpu" for test in tests)
-
-
-def slots_of(test: TestCase, *, on_gpus: bool) -> int:
-    """Slots of a runner that a test needs; where these are GPUs, a world on the CPU needs as little as no world."""
-    return 1 if on_gpus and test.world and test.world.device == "cpu" else world_size(test)
 
 
 def shape_of(test: TestCase, *, on_gpus: bool) -> Shape:

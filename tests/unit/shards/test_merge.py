@@ -13,15 +13,15 @@ from results_files import check_results_below
 from shard_runs import START_S, ShardRun, cases
 
 from disttest.errors import UsageError
+from disttest.extras.shards.merging import merge
+from disttest.extras.shards.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
+from disttest.extras.shards.shard_sources import find_plan, unfold
 from disttest.model import Cause, Outcome
-from disttest.planning.shard_plan import VANISHED, Plan, encode_plan, plan_equal_shards
 from disttest.planning.timings import Timings
 from disttest.reports import rebuild, write_reports
 from disttest.results.events import CollectionFailed
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.merging import merge
-from disttest.results.shards import find_plan, unfold
 
 A, B, C, D = cases("a", "b", "c", "d")
 

@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 from planning_cases import case
 
 from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
+from disttest.extras.cluster.allocations import NodePool, allocate
+from disttest.extras.shards.pools import Size, parse_pool, parse_pools
+from disttest.extras.shards.shard_plan import (
+    Grant,
+    decode_plan,
+    encode_plan,
+    plan_shards,
+    render_matrix,
+    select,
+)
 from disttest.model import TestCase
-from disttest.planning.allocations import NodePool, allocate
-from disttest.planning.pools import Size, parse_pool, parse_pools
-from disttest.planning.shard_plan import Grant, decode_plan, encode_plan, plan_shards, render_matrix, select
 from disttest.planning.timings import Sample, Timings
 
 POOL = NodePool(nodes=4, gpus_per_node=8, cpus_per_node=64)

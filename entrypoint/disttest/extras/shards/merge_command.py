@@ -9,17 +9,17 @@ from typing import Any
 import click
 
 import disttest
-from disttest.beneath import read_input
+from disttest.cli.selection import read_text
 from disttest.cli.words import warn
-from disttest.errors import UsageError
+from disttest.extras.shards.shard_plan import Plan, decode_plan
+from disttest.extras.shards.shard_sources import find_plan
+from disttest.options.environment import environment
 from disttest.options.flags import RegistryCommand, flags
-from disttest.planning.shard_plan import Plan, decode_plan
 from disttest.results.conclusion import Demands, settle
 from disttest.results.directory import claim
 from disttest.results.floors import check_floors, make_floors
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, record_end
-from disttest.results.shards import find_plan
 
 Write = Callable[[RunResult, Path], Any]
 """Writes all reports of a run into its results directory."""
@@ -33,7 +33,7 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
     @flags("merge")
     def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
         """Join the results of shards (below the directories) into one."""
-        from disttest.results.merging import merge
+        from disttest.extras.shards.merging import merge
 
         expect: Path | None = given["expect"]
         floors = make_floors(
@@ -74,16 +74,14 @@ def read_plan(path: Path | None) -> Plan | None:
     return decode_plan(read_text(path, "the plan").encode(), str(path)) if path else None
 
 
-def read_text(path: Path, what: str) -> str:
-    """The text of a file.
+def write_merged(run: RunResult, results: Path) -> None:
+    """Write the reports of merged results, and tell GitHub."""
+    from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
 
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        return read_input(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} cannot be read from {path}: {error}") from error
+    write_reports(run, results)
+    publish_outputs(run_outputs(run, results.absolute(), run.exit_code), environment())
+    publish_summary(run, results, environment())
 
 
 def render_merged(run: RunResult) -> str:

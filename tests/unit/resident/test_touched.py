@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.planning.touched import find_touched, read_names
+from disttest.extras.resident.touched import find_touched, read_names
 
 SOURCES = {
     "src/models/__init__.py": "",
