@@ -32,6 +32,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import click
     import pytest
@@ -41,12 +42,16 @@ if TYPE_CHECKING:
     from disttest.host.signals import NotedSignals
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
+    from disttest.options.run import WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_test import Rank, RankTest
+    from disttest.runtime.rank.waits import WatchedRank
     from disttest.runtime.world.attempt import Attempt
+    from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+    from disttest.runtime.world.rank_watch import RankWatch
 
 PROJECT = "disttest"
 """The name of the entry point group, and pluggy's name of this interface."""
@@ -212,7 +217,38 @@ def disttest_run_session(session: pytest.Session) -> bool | None:
     """
 
 
+@hookspec
+def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
+    """Controller, before the first world is forked: prepare this process, of which worlds and ranks are forks.
+
+    Args:
+        settings: the options of the run.
+
+    Returns:
+        A context in which the process stays until the last world has ended; None for nothing.
+    """
+
+
 # --- world
+
+
+@hookspec
+def disttest_watch_ranks(
+    settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
+) -> RankWatch | None:
+    """World, and main process of a class that starts its ranks, before they are started: watch them while they run tests.
+
+    A watch may find out that no rank can go on, and so end a test before its limit. The hook is not called for ranks that are
+    on several machines.
+
+    Args:
+        settings: the options of the run.
+        size: number of ranks.
+        evidence: returns, by rank, how to ask it for its stacks.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.world.rank_watch.RankWatch`; None not to watch.
+    """
 
 
 @hookspec(firstresult=True)
@@ -244,6 +280,21 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec
+def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | None:
+    """Rank, also one that a class has started, once, before its first test: the part of a watch in this rank.
+
+    It runs before :func:`disttest_rank_configure`, and only if a plugin watches the ranks and torch is imported.
+
+    Args:
+        place: of this rank among the ranks of its world.
+        data: name of a plugin -> ``RankWatch.for_ranks`` of its watch.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.rank.waits.WatchedRank`; None if the plugin has no watch.
+    """
 
 
 @hookspec

@@ -8,9 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
+from disttest.deadlock.proven import Deadlock, DeadlockKind, cause_of
 from disttest.model import (
-    Deadlock,
-    DeadlockKind,
     Edge,
     Outcome,
     RankCalls,
@@ -327,7 +326,12 @@ def proven(tmp_path_factory):
     sample = SampleRun()
     sample.test(name="test_groups", findings=(finding,), ranks=(rank(0), rank(1)))
     sample.test(name="test_groups", size=4, findings=(finding,))
-    sample.test(Outcome.FAILED, name="test_waits", message="deadlock: no rank can go on", deadlock=deadlock)
+    sample.test(
+        Outcome.FAILED,
+        name="test_waits",
+        message="deadlock: no rank can go on",
+        sections={"deadlock": cause_of(deadlock).section},
+    )
     sample.test(Outcome.FAILED, name="test_replicas", message="they part", findings=(parted_replicas(),))
     write_reports(sample.finish(), folder)
     return folder / "report.html"

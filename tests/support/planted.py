@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from disttest.deadlock.proven import proof_of
 from disttest.extras.sanitizers.values.divergence import Parting, find_parting
 from disttest.extras.sanitizers.values.values_file import pairs, read_recordings
 from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
@@ -77,15 +78,16 @@ class Program:
 
     def check_hang(self, result: TestResult) -> str:
         """Why its deadlock is not proven as it should be; empty if it is."""
-        if result.deadlock is None or not result.message.startswith(PROVEN):
+        deadlock = proof_of(result)
+        if deadlock is None or not result.message.startswith(PROVEN):
             return f"no proof: {result.outcome}, {result.message}"
-        waits = tuple(sorted({edge.rank for edge in result.deadlock.edges}))
+        waits = tuple(sorted({edge.rank for edge in deadlock.edges}))
         if waits != self.ranks:
             return f"ranks {waits} wait, not {self.ranks}: {result.message}"
-        lines = [edge.where for edge in result.deadlock.edges]
+        lines = [edge.where for edge in deadlock.edges]
         if not all(line.startswith(f"{self.module}.py:") for line in lines):
             return f"they wait at {lines}: {result.message}"
-        return self._lacks(result.message, *(edge.what for edge in result.deadlock.edges))
+        return self._lacks(result.message, *(edge.what for edge in deadlock.edges))
 
     def check_order(self, result: TestResult) -> str:
         """Why no finding is the one that should be; empty if one is."""

@@ -14,6 +14,8 @@ import msgspec
 from disttest.deadlock import wait_words
 from disttest.deadlock.differing_calls import have_other_sizes
 from disttest.deadlock.layout import Direction, read_ranks
+from disttest.deadlock.limits import TORCH_GROUP_LIMIT_S, TORCH_STORE_LIMIT_S
+from disttest.deadlock.proven import Deadlock, DeadlockKind
 from disttest.deadlock.queued_calls import (
     QueuedCall,
     called,
@@ -25,8 +27,7 @@ from disttest.deadlock.queued_calls import (
     queued_behind,
 )
 from disttest.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
-from disttest.limits import TORCH_GROUP_LIMIT_S, TORCH_STORE_LIMIT_S
-from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
+from disttest.model import Edge, Frozen, rank_names
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
 

@@ -27,14 +27,3 @@ class RecordRule(StrEnum):
     OFF = "off"
     FAILURES = "failures"
     ALL = "all"
-
-
-class DeadlockRule(StrEnum):
-    """What becomes of a test whose ranks are proven to wait for each other."""
-
-    FAIL = "fail"
-    """It ends at once, as a hang."""
-    REPORT = "report"
-    """It goes on to its time limit, with a note."""
-    OFF = "off"
-    """Nobody looks."""

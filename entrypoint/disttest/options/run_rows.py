@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.model import DeadlockRule, FlakyRule, RecordRule, VerdictRule
+from disttest.model import FlakyRule, RecordRule, VerdictRule
 from disttest.options.option import of_every_run, rows_of
 from disttest.options.values import (
     AUTO,
@@ -113,13 +113,6 @@ RUN_OPTIONS = (
         "Log C frames of hanging ranks too, by py-spy, which needs ptrace.",
         default=False,
         otherwise="false",
-    ),
-    of_every_run(
-        "deadlock",
-        member_of(DeadlockRule),
-        "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
-        default=DeadlockRule.FAIL,
-        repeated=True,
     ),
     of_every_run(
         "verdict",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from disttest.deadlock import layout
 from disttest.deadlock.layout import Direction
 from disttest.deadlock.proof import Situation, find_deadlock
+from disttest.deadlock.proven import cause_of
 from disttest.deadlock.snapshot import Counts, Snapshot, read_slot
 from disttest.observe import Site, Wait, WaitKind
-from disttest.results.deadlock_finding import describe_deadlock
 
 ALL = group_of(0, 1)
 KEY = ("0", (0, 1))
@@ -217,7 +217,7 @@ def judged(slots):
     """What comes of a world with these slots: something, and never an exception."""
     ranks = dict(enumerate(map(read_slot, slots)))
     found = find_deadlock(Situation(ranks=ranks, over={}, now_s=10.0, began_s=0.0, deadline_s=300.0))
-    return found and describe_deadlock(found).message
+    return found and cause_of(found).message
 
 
 def written():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from disttest.deadlock.layout import RING, Direction
 from disttest.deadlock.proof import find_deadlock
+from disttest.deadlock.proven import DeadlockKind
 from disttest.limits import NO_LIMIT_S
-from disttest.model import DeadlockKind
 from disttest.observe import ANY_SOURCE, Site, WaitKind
 
 ALL = group_of(0, 1)

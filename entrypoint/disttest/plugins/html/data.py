@@ -10,7 +10,7 @@ import msgspec
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.plugins.html.collectives import collective_table, ticks
-from disttest.plugins.html.finding_sections import deadlock_data, finding_data, section_data
+from disttest.plugins.html.finding_sections import finding_data, section_data, waits_data
 from disttest.reports import aggregates, trend
 from disttest.reports.aggregates import KINDS
 from disttest.reports.location import Repository, locate
@@ -190,7 +190,7 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
         "sections": [
             section_data(section) for section in result.sections.values() if section.title or section.lines
         ],
-        "deadlock": deadlock_data(result.deadlock) if result.deadlock else None,
+        "waits": [waits_data(section.waits) for section in result.sections.values() if section.waits],
         "ranks": [
             dict(_rank(rank, logs, budget)) | {"ticks": ticks(rank, result.started_at_s)}
             for rank in result.ranks

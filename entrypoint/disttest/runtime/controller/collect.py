@@ -66,7 +66,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
-        data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", item=item)),
+        data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", object, item=item)),
     )
 
 

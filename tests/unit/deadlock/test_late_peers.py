@@ -7,8 +7,8 @@ from board_actors import NOWHERE, Stage, group_of
 
 from disttest.deadlock import layout
 from disttest.observe import Wait, WaitKind
-from disttest.runtime.rank import late_peers
-from disttest.runtime.rank.late_peers import LatePeers
+from disttest.plugins.deadlock import late_peers
+from disttest.plugins.deadlock.late_peers import LatePeers
 
 BOTH = (0, 1)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 from disttest.clock import monotonic, sleep
 from disttest.deadlock.layout import write_ranks
+from disttest.deadlock.limits import LATE_PEER_POLL_S, LATE_PEER_S
 from disttest.deadlock.snapshot import groups_in_the_making
-from disttest.limits import LATE_PEER_POLL_S, LATE_PEER_S
 from disttest.observe import Group, Tool, Wait, WaitKind
 
 
