@@ -8,7 +8,6 @@ import pytest
 from playwright.sync_api import Page, expect
 from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
-from disttest.deadlock.proven import Deadlock, DeadlockKind, cause_of
 from disttest.model import (
     Edge,
     Outcome,
@@ -16,6 +15,7 @@ from disttest.model import (
     SanitizerFinding,
     SeenCall,
 )
+from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of
 from disttest.plugins.html.render import render_html
 from disttest.reports import write_reports
 

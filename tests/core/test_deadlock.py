@@ -3,8 +3,8 @@
 import pytest
 from lab import Ended, Lab
 
-from disttest.deadlock.proven import DeadlockKind, proof_of
 from disttest.model import Outcome
+from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
 
 HANGS = """
     import pytest, torch, torch.distributed as dist

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lab import Ended, Lab
 
-from disttest.deadlock.proven import proof_of
 from disttest.model import Outcome
+from disttest.plugins.deadlock.proven import proof_of
 
 SUITE = Path(__file__).parents[2] / "examples" / "adopt" / "classes"
 TESTS = '''

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from disttest.deadlock.proven import proof_of
 from disttest.extras.sanitizers.values.divergence import Parting, find_parting
 from disttest.extras.sanitizers.values.values_file import pairs, read_recordings
 from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
+from disttest.plugins.deadlock.proven import proof_of
 from disttest.results.fold import RunResult
 
 if TYPE_CHECKING:  # the programs find this module alone

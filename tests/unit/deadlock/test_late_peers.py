@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from board_actors import NOWHERE, Stage, group_of
 
-from disttest.deadlock import layout
 from disttest.observe import Wait, WaitKind
-from disttest.plugins.deadlock import late_peers
+from disttest.plugins.deadlock import late_peers, layout
 from disttest.plugins.deadlock.late_peers import LatePeers
 
 BOTH = (0, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from disttest.deadlock.proven import Deadlock, DeadlockKind, cause_of, proof_of
 from disttest.model import Edge, Outcome, RankEnd, RankRecord
 from disttest.model import TestCase as Case
+from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of, proof_of
 from disttest.results.narrative import how_failed
 from disttest.results.verdict import judge
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from disttest.deadlock.proven import DeadlockKind, proof_of
 from disttest.extras.chaos.case import FaultKind, Survival, case_of, unharmed_ranks
 from disttest.extras.chaos.tables import report_tables
+from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
 from disttest.reports import write_reports
 from disttest.results.fold import fold
 from disttest.results.journal import read_events

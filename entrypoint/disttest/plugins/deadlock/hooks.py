@@ -32,7 +32,7 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
     """Version 0.1 wrote the proof beside the fields of the core."""
-    from disttest.deadlock.proven import move_proof
+    from disttest.plugins.deadlock.proven import move_proof
 
     return {_NAME: move_proof}
 

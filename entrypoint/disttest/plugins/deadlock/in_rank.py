@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from disttest import observe
-from disttest.deadlock.awaited_ranks import find_awaited
-from disttest.deadlock.board_tool import BoardTool
-from disttest.deadlock.snapshot import read_slot
 from disttest.observe import Tool, Wait
+from disttest.plugins.deadlock.awaited_ranks import find_awaited
+from disttest.plugins.deadlock.board_tool import BoardTool
 from disttest.plugins.deadlock.expect import provide_board
 from disttest.plugins.deadlock.late_peers import LatePeers
+from disttest.plugins.deadlock.snapshot import read_slot
 from disttest.runtime.rank.waits import WatchedRank
 
 

@@ -15,17 +15,17 @@ import msgspec
 
 from disttest.boards import Board
 from disttest.clock import monotonic
-from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
-from disttest.deadlock.layout import SLOT
-from disttest.deadlock.limits import FIRST_PAUSE_S, STACKS_S
-from disttest.deadlock.proof import Situation, find_deadlock
-from disttest.deadlock.proven import Deadlock, cause_of
-from disttest.deadlock.snapshot import Snapshot, read_slot
-from disttest.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
 from disttest.limits import TICK_S
 from disttest.model import HangCause
 from disttest.observe.records import WaitKind
+from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
+from disttest.plugins.deadlock.layout import SLOT
+from disttest.plugins.deadlock.limits import FIRST_PAUSE_S, STACKS_S
+from disttest.plugins.deadlock.proof import Situation, find_deadlock
+from disttest.plugins.deadlock.proven import Deadlock, cause_of
+from disttest.plugins.deadlock.snapshot import Snapshot, read_slot
+from disttest.plugins.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.results.verdict import SIZES
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
