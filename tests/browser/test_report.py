@@ -8,11 +8,12 @@ import pytest
 from playwright.sync_api import Page, expect
 from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
+from disttest.extras.sanitizers.choice import words_of
 from disttest.model import (
     Edge,
     Outcome,
+    PluginFinding,
     RankCalls,
-    SanitizerFinding,
     SeenCall,
 )
 from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of
@@ -305,8 +306,9 @@ def proven(tmp_path_factory):
         )
         return RankCalls(rank=number, calls=tuple(seen))
 
-    finding = SanitizerFinding(
-        sanitizer="order",
+    finding = PluginFinding(
+        finder="order",
+        **words_of("order"),
         kind="group-order",
         message="ranks use groups in orders that wait for each other: <b>rank 0</b> calls a, then b",
         effect="Gloo passes. Over NCCL the ranks wait for each other.",
@@ -340,8 +342,8 @@ def proven(tmp_path_factory):
 def parted_replicas():
     sights = (("gradient of w before step 1", True), ("parameter w after step 1", False))
     calls = tuple(SeenCall(what=what, same=same, decides=not same) for what, same in sights)
-    return SanitizerFinding(
-        sanitizer="values",
+    return PluginFinding(
+        finder="values",
         kind="parameter",
         message="parameter w after step 1 differs",
         effect="Each rank trains a model of its own.",

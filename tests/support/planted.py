@@ -19,7 +19,7 @@ import pytest
 
 from disttest.extras.sanitizers.values.divergence import Parting, find_parting
 from disttest.extras.sanitizers.values.values_file import pairs, read_recordings
-from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
+from disttest.model import Outcome, PluginFinding, TestResult, rank_names
 from disttest.plugins.deadlock.proven import proof_of
 from disttest.results.fold import RunResult
 
@@ -101,7 +101,7 @@ class Program:
         kinds = {finding.kind: finding.message for result in results for finding in result.findings}
         return "" if self.kind in kinds else f"not {self.kind}: {kinds}"
 
-    def _check_finding(self, finding: SanitizerFinding) -> str:
+    def _check_finding(self, finding: PluginFinding) -> str:
         ranks = {calls.rank for calls in finding.orders}
         if finding.kind != self.kind or ranks.isdisjoint(self.ranks):
             return f"{finding.kind} of ranks {sorted(ranks)}: {finding.message}"
@@ -115,7 +115,7 @@ class Program:
             "" if "" in reasons else "; ".join(reasons) or f"no finding: {result.outcome}, {result.message}"
         )
 
-    def _check_values(self, finding: SanitizerFinding) -> str:
+    def _check_values(self, finding: PluginFinding) -> str:
         lines = {call.line for rank in finding.orders for call in rank.calls if call.decides}
         whose = re.compile(rf"\b{rank_names(self.ranks)}(?![,\d])")
         if finding.kind != self.kind or not whose.search(finding.message):

@@ -9,7 +9,7 @@ from disttest.model.outcomes import Cause, Outcome
 from disttest.model.rank_record import RankRecord
 from disttest.model.recorded import Recorded
 from disttest.model.sections import Section
-from disttest.model.seen_calls import SanitizerFinding
+from disttest.model.seen_calls import PluginFinding
 
 
 class TestResult(Frozen):
@@ -39,8 +39,8 @@ class TestResult(Frozen):
     """Of a test that failed: the tests that ran before it in the same processes, in order, by the ids that select them."""
     torch_outcome: Outcome | None = None
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
-    findings: tuple[SanitizerFinding, ...] = ()
-    """What sanitizers have found."""
+    findings: tuple[PluginFinding, ...] = ()
+    """The findings of plugins."""
     sections: dict[str, Section] = msgspec.field(default_factory=dict)
     """Name of a plugin -> its part of the reports."""
     by_main: Recorded = Recorded()

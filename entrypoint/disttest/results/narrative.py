@@ -80,7 +80,7 @@ def how_failed(result: TestResult) -> str:
     if result.cause is Cause.INFRASTRUCTURE:
         return "infrastructure"
     if failing:
-        return "sanitizer"
+        return "finding"
     if is_disagreement(result):
         return "ranks disagree"
     culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)

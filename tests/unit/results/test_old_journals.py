@@ -50,3 +50,13 @@ def test_a_proof_that_stood_beside_the_fields_of_the_core_is_told_and_drawn(tmp_
     assert "rank 0: was in the deadlock that the test expects" in next(describe_ranks(expected))
     write_reports(run, tmp_path)
     assert '"waits":[{"nodes":[{"rank":0,' in (tmp_path / "report.html").read_text()
+
+
+def test_a_finding_whose_finder_was_a_sanitizer_has_the_words_of_one():
+    run = fold(read_events(JOURNALS / "sanitizer.jsonl"))
+
+    result = run.tests[0].final
+    (finding,) = result.findings
+    assert ("order", "sanitizer order", "sanitizers") == (finding.finder, finding.source, finding.section)
+    assert "sanitizer" == how_failed(result)
+    assert result.message.startswith("sanitizer order: ranks disagree")

@@ -1,10 +1,10 @@
-"""What sanitizers have found, and the ranks that wait for each other, as the page draws them."""
+"""Findings of plugins, and the ranks that wait for each other, as the page draws them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from disttest.model import Edge, SanitizerFinding, Section, WaitGraph, rank_name
+from disttest.model import Edge, PluginFinding, Section, WaitGraph, rank_name
 from disttest.reports.text import duration, one_line
 
 MOST_DRAWN = 16
@@ -22,10 +22,10 @@ def section_data(section: Section) -> dict[str, Any]:
     }
 
 
-def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
+def finding_data(finding: PluginFinding) -> dict[str, Any]:
     """One finding with the calls of its ranks side by side."""
     return {
-        "title": one_line(f"{finding.sanitizer}: {finding.kind}"),
+        "title": one_line(f"{finding.finder}: {finding.kind}"),
         "message": one_line(finding.message, 4000),
         "effect": one_line(finding.effect, 2000),
         "advice": one_line(finding.advice, 2000),

@@ -1,4 +1,4 @@
-// Findings of sanitizers in an attempt, and ranks that wait for each other: lists side by side, and a graph.
+// Findings of plugins in an attempt, and ranks that wait for each other: lists side by side, and a graph.
 (function () {
   const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
   const SIDE = 380;
