@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import TestCase, TestResult
+    from disttest.model import TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
-    from disttest.options.run import WorldSettings
+    from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
+    from disttest.results.repeat import Run
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_test import Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank
@@ -91,6 +92,20 @@ def disttest_addcommands(group: click.Group) -> None:
     """
 
 
+@hookspec
+def disttest_prepare_run(request: RunRequest) -> Mapping[str, str]:
+    """Command, before a run begins here or on a cluster: refuse it, or change options of the plugin.
+
+    A :class:`disttest.errors.UsageError` ends the command with its message.
+
+    Args:
+        request: everything that was asked.
+
+    Returns:
+        Field of an option of the plugin -> its value as text, in place of the one that was given.
+    """
+
+
 @hookspec(firstresult=True)
 def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | None:
     """Command, before a run begins: run it in another way.
@@ -130,6 +145,20 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
     Returns:
         The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
+    """
+
+
+@hookspec
+def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
+    """Command and controller, when a failure is written: further commands for the reader, below the one that repeats the test.
+
+    Args:
+        test: that failed.
+        result: of its last attempt.
+        run: its invocation and root directory.
+
+    Returns:
+        A word for each, such as ``replay``, and its command line, quoted for a shell.
     """
 
 
@@ -202,6 +231,42 @@ def disttest_test_data(item: pytest.Item) -> Any:
     Returns:
         A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``TestCase.data[NAME]``, where NAME is the
         last part of the plugin's name, and is in the journal and in ``results.json``.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str | None:
+    """Controller, once for each item: whether its ranks must be new processes, which run no other test.
+
+    Args:
+        world: that the test runs in.
+        kind: how the test meets its ranks.
+        options: of the run.
+
+    Returns:
+        Why, in a few words; None if they need not be.
+    """
+
+
+@hookspec
+def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
+    """Controller, before the first test runs: lines to show, for example tests for which the plugin does nothing.
+
+    Args:
+        tests: of the run.
+        options: of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_takes_session(config: pytest.Config) -> bool | None:
+    """Controller, before collection: whether the plugin runs the tests of this process by ``disttest_run_session``.
+
+    Args:
+        config: pytest's.
+
+    Returns:
+        True, and the core takes no devices and writes no journal; None if it does not.
     """
 
 

@@ -25,7 +25,7 @@ from disttest.errors import UsageError
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
-from disttest.model import Hardware, Invocation, RecordRule
+from disttest.model import Hardware, Invocation
 from disttest.options.environment import environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
@@ -104,8 +104,7 @@ def run_tests(
         return code
     _hide(request.options.mask)
     _refuse_what_does_not_go_together(request)
-    if request.cluster.launcher and request.options.record is not RecordRule.OFF:
-        request = _unrecorded(request)
+    request = _prepared(request)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -161,8 +160,6 @@ def _refuse_what_does_not_go_together(request: RunRequest) -> None:
     if launcher and (options.debugpy or options.debug_rank is not None):
         flag = "--debugpy" if options.debugpy else "--debug-rank"
         raise UsageError(f"{flag} is for one machine: leave --launcher out")
-    if options.mask and options.record is not RecordRule.OFF:
-        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
     if request.setup is not None and launcher:
         raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
 
@@ -173,14 +170,17 @@ def _hide(values: Sequence[str]) -> None:
         warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
 
 
-def _unrecorded(request: RunRequest) -> RunRequest:
-    """On nodes: what is recorded there would stay there. It may be a project's setting, so it is no mistake."""
-    warn("ranks on nodes are not recorded: --record has no effect with --launcher")
+def _prepared(request: RunRequest) -> RunRequest:
+    """With the options that plugins change for this run."""
+    changes = plugin_manager().mapping("disttest_prepare_run", str, request=request)
+    if not changes:
+        return request
+    options = request.options
     return dataclasses.replace(
         request,
-        flags={**request.flags, "record": str(RecordRule.OFF)},
-        options=msgspec.structs.replace(request.options, record=RecordRule.OFF),
-        asked={name: value for name, value in request.asked.items() if name != "record"},
+        flags={**request.flags, **changes},
+        options=msgspec.structs.replace(options, plugin_options={**options.plugin_options, **changes}),
+        asked={name: value for name, value in request.asked.items() if name.replace("-", "_") not in changes},
     )
 
 

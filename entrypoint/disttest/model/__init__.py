@@ -23,7 +23,7 @@ from disttest.model.rank_record import (
     rank_names,
 )
 from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
-from disttest.model.rules import FlakyRule, RecordRule, VerdictRule
+from disttest.model.rules import FlakyRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, ShardSpan
 from disttest.model.sections import Edge, HangCause, Section, WaitGraph
 from disttest.model.seen_calls import (
@@ -64,7 +64,6 @@ __all__ = [
     "RankCalls",
     "RankEnd",
     "RankRecord",
-    "RecordRule",
     "Recorded",
     "RecordedFact",
     "RecordedWarning",

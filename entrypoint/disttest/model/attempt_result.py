@@ -45,8 +45,6 @@ class TestResult(Frozen):
     """Name of a plugin -> its part of the reports."""
     by_main: Recorded = Recorded()
     """Warnings and facts of the process that ran the test, where that is not a rank."""
-    recorded: tuple[int, ...] = ()
-    """Ranks whose recording was kept, for ``disttest replay``."""
 
     @property
     def is_false_green_avoided(self) -> bool:

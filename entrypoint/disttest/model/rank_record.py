@@ -93,7 +93,7 @@ class RankRecord(Frozen):
     hung: bool = False
     """It was still running when the test's deadline passed."""
     ended_for: str = ""
-    """Why no rank could go on, in a word, where disttest ended the rank for that: ``deadlock``."""
+    """Why no rank could go on, in a word of the plugin that found it, where disttest ended the rank for that."""
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""

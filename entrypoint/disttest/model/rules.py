@@ -19,11 +19,3 @@ class FlakyRule(StrEnum):
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
-
-
-class RecordRule(StrEnum):
-    """Of which tests each rank's recording is kept, for ``disttest replay``."""
-
-    OFF = "off"
-    FAILURES = "failures"
-    ALL = "all"

@@ -50,7 +50,7 @@ class HangCause(Frozen):
     """Why the ranks of a test cannot go on, as the watch of a plugin has found while they waited."""
 
     name: str
-    """Name of the plugin, and the word of reports for a test that was ended for it: ``deadlock``."""
+    """Name of the plugin, and the word of reports for a test that was ended for it."""
     message: str
     """One line: the finding."""
     advice: str = ""

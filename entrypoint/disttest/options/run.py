@@ -13,7 +13,7 @@ import msgspec
 
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
-from disttest.model import FlakyRule, Frozen, Isolation, RecordRule, VerdictRule
+from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS, default_of
@@ -38,8 +38,6 @@ class WorldSettings(Frozen):
     Several are run one after another, each by a pytest process of its own, which knows of one size only."""
     fast_spawn: bool = default_of("fast-spawn")
     """Whether what ordinary tests spawn is forked from a clean process."""
-    record: RecordRule = default_of("record")
-    """Of which tests what ranks received is kept."""
     debug_rank: int | None = default_of("debug-rank")
     """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
     debugpy: int | None = default_of("debugpy")

@@ -152,9 +152,9 @@ class _Summary:
         yield from self.block("\n\n".join([*aggregates.evidence(result), *findings]))
         yield from self.ranks(result)
         yield f"Repeat: {exact_code(group.repeat)}"
-        if group.replay:
+        for word, line in group.further.items():
             yield ""
-            yield f"Replay one rank: {exact_code(group.replay)}"
+            yield f"{escape(word.capitalize())}: {exact_code(line)}"
         yield ""
 
     def ranks(self, result: TestResult) -> Iterator[str]:

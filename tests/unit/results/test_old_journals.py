@@ -4,12 +4,13 @@ from pathlib import Path
 
 from disttest.extras.chaos.case import FaultKind, Survival, case_of, unharmed_ranks
 from disttest.extras.chaos.tables import report_tables
+from disttest.extras.replay.recorded import recorded_ranks
 from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
 from disttest.reports import write_reports
 from disttest.results.fold import fold
 from disttest.results.journal import read_events
 from disttest.results.narrative import describe_ranks, how_failed
-from disttest.results.repeat import repeat_command
+from disttest.results.repeat import command_lines, repeat_command
 
 JOURNALS = Path(__file__).parents[2] / "fixtures" / "journals"
 
@@ -60,3 +61,12 @@ def test_a_finding_whose_finder_was_a_sanitizer_has_the_words_of_one():
     assert ("order", "sanitizer order", "sanitizers") == (finding.finder, finding.source, finding.section)
     assert "sanitizer" == how_failed(result)
     assert result.message.startswith("sanitizer order: ranks disagree")
+
+
+def test_the_ranks_that_were_recorded_are_those_that_can_be_replayed():
+    run = fold(read_events(JOURNALS / "recorded.jsonl"))
+
+    (failed,) = run.tests
+    assert (0, 1) == recorded_ranks(failed.final)
+    _, replay = command_lines(failed.test, failed.final, run)
+    assert "replay: disttest replay /tmp/results 'test_fails.py::test_fails[2xgloo]' --rank 1" == replay

@@ -38,7 +38,7 @@
       node.append(brief(test));
       return node;
     }
-    for (const command of [found.repeat, found.replay]) if (command) node.append(pasteable(command));
+    for (const command of found.commands) node.append(pasteable(command));
     const last = found.attempts.length - 1;
     if (last > 0) node.append(tabs(found.attempts, last, (attempt) => body.replaceChildren(...attemptView(attempt, found))));
     body.append(...attemptView(found.attempts[last], found));
