@@ -50,6 +50,7 @@ from planted import (
 )
 
 from disttest.model import TestResult
+from disttest.plugins.deadlock.proven import proof_of
 from disttest.results.events import TestFinished
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
@@ -254,9 +255,10 @@ FAMILIES = (
 
 def seconds_to_proof(result: TestResult) -> float | None:
     """From the moment the last rank began to wait to the proof."""
-    if result.deadlock is None or not result.deadlock.edges:
+    deadlock = proof_of(result)
+    if deadlock is None or not deadlock.edges:
         return None
-    return min(edge.since_s for edge in result.deadlock.edges)
+    return min(edge.since_s for edge in deadlock.edges)
 
 
 def try_planted(family: Planted, straggle_s: float, slots: int) -> bool:

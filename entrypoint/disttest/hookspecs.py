@@ -32,23 +32,28 @@ import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import click
     import pytest
 
-    from disttest.cli.run_place import RunPlace
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import TestCase, TestResult
+    from disttest.model import TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
+    from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
+    from disttest.results.repeat import Run
     from disttest.runtime.controller.session import TestSelection
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_test import Rank, RankTest
+    from disttest.runtime.rank.waits import WatchedRank
     from disttest.runtime.world.attempt import Attempt
+    from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+    from disttest.runtime.world.rank_watch import RankWatch
 
 PROJECT = "disttest"
 """The name of the entry point group, and pluggy's name of this interface."""
@@ -90,29 +95,17 @@ def disttest_addcommands(group: click.Group) -> None:
 
 @hookspec
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
-    """Command, when the options of a run were read: change what was asked, with ``dataclasses.replace``.
+    """Command, when the options of a run were read: change what was asked, or refuse it.
 
-    A :class:`disttest.errors.UsageError` ends the command with its message.
+    A :class:`disttest.errors.UsageError` ends the command with its message. ``dataclasses.replace`` and
+    ``RunRequest.with_option`` make a changed request. A plugin that sets ``place`` has the run run on other machines than this
+    one; plugins whose hook is ``trylast`` see it.
 
     Args:
         request: everything that was asked, as the plugin before this one returned it.
 
     Returns:
         The changed request; None to leave it as it is.
-    """
-
-
-@hookspec(firstresult=True)
-def disttest_choose_place(request: RunRequest) -> RunPlace | None:
-    """Command, when the options of a run were read: have it run on other machines than this one.
-
-    A :class:`disttest.errors.UsageError` ends the command with its message: for options that make no sense there.
-
-    Args:
-        request: everything that was asked.
-
-    Returns:
-        The machines, as :class:`disttest.cli.run_place.RunPlace` describes them; None for a run on this machine.
     """
 
 
@@ -167,6 +160,20 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
     Returns:
         The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
+    """
+
+
+@hookspec
+def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
+    """Command and controller, when a failure is written: further commands for the reader, below the one that repeats the test.
+
+    Args:
+        test: that failed.
+        result: of its last attempt.
+        run: its invocation and root directory.
+
+    Returns:
+        A word for each, such as ``replay``, and its command line, quoted for a shell.
     """
 
 
@@ -261,6 +268,42 @@ def disttest_test_data(item: pytest.Item) -> Any:
 
 
 @hookspec(firstresult=True)
+def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str | None:
+    """Controller, once for each item: whether its ranks must be new processes, which run no other test.
+
+    Args:
+        world: that the test runs in.
+        kind: how the test meets its ranks.
+        options: of the run.
+
+    Returns:
+        Why, in a few words; None if they need not be.
+    """
+
+
+@hookspec
+def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
+    """Controller, before the first test runs: lines to show, for example tests for which the plugin does nothing.
+
+    Args:
+        tests: of the run.
+        options: of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_takes_session(config: pytest.Config) -> bool | None:
+    """Controller, before collection: whether the plugin runs the tests of this process by ``disttest_run_session``.
+
+    Args:
+        config: pytest's.
+
+    Returns:
+        True, and the core takes no devices and writes no journal; None if it does not.
+    """
+
+
+@hookspec(firstresult=True)
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Controller, when all tests are collected: run them in another way.
 
@@ -272,7 +315,38 @@ def disttest_run_session(session: pytest.Session) -> bool | None:
     """
 
 
+@hookspec
+def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
+    """Controller, before the first world is forked: prepare this process, of which worlds and ranks are forks.
+
+    Args:
+        settings: the options of the run.
+
+    Returns:
+        A context in which the process stays until the last world has ended; None for nothing.
+    """
+
+
 # --- world
+
+
+@hookspec
+def disttest_watch_ranks(
+    settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
+) -> RankWatch | None:
+    """World, and main process of a class that starts its ranks, before they are started: watch them while they run tests.
+
+    A watch may find out that no rank can go on, and so end a test before its limit. The hook is not called for ranks that are
+    on several machines.
+
+    Args:
+        settings: the options of the run.
+        size: number of ranks.
+        evidence: returns, by rank, how to ask it for its stacks.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.world.rank_watch.RankWatch`; None not to watch.
+    """
 
 
 @hookspec(firstresult=True)
@@ -304,6 +378,21 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec
+def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | None:
+    """Rank, also one that a class has started, once, before its first test: the part of a watch in this rank.
+
+    It runs before :func:`disttest_rank_configure`, and only if a plugin watches the ranks and torch is imported.
+
+    Args:
+        place: of this rank among the ranks of its world.
+        data: name of a plugin -> ``RankWatch.for_ranks`` of its watch.
+
+    Returns:
+        An instance of a subclass of :class:`disttest.runtime.rank.waits.WatchedRank`; None if the plugin has no watch.
+    """
 
 
 @hookspec

@@ -55,14 +55,6 @@ NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
 STARTED_STACKS_S = 2.0
 """How long the processes that a contained test has started may take to tell their stacks, all together."""
-DEADLOCK_STACKS_S = 0.3
-"""How long ranks may take to tell their stacks, which have to confirm what they say they wait in."""
-TORCH_GROUP_LIMIT_S = 1800.0
-"""torch's default limit of a gloo group. A wait that long ends in the same failure; no test waits for it on purpose."""
-TORCH_STORE_LIMIT_S = 300.0
-"""The same of stores, in which groups are made, too."""
-DEADLOCK_FIRST_PAUSE_S = 1.0
-"""Until stacks that did not confirm it are asked for again; then twice as long each time."""
 MAIN_MARGIN_S = 3.0
 """A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
 MAIN_CANCEL_S = 1.2
@@ -83,9 +75,6 @@ NO_LIMIT_S = 20 * 24 * 3600.0
 
 # --- a world
 
-LATE_PEER_S = 2.0
-LATE_PEER_POLL_S = 0.001
-"""How long a rank that is about to end waits for others that are being connected to it, and how often it looks."""
 EXAMPLE_AGREED_S = 2.0
 """How long a rank in which an example of hypothesis has failed waits for the others, which may wait for it in a collective."""
 COLLECT_S = 300.0

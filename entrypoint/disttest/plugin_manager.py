@@ -184,7 +184,7 @@ class Plugins:
             PluginError: a plugin raised an exception, or returned something else.
         """
         for implementation in reversed(self._caller(hook).get_hookimpls()):
-            with _blaming(implementation.plugin_name, hook):
+            with blaming(implementation.plugin_name, hook):
                 changed = implementation.function(**{argument: value})
             if changed is not None and not isinstance(changed, type(value)):
                 raise PluginError(
@@ -233,18 +233,23 @@ class Plugins:
         results = []
         for implementation in reversed(self._caller(hook).get_hookimpls()):
             given = {name: arguments[name] for name in implementation.argnames}
-            with _blaming(implementation.plugin_name, hook):
+            with blaming(implementation.plugin_name, hook):
                 results.append((implementation.plugin_name, implementation.function(**given)))
         return results
 
-    def named(self, hook: str, **arguments: Any) -> dict[str, Any]:
+    def named(self, hook: str, type_: type[T], **arguments: Any) -> dict[str, T]:
         """Call a hook; the results that are not None, by the last part of the plugin's name.
 
         Raises:
-            PluginError: as in :meth:`call`.
+            PluginError: a plugin raised an exception, or returned something else.
         """
-        found = self._each(hook, **arguments)
-        return {name.rpartition(".")[2]: result for name, result in found if result is not None}
+        found = [(name, result) for name, result in self._each(hook, **arguments) if result is not None]
+        for name, result in found:
+            if not isinstance(result, type_):
+                raise PluginError(
+                    f"plugin {name} returned something else from {hook}: a {type_.__name__} is needed"
+                )
+        return {name.rpartition(".")[2]: result for name, result in found}
 
     def _caller(self, hook: str) -> pluggy.HookCaller:
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
@@ -279,7 +284,7 @@ def plugins_differ(wanted: Sequence[str], found: Sequence[str], where: str, othe
 
 
 @contextmanager
-def _blaming(name: str, hook: str) -> Iterator[None]:
+def blaming(name: str, hook: str) -> Iterator[None]:
     """Name the plugin whose function runs in this block if it raises."""
     try:
         yield

@@ -8,15 +8,15 @@ import pytest
 from playwright.sync_api import Page, expect
 from sample_runs import EPOCH_S, SampleRun, rank, write_log
 
+from disttest.extras.sanitizers.choice import words_of
 from disttest.model import (
-    Deadlock,
-    DeadlockKind,
     Edge,
     Outcome,
+    PluginFinding,
     RankCalls,
-    SanitizerFinding,
     SeenCall,
 )
+from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of
 from disttest.plugins.html.render import render_html
 from disttest.reports import write_reports
 
@@ -306,8 +306,9 @@ def proven(tmp_path_factory):
         )
         return RankCalls(rank=number, calls=tuple(seen))
 
-    finding = SanitizerFinding(
-        sanitizer="order",
+    finding = PluginFinding(
+        finder="order",
+        **words_of("order"),
         kind="group-order",
         message="ranks use groups in orders that wait for each other: <b>rank 0</b> calls a, then b",
         effect="Gloo passes. Over NCCL the ranks wait for each other.",
@@ -327,7 +328,12 @@ def proven(tmp_path_factory):
     sample = SampleRun()
     sample.test(name="test_groups", findings=(finding,), ranks=(rank(0), rank(1)))
     sample.test(name="test_groups", size=4, findings=(finding,))
-    sample.test(Outcome.FAILED, name="test_waits", message="deadlock: no rank can go on", deadlock=deadlock)
+    sample.test(
+        Outcome.FAILED,
+        name="test_waits",
+        message="deadlock: no rank can go on",
+        sections={"deadlock": cause_of(deadlock).section},
+    )
     sample.test(Outcome.FAILED, name="test_replicas", message="they part", findings=(parted_replicas(),))
     write_reports(sample.finish(), folder)
     return folder / "report.html"
@@ -336,8 +342,8 @@ def proven(tmp_path_factory):
 def parted_replicas():
     sights = (("gradient of w before step 1", True), ("parameter w after step 1", False))
     calls = tuple(SeenCall(what=what, same=same, decides=not same) for what, same in sights)
-    return SanitizerFinding(
-        sanitizer="values",
+    return PluginFinding(
+        finder="values",
         kind="parameter",
         message="parameter w after step 1 differs",
         effect="Each rank trains a model of its own.",

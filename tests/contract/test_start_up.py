@@ -20,7 +20,7 @@ HEAVY = (
     "sysconfig",
     "termios",
     "torch",
-    "disttest.deadlock",
+    "disttest.plugins.deadlock.watch",
     "disttest.observe",
     "disttest.extras.resident.client",
     "disttest.extras.resident.parent",
@@ -71,7 +71,12 @@ def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> N
 
 
 OF_WORLDS = (
-    *("disttest.deadlock", "disttest.observe", "disttest.extras.sanitizers.order", "disttest.runtime.world"),
+    *(
+        "disttest.plugins.deadlock.watch",
+        "disttest.observe",
+        "disttest.extras.sanitizers.order",
+        "disttest.runtime.world",
+    ),
     *("disttest.runtime.rank.rank", "disttest.runtime.hosting.ranks", "disttest.runtime.controller.crew"),
 )
 NOTES_WHAT_IS_LOADED = """

@@ -178,7 +178,7 @@ def test_the_test_that_broke_a_group_is_named(ended, name):
 
 @pytest.mark.parametrize("name", UNMATCHED)
 def test_calls_that_only_one_rank_issues_are_findings_of_the_sanitizer(ended, name):
-    assert ["order"] == [finding.sanitizer for finding in ended.result(name).findings]
+    assert ["order"] == [finding.finder for finding in ended.result(name).findings]
 
 
 @pytest.mark.parametrize(

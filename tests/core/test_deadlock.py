@@ -3,7 +3,8 @@
 import pytest
 from lab import Ended, Lab
 
-from disttest.model import DeadlockKind, Outcome
+from disttest.model import Outcome
+from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
 
 HANGS = """
     import pytest, torch, torch.distributed as dist
@@ -104,8 +105,8 @@ def test_a_hang_of_each_kind_is_proven(ended, name, kind, says):
     assert result.message.startswith("deadlock: no rank can go on: rank 0 waits in "), result.message
     assert says in result.message
     assert " at test_hangs.py:" in result.message
-    assert result.deadlock.kind is kind
-    assert result.deadlock.ended
+    assert proof_of(result).kind is kind
+    assert proof_of(result).ended
     assert result.details, "what to do"
 
 
@@ -201,5 +202,5 @@ def test_ranks_of_torchs_own_classes(lab: Lab, nothing_left):
 
     hung = ended.result("test_hangs")
     assert "deadlock: no rank can go on: rank 0 waits in recv" in hung.message, hung.message
-    assert hung.deadlock.kind is DeadlockKind.POINT_TO_POINT
+    assert proof_of(hung).kind is DeadlockKind.POINT_TO_POINT
     assert ended.result("test_passes").outcome is Outcome.PASSED

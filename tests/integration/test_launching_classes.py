@@ -10,6 +10,7 @@ import pytest
 from lab import Ended, Lab
 
 from disttest.model import Outcome
+from disttest.plugins.deadlock.proven import proof_of
 
 SUITE = Path(__file__).parents[2] / "examples" / "adopt" / "classes"
 TESTS = '''
@@ -195,7 +196,7 @@ def test_a_crash_names_its_rank_and_the_victims(ended) -> None:
 def test_a_deadlock_is_proven(ended) -> None:
     result = ended.result("TestOrdinary::test_deadlock")
 
-    assert result.deadlock is not None, result.message
+    assert proof_of(result) is not None, result.message
     assert "timed out" not in result.message
 
 

@@ -17,6 +17,8 @@ from typed import without_numbers
 
 from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome
+from disttest.plugin_manager import plugin_manager
+from disttest.results.narrative import how_failed
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 PACKAGES = ("collective-budget", "hosts", "slowest-tests")
@@ -106,6 +108,8 @@ FAILS = """
     @hookimpl(wrapper=True)
     def disttest_rank_test(test):
         fail("before_test")
+        if test.rank.number == 0 and "standstill" in test.nodeid:
+            test.rank.note("fails", "about to wait")
         result = yield
         fail("after_test")
         return result
@@ -117,6 +121,73 @@ FAILS = """
         fail("judge_attempt")
         fail_once("judge_once")
         return None if os.environ.get("FAILS_IN") == "judge_type" else result
+
+
+    @hookimpl
+    def disttest_prepare_run(request):
+        fail("prepare_run")
+
+
+    @hookimpl
+    def disttest_takes_session(config):
+        fail("takes_session")
+
+
+    @hookimpl
+    def disttest_needs_new_ranks(world, kind, options):
+        fail("needs_new_ranks")
+
+
+    @hookimpl
+    def disttest_notes_on_tests(tests, options):
+        fail("notes_on_tests")
+        return [f"{len(tests)} noted by a plugin"]
+
+
+    @hookimpl
+    def disttest_further_commands(test, result, run):
+        fail("further_commands")
+        return {"again": f"again {test.name}"}
+
+
+    @hookimpl
+    def disttest_around_worlds(settings):
+        fail("around_worlds")
+
+
+    @hookimpl
+    def disttest_watch_ranks(settings, size, evidence):
+        from disttest.model import HangCause, Section
+        from disttest.runtime.world.rank_watch import RankWatch
+
+        class Watch(RankWatch):
+            for_ranks = {"size": size}
+
+            def look(self, attempt):
+                fail("look")
+                if os.environ.get("FAILS_IN") != "standstill" or not attempt.ranks[0].noted:
+                    return None
+                section = Section(title="clocks", lines=("rank 0 has stopped",))
+                return HangCause(
+                    name="standstill", message="standstill: rank 0 waits", advice="wind it up", culprit=0,
+                    ends=True, section=section,
+                )
+
+        fail("watch_ranks")
+        return Watch()
+
+
+    @hookimpl
+    def disttest_join_watch(place, data):
+        from disttest.runtime.rank.waits import WatchedRank
+
+        class Part(WatchedRank):
+            def begin(self):
+                fail("begin")
+
+        fail("join_watch")
+        assert data["fails"]["size"] > place
+        return Part()
 
 
     @hookimpl
@@ -268,6 +339,20 @@ def test_built_in_plugins_are_left_out_like_others(lab):
     assert (ended.results / "ctrf.json").exists()
 
 
+def test_a_run_without_any_built_in_plugin_has_verdicts(lab):
+    lab.write(test_plain="def test_plain():\n    pass\n")
+    built_in = [name for name, _ in plugin_manager().all]
+
+    ended = lab.run(
+        *("run", "test_calls.py", "test_plain.py"),
+        *(word for name in built_in for word in ("-p", f"no:{name}")),
+        results="core",
+    )
+
+    assert ExitCode.PASSED == ended.exit_code, ended.output
+    assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+
+
 @pytest.mark.parametrize(
     ("where", "hook"),
     [
@@ -275,6 +360,8 @@ def test_built_in_plugins_are_left_out_like_others(lab):
         ("after_test", "disttest_rank_test"),
         ("judge_attempt", "disttest_judge_attempt"),
         ("judge_once", "disttest_judge_attempt"),
+        ("look", "disttest_watch_ranks"),
+        ("begin", "disttest_join_watch"),
     ],
 )
 def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(failing, where, hook):
@@ -294,6 +381,13 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("modify_tests", "disttest_modify_tests"),
         ("addreporters", "disttest_addreporters"),
         ("report_tables", "disttest_report_tables"),
+        ("prepare_run", "disttest_prepare_run"),
+        ("takes_session", "disttest_takes_session"),
+        ("needs_new_ranks", "disttest_needs_new_ranks"),
+        ("notes_on_tests", "disttest_notes_on_tests"),
+        ("around_worlds", "disttest_around_worlds"),
+        ("watch_ranks", "disttest_watch_ranks"),
+        ("join_watch", "disttest_join_watch"),
     ],
 )
 def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing, where, hook):
@@ -301,6 +395,43 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
 
     assert ExitCode.PASSED != ended.exit_code
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
+
+
+def test_a_plugin_that_fails_while_a_failure_is_written_is_named(failing):
+    failing.write(test_fails="def test_one():\n    assert 0\n")
+
+    ended = failing.run("run", "test_fails.py", FAILS_IN="further_commands")
+
+    assert ExitCode.FAILED == ended.exit_code
+    assert "plugin fails failed in disttest_further_commands: ValueError: planted" in ended.output
+
+
+WAITS = """
+    import signal
+
+    import pytest
+
+
+    @pytest.mark.world_size(2)
+    def test_standstill(world):
+        if world.rank == 0:
+            signal.pause()
+"""
+
+
+def test_a_watch_of_a_plugin_ends_a_test_before_its_limit_and_every_report_has_its_words(failing):
+    failing.write(test_waits=WAITS)
+
+    ended = failing.run("run", "test_waits.py", FAILS_IN="standstill")
+
+    result = ended.result("test_standstill")
+    assert (Outcome.FAILED, "standstill: rank 0 waits", 0) == (result.outcome, result.message, result.culprit)
+    assert "standstill" == how_failed(result)
+    assert "waited in a standstill, ended by disttest" == result.ranks[0].message
+    assert "wind it up" in ended.output
+    assert "    clocks\n      rank 0 has stopped\n" in ended.output
+    assert "  again: again test_standstill" in ended.output
+    assert "1 noted by a plugin" in ended.output
 
 
 CHANGES_STATE = """

@@ -6,11 +6,11 @@ import itertools
 import time
 import weakref
 
-from disttest.deadlock.board import WaitBoard
-from disttest.deadlock.board_tool import BoardTool
-from disttest.deadlock.proof import Situation, find_deadlock
-from disttest.deadlock.snapshot import read_slot
 from disttest.observe import Call, Group, Site, Wait, WaitKind
+from disttest.plugins.deadlock.board_tool import BoardTool
+from disttest.plugins.deadlock.proof import Situation, find_deadlock
+from disttest.plugins.deadlock.snapshot import read_slot
+from disttest.plugins.deadlock.watch import WaitBoard
 
 NOW_S, LIMIT_S = 10.0, 300.0
 NOWHERE = Site(None, 0)

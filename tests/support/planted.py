@@ -19,7 +19,8 @@ import pytest
 
 from disttest.extras.sanitizers.values.divergence import Parting, find_parting
 from disttest.extras.sanitizers.values.values_file import pairs, read_recordings
-from disttest.model import Outcome, SanitizerFinding, TestResult, rank_names
+from disttest.model import Outcome, PluginFinding, TestResult, rank_names
+from disttest.plugins.deadlock.proven import proof_of
 from disttest.results.fold import RunResult
 
 if TYPE_CHECKING:  # the programs find this module alone
@@ -77,15 +78,16 @@ class Program:
 
     def check_hang(self, result: TestResult) -> str:
         """Why its deadlock is not proven as it should be; empty if it is."""
-        if result.deadlock is None or not result.message.startswith(PROVEN):
+        deadlock = proof_of(result)
+        if deadlock is None or not result.message.startswith(PROVEN):
             return f"no proof: {result.outcome}, {result.message}"
-        waits = tuple(sorted({edge.rank for edge in result.deadlock.edges}))
+        waits = tuple(sorted({edge.rank for edge in deadlock.edges}))
         if waits != self.ranks:
             return f"ranks {waits} wait, not {self.ranks}: {result.message}"
-        lines = [edge.where for edge in result.deadlock.edges]
+        lines = [edge.where for edge in deadlock.edges]
         if not all(line.startswith(f"{self.module}.py:") for line in lines):
             return f"they wait at {lines}: {result.message}"
-        return self._lacks(result.message, *(edge.what for edge in result.deadlock.edges))
+        return self._lacks(result.message, *(edge.what for edge in deadlock.edges))
 
     def check_order(self, result: TestResult) -> str:
         """Why no finding is the one that should be; empty if one is."""
@@ -99,7 +101,7 @@ class Program:
         kinds = {finding.kind: finding.message for result in results for finding in result.findings}
         return "" if self.kind in kinds else f"not {self.kind}: {kinds}"
 
-    def _check_finding(self, finding: SanitizerFinding) -> str:
+    def _check_finding(self, finding: PluginFinding) -> str:
         ranks = {calls.rank for calls in finding.orders}
         if finding.kind != self.kind or ranks.isdisjoint(self.ranks):
             return f"{finding.kind} of ranks {sorted(ranks)}: {finding.message}"
@@ -113,7 +115,7 @@ class Program:
             "" if "" in reasons else "; ".join(reasons) or f"no finding: {result.outcome}, {result.message}"
         )
 
-    def _check_values(self, finding: SanitizerFinding) -> str:
+    def _check_values(self, finding: PluginFinding) -> str:
         lines = {call.line for rank in finding.orders for call in rank.calls if call.decides}
         whose = re.compile(rf"\b{rank_names(self.ranks)}(?![,\d])")
         if finding.kind != self.kind or not whose.search(finding.message):

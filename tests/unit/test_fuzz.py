@@ -27,7 +27,7 @@ from disttest.extras.cluster.protocol import wire
 from disttest.extras.shards.merging import merge
 from disttest.model import Cause, Collective, Outcome, RankEnd, RankRecord, TestResult
 from disttest.options.option import Option
-from disttest.options.registry import RUN_OPTIONS
+from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS
 from disttest.options.run import resolve_options
 from disttest.reports import reporters, write_reports
 from disttest.reports.timeline import build_timeline, render_lanes
@@ -381,8 +381,9 @@ VALUES = st.one_of(
 def test_an_option_is_understood_or_refused(option: Option, text: str, by_variable: bool) -> None:
     flags, environ = ({}, {option.variable: text}) if by_variable else ({option.field: text}, {})
     try:
-        value = getattr(resolve_options(flags, environ=environ), option.field)
+        options = resolve_options(flags, environ=environ)
     except UsageError as error:
         assert option.variable in str(error) if by_variable else f"--{option.name}" in str(error)
         return
+    value = option.of(options) if option in PLUGIN_OPTIONS else getattr(options, option.field)
     assert not (isinstance(value, float) and not math.isfinite(value)), (option.name, text, value)

@@ -58,7 +58,7 @@ def test_a_named_call_names_it_as_well():
     plugins.add(plugin(disttest_test_data=disttest_test_data), "mine")
 
     with pytest.raises(PluginError, match="plugin mine failed in disttest_test_data: ValueError: x"):
-        plugins.named("disttest_test_data", item="x")
+        plugins.named("disttest_test_data", object, item="x")
 
 
 def test_the_core_is_no_plugin_that_failed_and_a_wrapper_around_it_is_not_blamed():

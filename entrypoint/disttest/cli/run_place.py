@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from disttest.host.signals import NotedSignals
 from disttest.model import Invocation, RunPart
 from disttest.options.run import RunOptions
 from disttest.results.directory import ResultsDirectory
 from disttest.results.fold import RunResult
-
-if TYPE_CHECKING:
-    from disttest.cli.run_tests import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +45,6 @@ class RunPlace(Protocol):
 
     def record(self) -> Mapping[str, str]:
         """Name of an option -> its value as text, for the record of the run and the commands that repeat its tests."""
-
-    def adapt(self, request: RunRequest) -> RunRequest:
-        """The request without what has no effect there."""
 
     def run(self, prepared: PreparedRun) -> RunResult:
         """Run all tests to their end, or until a signal comes.

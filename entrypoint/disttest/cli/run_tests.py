@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
@@ -18,11 +20,10 @@ from disttest.cli.run_place import PreparedRun, RunPlace
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
-from disttest.errors import UsageError
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
-from disttest.model import Hardware, Invocation, RecordRule, RunPart
+from disttest.model import Hardware, Invocation, RunPart
 from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
@@ -72,6 +73,18 @@ class RunRequest:
     attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     """Files that are copied into the results directory, by the names that they get there."""
 
+    def with_option(self, option: Option, text: str) -> RunRequest:
+        """This request with another value of a plugin's option, as if nobody had given one."""
+        settings = self.options
+        return dataclasses.replace(
+            self,
+            flags={**self.flags, option.field: text},
+            options=msgspec.structs.replace(
+                settings, plugin_options={**settings.plugin_options, option.field: text}
+            ),
+            asked={name: value for name, value in self.asked.items() if name != option.name},
+        )
+
     @property
     def selection_arguments(self) -> list[str]:
         """The arguments that have pytest select and order tests."""
@@ -112,9 +125,6 @@ def run_tests(
     if code is not None:
         return code
     _hide(request.options.mask)
-    _refuse_what_does_not_go_together(request)
-    if request.place is not None:
-        request = request.place.adapt(request)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -150,8 +160,7 @@ def read_request(
         settings=settings,
         given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
     )
-    request = plugin_manager().chain("disttest_prepare_run", "request", request)
-    return dataclasses.replace(request, place=plugin_manager().call("disttest_choose_place", request=request))
+    return plugin_manager().chain("disttest_prepare_run", "request", request)
 
 
 def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
@@ -159,12 +168,6 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
     asked = given.pop(option.field)
     text = "" if was_given(option) else project.texts.get(option.name, "")
     return option.type.parse(text) if text else asked
-
-
-def _refuse_what_does_not_go_together(request: RunRequest) -> None:
-    options = request.options
-    if options.mask and options.record is not RecordRule.OFF:
-        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
 
 
 def _hide(values: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ def read_run(results_dir: Path) -> RunResult:
 
 
 def select(run: RunResult, text: str) -> tuple[TestOutcome, ...]:
-    """The failed tests, the flaky ones and those in which a sanitizer has found something, or all whose id contains a text.
+    """The failed tests, the flaky ones and those with findings, or all whose id contains a text.
 
     Raises:
         UsageError: no id contains it.

@@ -7,10 +7,9 @@ otherwise are durations in seconds.
 A module for each subject; all others import the names from here.
 """
 
-from disttest.model.attempt_result import Section, TestResult
+from disttest.model.attempt_result import TestResult
 from disttest.model.cases import ALONE, Isolation, TestCase, WorldKind, WorldShape
 from disttest.model.cpu_step import CpuStep
-from disttest.model.deadlock_proof import Deadlock, DeadlockKind, Edge
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
 from disttest.model.gang import Gang, Slot
 from disttest.model.outcomes import Cause, Outcome, RankEnd
@@ -24,13 +23,14 @@ from disttest.model.rank_record import (
     rank_names,
 )
 from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
-from disttest.model.rules import DeadlockRule, FlakyRule, RecordRule, VerdictRule
+from disttest.model.rules import FlakyRule, VerdictRule
 from disttest.model.run_facts import Hardware, Invocation, RunPart, ShardSpan
+from disttest.model.sections import Edge, HangCause, Section, WaitGraph
 from disttest.model.seen_calls import (
     FROM_ROOT,
     TO_ROOT,
+    PluginFinding,
     RankCalls,
-    SanitizerFinding,
     SeenCall,
     WindowEdge,
     short_place,
@@ -49,28 +49,25 @@ __all__ = [
     "Collective",
     "Count",
     "CpuStep",
-    "Deadlock",
-    "DeadlockKind",
-    "DeadlockRule",
     "Edge",
     "FactKind",
     "FlakyRule",
     "Frozen",
     "Gang",
+    "HangCause",
     "Hardware",
     "Invocation",
     "Isolation",
     "Moment",
     "Outcome",
+    "PluginFinding",
     "RankCalls",
     "RankEnd",
     "RankRecord",
-    "RecordRule",
     "Recorded",
     "RecordedFact",
     "RecordedWarning",
     "RunPart",
-    "SanitizerFinding",
     "Seconds",
     "Section",
     "SeenCall",
@@ -79,6 +76,7 @@ __all__ = [
     "TestCase",
     "TestResult",
     "VerdictRule",
+    "WaitGraph",
     "WindowEdge",
     "WorldKind",
     "WorldShape",

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from disttest.model.deadlock_proof import Deadlock
 from disttest.model.frozen import Count, Frozen, Moment, Seconds
 from disttest.model.outcomes import Cause, Outcome
 from disttest.model.rank_record import RankRecord
 from disttest.model.recorded import Recorded
-from disttest.model.seen_calls import SanitizerFinding
-
-
-class Section(Frozen):
-    """A plugin's part of the reports of a test. Every report shows it without knowing the plugin."""
-
-    title: str = ""
-    """One line; empty: reports do not show the section, and ``results.json`` has its data."""
-    lines: tuple[str, ...] = ()
-    data: Any = None
-    """JSON data for programs that read ``results.json``."""
+from disttest.model.sections import Section
+from disttest.model.seen_calls import PluginFinding
 
 
 class TestResult(Frozen):
@@ -51,21 +39,12 @@ class TestResult(Frozen):
     """Of a test that failed: the tests that ran before it in the same processes, in order, by the ids that select them."""
     torch_outcome: Outcome | None = None
     """What torch's own harness would have said of a test of kind ``main``, where that is known."""
-    deadlock: Deadlock | None = None
-    """The proof that its ranks waited for each other, where there is one."""
-    findings: tuple[SanitizerFinding, ...] = ()
-    """What sanitizers have found."""
+    findings: tuple[PluginFinding, ...] = ()
+    """The findings of plugins."""
     sections: dict[str, Section] = msgspec.field(default_factory=dict)
     """Name of a plugin -> its part of the reports."""
     by_main: Recorded = Recorded()
     """Warnings and facts of the process that ran the test, where that is not a rank."""
-    recorded: tuple[int, ...] = ()
-    """Ranks whose recording was kept, for ``disttest replay``."""
-
-    @property
-    def ends_by_deadlock(self) -> bool:
-        """Whether it was ended for its deadlock, before its time limit."""
-        return self.deadlock is not None and self.deadlock.ended
 
     @property
     def is_false_green_avoided(self) -> bool:

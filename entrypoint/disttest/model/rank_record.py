@@ -92,6 +92,8 @@ class RankRecord(Frozen):
     signal: int | None = None
     hung: bool = False
     """It was still running when the test's deadline passed."""
+    ended_for: str = ""
+    """Why no rank could go on, in a word of the plugin that found it, where disttest ended the rank for that."""
     pid: int = 0
     log: str = ""
     """Its log file, relative to the results directory."""

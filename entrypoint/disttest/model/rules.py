@@ -19,22 +19,3 @@ class FlakyRule(StrEnum):
 
     PASS = "pass"  # noqa: S105
     FAIL = "fail"
-
-
-class RecordRule(StrEnum):
-    """Of which tests each rank's recording is kept, for ``disttest replay``."""
-
-    OFF = "off"
-    FAILURES = "failures"
-    ALL = "all"
-
-
-class DeadlockRule(StrEnum):
-    """What becomes of a test whose ranks are proven to wait for each other."""
-
-    FAIL = "fail"
-    """It ends at once, as a hang."""
-    REPORT = "report"
-    """It goes on to its time limit, with a note."""
-    OFF = "off"
-    """Nobody looks."""

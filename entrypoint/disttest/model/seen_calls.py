@@ -30,7 +30,7 @@ def short_place(file: str, line: int) -> str:
 
 
 class SeenCall(Frozen):
-    """A call to `torch.distributed` as a sanitizer has seen it, or what was done beside one."""
+    """A call to `torch.distributed` as a plugin has seen it, or what was done next to one."""
 
     what: str
     """``all_reduce SUM of float32[4], #3 of group default``."""
@@ -57,13 +57,13 @@ class RankCalls(Frozen):
     calls: tuple[SeenCall, ...]
 
 
-class SanitizerFinding(Frozen):
-    """What a sanitizer has found in a test, whatever the test itself came to."""
+class PluginFinding(Frozen):
+    """A finding of a plugin in a test, whatever the outcome of the ranks."""
 
-    sanitizer: str
-    """The sanitizer, or another plugin, that has found it: ``order``."""
+    finder: str
+    """The plugin, or its part, that has found it: ``order``."""
     kind: str
-    """What it is, in a word of that sanitizer: ``mismatch``, ``group-order``, …"""
+    """A word of the finder for what it is: ``mismatch``, ``group-order``, …"""
     message: str
     """One line: which rank does what, and where."""
     effect: str
@@ -75,11 +75,13 @@ class SanitizerFinding(Frozen):
     orders: tuple[RankCalls, ...] = ()
     """The calls that it is about, rank by rank."""
     found_by: str = ""
-    """Who has found it, in reports; empty: the sanitizer of that name."""
+    """The finder in the words of reports; empty: its name."""
     failure: str = ""
-    """The kind of failure, in a word, where the finding fails a test and explains what its ranks did: ``contract``."""
+    """The kind of failure, in a word, where the finding fails a test; empty: ``finding``."""
+    section: str = ""
+    """The section of reports that lists it, where it fails no test; empty: that of its finder."""
 
     @property
     def source(self) -> str:
-        """Who has found it: ``sanitizer order``, ``chaos``."""
-        return self.found_by or f"sanitizer {self.sanitizer}"
+        """The finder in the words of reports."""
+        return self.found_by or self.finder

@@ -85,6 +85,11 @@ def flags(command: str, **types: Type) -> Decorator:
     return give
 
 
+def pytest_word(flag: str) -> Decorator:
+    """Give a command of a plugin a flag of pytest's; put it below :func:`flags`, as it is handed on like those of ``run``."""
+    return next(_pytest_flag(word) for word in PYTEST_WORDS if flag in word.flags)
+
+
 def flags_handed_on(inner: str, *, by: str) -> Decorator:
     """Let a command take the flags of the one that it starts, too, without showing them: see :func:`words_handed_on`.
 

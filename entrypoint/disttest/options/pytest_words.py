@@ -34,7 +34,7 @@ PYTEST_WORDS = (
     PytestWord(
         flags=("-p",),
         form="NAME",
-        help="Load a plugin of pytest; no:NAME leaves out one of pytest or disttest, such as no:disttest.chaos.",
+        help="Load a plugin of pytest; no:NAME leaves out one of pytest or disttest, such as no:disttest.html.",
         commands=_COLLECTING,
         many=True,
     ),
@@ -49,7 +49,6 @@ PYTEST_WORDS = (
     PytestWord(
         flags=("--pdb",),
         help="Debug a test where it fails; of a world, the rank that fails first.",
-        commands=("run", "replay"),
     ),
 )
 """All others stand behind ``--``, where pytest's command line begins."""

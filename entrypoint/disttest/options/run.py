@@ -13,7 +13,7 @@ import msgspec
 
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
-from disttest.model import DeadlockRule, FlakyRule, Frozen, Isolation, RecordRule, VerdictRule
+from disttest.model import FlakyRule, Frozen, Isolation, VerdictRule
 from disttest.options.environment import environment
 from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS, default_of
@@ -33,15 +33,11 @@ class WorldSettings(Frozen):
     """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = default_of("verdict")
     """Whose rules judge tests that start their ranks by themselves."""
-    deadlock: DeadlockRule = default_of("deadlock")
-    """What becomes of a test whose ranks wait for each other for ever."""
     spmd: tuple[int, ...] = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
     Several are run one after another, each by a pytest process of its own, which knows of one size only."""
     fast_spawn: bool = default_of("fast-spawn")
     """Whether what ordinary tests spawn is forked from a clean process."""
-    record: RecordRule = default_of("record")
-    """Of which tests what ranks received is kept."""
     debug_rank: int | None = default_of("debug-rank")
     """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
     debugpy: int | None = default_of("debugpy")

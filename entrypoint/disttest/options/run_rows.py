@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.model import DeadlockRule, FlakyRule, RecordRule, VerdictRule
+from disttest.model import FlakyRule, VerdictRule
 from disttest.options.option import of_every_run, rows_of
 from disttest.options.values import (
     AUTO,
@@ -109,13 +109,6 @@ RUN_OPTIONS = (
         otherwise="false",
     ),
     of_every_run(
-        "deadlock",
-        member_of(DeadlockRule),
-        "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
-        default=DeadlockRule.FAIL,
-        repeated=True,
-    ),
-    of_every_run(
         "verdict",
         member_of(VerdictRule),
         "Rules for torch's own test classes.",
@@ -160,13 +153,6 @@ RUN_OPTIONS = (
         COUNT,
         "Run every test N times, its ranks with another seed each time.",
         default=1,
-        repeated=True,
-    ),
-    of_every_run(
-        "record",
-        member_of(RecordRule),
-        "Keep what each rank received, for disttest replay: of all tests, or of those that fail or hang (failures).",
-        default=RecordRule.OFF,
         repeated=True,
     ),
     of_every_run(

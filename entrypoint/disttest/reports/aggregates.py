@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from disttest.errors import ExitCode
@@ -11,7 +11,7 @@ from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestResult, rank
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, WorldSpan
 from disttest.results.narrative import how_ended
-from disttest.results.repeat import repeat_command, replay_command
+from disttest.results.repeat import further_commands, repeat_command
 
 ORDINARY = "no world"
 KINDS = ("failed", "infrastructure", "flaky", "passed", "xfailed", "skipped", "not_run")
@@ -175,8 +175,8 @@ class FailureGroup:
     tests: tuple[TestOutcome, ...] = field(repr=False)
     repeat: str = ""
     """The command that runs the first of them again."""
-    replay: str = ""
-    """The command that runs one of its ranks alone, where that was recorded."""
+    further: Mapping[str, str] = field(default_factory=dict)
+    """A word -> a command line that a plugin offers for the first of them."""
 
     @property
     def first(self) -> TestOutcome:
@@ -199,7 +199,7 @@ def failure_groups(run: RunResult) -> list[FailureGroup]:
             message=key[2],
             tests=tuple(tests),
             repeat=repeat_command(tests[0].test, run, tests[0].final.after),
-            replay=replay_command(tests[0].test, tests[0].final, run),
+            further=further_commands(tests[0].test, tests[0].final, run),
         )
         for key, tests in in_order
     ]

@@ -9,8 +9,8 @@ from disttest.model import Cause
 from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup
 from disttest.reports.location import Repository, locate
-from disttest.reports.sanitizers import Warned, warnings_of
 from disttest.reports.text import clean, count, one_line, shorten
+from disttest.reports.warned import Warned, warnings_of
 from disttest.results.fold import CollectionError, RunResult, TestOutcome
 
 NAMED = github.MAX_ANNOTATIONS - 1
@@ -78,7 +78,7 @@ def _title(test: TestOutcome) -> str:
 def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
     if not run.flaky_fails:
         yield from (_flaky(test, repository, "warning") for test in run.flaky)
-    yield from (_sanitizer(warned, repository) for warned in warnings_of(run))
+    yield from (_warned(warned, repository) for warned in warnings_of(run))
     for test in run.tests:
         leaks = sorted({leak for rank in test.final.ranks for leak in rank.leaks})
         if leaks:
@@ -88,7 +88,7 @@ def _warnings(run: RunResult, repository: Repository) -> Iterator[str]:
             yield github.annotation("warning", message, title=title, file=file, line=max(1, test.test.line))
 
 
-def _sanitizer(warned: Warned, repository: Repository) -> str:
+def _warned(warned: Warned, repository: Repository) -> str:
     finding, place = warned.finding, warned.place(repository)
     words = (finding.message, finding.effect, finding.advice, f"in {warned.whose}")
     return github.annotation(

@@ -113,5 +113,5 @@ def _foot(group: FailureGroup) -> Iterator[Text]:
         more = f" and {len(logs) - 1} more beside it" if len(logs) > 1 else ""
         yield Text(f"  log: {logs[0]}{more}", style="bright_black")
     yield Text.assemble(("  repeat: ", "bright_black"), (group.repeat, "cyan"))
-    if group.replay:
-        yield Text.assemble(("  replay: ", "bright_black"), (group.replay, "cyan"))
+    for word, line in group.further.items():
+        yield Text.assemble((f"  {word}: ", "bright_black"), (line, "cyan"))

@@ -39,7 +39,7 @@ class ReportTable(Frozen):
     """A table of letters: a heading and a row of cells for each line."""
 
     section: str
-    """The section of the page that it stands in: ``chaos``. Tables of one section follow each other."""
+    """The section of the page that shows it. Tables of one section follow each other."""
     title: str
     intro: str
     """The meaning of a cell, in a sentence."""

@@ -14,9 +14,9 @@ from disttest.reports import aggregates
 from disttest.reports.aggregates import FailureGroup, Tally
 from disttest.reports.costs import cost_lines
 from disttest.reports.log_excerpts import LogFolder
-from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line, shorten
 from disttest.reports.timeline import build_timeline, render_lanes
+from disttest.reports.warned import Warned, warnings_by_section
 from disttest.results.findings import describe_plugins
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
@@ -86,7 +86,7 @@ class _Summary:
             self.head(),
             self.failures(),
             self.flaky(),
-            self.sanitizers(),
+            self.findings(),
             self.table(),
             self.cost(),
             self.timeline(),
@@ -152,9 +152,9 @@ class _Summary:
         yield from self.block("\n\n".join([*aggregates.evidence(result), *findings]))
         yield from self.ranks(result)
         yield f"Repeat: {exact_code(group.repeat)}"
-        if group.replay:
+        for word, line in group.further.items():
             yield ""
-            yield f"Replay one rank: {exact_code(group.replay)}"
+            yield f"{escape(word.capitalize())}: {exact_code(line)}"
         yield ""
 
     def ranks(self, result: TestResult) -> Iterator[str]:
@@ -213,11 +213,12 @@ class _Summary:
             yield f"- … and {count(len(flaky) - self.detail.listed * 5, 'more flaky test')}"
         yield ""
 
-    def sanitizers(self) -> Iterator[str]:
-        warned = warnings_of(self.run)
-        if not warned:
-            return
-        yield "### Sanitizers"
+    def findings(self) -> Iterator[str]:
+        for section, warned in warnings_by_section(self.run):
+            yield from self._findings(section, warned)
+
+    def _findings(self, section: str, warned: Sequence[Warned]) -> Iterator[str]:
+        yield f"### {escape(one_line(section).capitalize())}"
         yield ""
         for each in warned[: self.detail.listed * 5]:
             finding = each.finding

@@ -17,8 +17,8 @@ from disttest.reports.costs import cost_lines
 from disttest.reports.failures import STYLES, FailurePrinter
 from disttest.reports.location import Repository
 from disttest.reports.plugin_tables import tables_by_section
-from disttest.reports.sanitizers import Warned, warnings_of
 from disttest.reports.text import count, duration, one_line
+from disttest.reports.warned import Warned, warnings_by_section
 from disttest.results.fold import RunResult, TestOutcome
 
 MAX_FAILURES = 50
@@ -87,10 +87,10 @@ def _blocks(run: RunResult, *, width: int, slowest: int) -> Iterator[RenderableT
     flaky = [test for test in run.tests if test.flaky]
     if flaky:
         yield _titled("flaky", [_flaky_line(test) for test in flaky[:MAX_FAILURES]], len(flaky))
-    if warned := warnings_of(run):
+    for section, warned in warnings_by_section(run):
         repository = Repository.of(run)
         blocks = [line for each in warned[:MAX_FAILURES] for line in _warning_lines(each, repository, width)]
-        yield _titled("sanitizers", blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
+        yield _titled(section, blocks, len(blocks) + max(0, len(warned) - MAX_FAILURES))
     for section, tables in tables_by_section(run, MAX_FAILURES):
         for table in tables:
             lines = [_whole(f"  {line}") for line in table.lines()]

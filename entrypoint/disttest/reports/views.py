@@ -26,7 +26,7 @@ from disttest.reports.terminal import MARKS
 from disttest.reports.text import count, duration, one_line
 from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunStarted, TestFinished
 from disttest.results.fold import CollectionError, TestOutcome
-from disttest.results.repeat import repeat_command, replay_command
+from disttest.results.repeat import further_commands, repeat_command
 
 
 class RunView(Protocol):
@@ -129,7 +129,7 @@ class PlainView:
                 message=aggregates.finding(result),
                 tests=(outcome,),
                 repeat=repeat_command(outcome.test, began, result.after) if began else "",
-                replay=replay_command(outcome.test, result, began) if began else "",
+                further=further_commands(outcome.test, result, began) if began else {},
             )
             self._printer().print_failure(group)
         elif result.outcome is Outcome.NOT_RUN:

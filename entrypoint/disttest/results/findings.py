@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from disttest.model import Cause, Outcome, SanitizerFinding, Section, TestResult
+from disttest.model import Cause, Outcome, PluginFinding, Section, TestResult
 
 MOST_FINDINGS = 20
-"""Findings of one sanitizer in one test; a loop that goes wrong in a hundred ways needs no more."""
+"""Findings of one finder in one test; a loop that goes wrong in a hundred ways needs no more."""
 
 
 def with_findings(
-    result: TestResult, findings: Sequence[SanitizerFinding], notes: Iterable[str] = ()
+    result: TestResult, findings: Sequence[PluginFinding], notes: Iterable[str] = ()
 ) -> TestResult:
     """A result with further findings; those that fail a test make it a failure.
 
     Args:
         result: of a test that has passed.
-        findings: of one sanitizer.
+        findings: of one finder.
         notes: what it could not look at.
     """
     kept, more = findings[:MOST_FINDINGS], len(findings) - MOST_FINDINGS
-    notes = [*notes, *([f"{more} more findings of sanitizer {findings[0].sanitizer}"] if more > 0 else [])]
+    notes = [*notes, *([f"{more} more findings of {findings[0].source}"] if more > 0 else [])]
     result = msgspec.structs.replace(
         result, findings=(*result.findings, *kept), notes=(*result.notes, *notes)
     )
@@ -62,7 +62,7 @@ def describe_plugins(result: TestResult) -> Iterator[str]:
             yield from (f"  {line}" for line in section.lines)
 
 
-def describe_findings(findings: Iterable[SanitizerFinding]) -> Iterator[str]:
+def describe_findings(findings: Iterable[PluginFinding]) -> Iterator[str]:
     """Each in three lines: what it is, what comes of it, what to do."""
     for finding in findings:
         yield f"{finding.source}: {finding.message}"

@@ -19,7 +19,7 @@ from disttest.planning.backends import backend_named
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d{1,9}) in (?P<function>\S+)')
 _LIBRARY = re.compile(
-    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/(observe|deadlock))/"
+    r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
     rf"|{HARNESS}|/disttest/masking\.py$|^<"
 )
 _STARTED_PROCESS = "\n\nprocess "

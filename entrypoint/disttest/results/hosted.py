@@ -9,7 +9,7 @@ import msgspec
 
 from disttest.model import (
     Cause,
-    Deadlock,
+    HangCause,
     Outcome,
     RankEnd,
     RankRecord,
@@ -35,7 +35,7 @@ def judge_hosted(
     *,
     rule: VerdictRule,
     torch_outcome: Outcome | None,
-    deadlock: Deadlock | None = None,
+    cause: HangCause | None = None,
     attempt: int,
     started_at_s: float,
     duration_s: float,
@@ -57,7 +57,7 @@ def judge_hosted(
             duration_s=duration_s,
             world_id=world_id,
             cancelled=cancelled,
-            deadlock=deadlock,
+            cause=cause,
         )
 
     waited_for = not any(rank.message == NEVER_JOINED for rank in ranks)

@@ -18,10 +18,6 @@ _CRASH = re.compile(
     re.MULTILINE,
 )
 """What faulthandler writes while a signal ends its process: a heading, then the frames of each thread."""
-IN_DEADLOCK = "waited in a deadlock, ended by disttest"
-"""The message of a rank that was ended since none could go on."""
-MET_DEADLOCK = "was in the deadlock that the test expects, and was ended by disttest"
-"""The message of a rank of such a test."""
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
@@ -65,7 +61,7 @@ def describe_rank(record: RankRecord, result: TestResult, *, logs_in: str | None
 def how_ended(record: RankRecord) -> str:
     """The same in a word or two, for tables and headings."""
     if record.hung:
-        return "deadlock" if record.message == IN_DEADLOCK else "timed out"
+        return record.ended_for or "timed out"
     if record.end is RankEnd.KILLED and not record.has_failed:
         return "ended by disttest"
     if record.has_died and not record.has_failed:
@@ -79,12 +75,12 @@ def how_failed(result: TestResult) -> str:
     for finding in failing:
         if finding.failure:
             return finding.failure
-    if any(rank.hung for rank in result.ranks):
-        return "deadlock" if result.ends_by_deadlock else "timed out"
+    if hung := [rank for rank in result.ranks if rank.hung]:
+        return next((rank.ended_for for rank in hung if rank.ended_for), "timed out")
     if result.cause is Cause.INFRASTRUCTURE:
         return "infrastructure"
     if failing:
-        return "sanitizer"
+        return "finding"
     if is_disagreement(result):
         return "ranks disagree"
     culprit = next((rank for rank in result.ranks if rank.rank == result.culprit), None)
@@ -95,7 +91,7 @@ def _describe_end(record: RankRecord, culprit: int | None) -> str:
     after = "" if record.failed_after_s is None else f" after {record.failed_after_s:.2f} s"
     if record.message == WOKEN:
         return WOKEN
-    if record.message in (MET_DEADLOCK, IN_DEADLOCK):
+    if record.ended_for:
         return f"raised {record.in_flight}, then {record.message}" if record.in_flight else record.message
     if record.end is RankEnd.KILLED:
         if record.outcome is not None and record.outcome.is_bad:

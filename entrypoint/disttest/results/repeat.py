@@ -97,20 +97,18 @@ def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
     return " ".join([*(f"{name}={quote(value)}" for name, value in variables.items()), *map(quote, words)])
 
 
-def replay_command(test: TestCase, result: TestResult, run: Run) -> str:
-    """The command that runs the culprit alone, else the first rank; empty where no recording of it was kept."""
-    if not result.recorded:
-        return ""
-    rank = result.culprit if result.culprit in result.recorded else result.recorded[0]
-    results = run.invocation.options.get("results")
-    words = ["disttest", "replay", *([results] if results else []), test.nodeid, "--rank", str(rank)]
-    return " ".join(map(quote, words))
+def further_commands(test: TestCase, result: TestResult, run: Run) -> dict[str, str]:
+    """A word -> the command line of what else plugins offer for a failed test."""
+    return plugin_manager().mapping("disttest_further_commands", str, test=test, result=result, run=run)
 
 
 def command_lines(test: TestCase, result: TestResult, run: Run) -> tuple[str, ...]:
-    """How the text of a failure closes: ``repeat: …`` and, where one of its ranks can be run alone, ``replay: …``."""
-    replay = replay_command(test, result, run)
-    return (f"repeat: {repeat_command(test, run, result.after)}", *([f"replay: {replay}"] if replay else []))
+    """The last lines of a failure: ``repeat: …``, and those of plugins."""
+    further = further_commands(test, result, run).items()
+    return (
+        f"repeat: {repeat_command(test, run, result.after)}",
+        *(f"{word}: {line}" for word, line in further),
+    )
 
 
 def _command(test: TestCase, run: Run, after: Sequence[str]) -> Iterator[str]:

@@ -9,9 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from disttest.model import RANKS_DISAGREE, Cause, Deadlock, Outcome, RankEnd, RankRecord, TestCase, TestResult
-from disttest.results.deadlock_finding import advise, describe_deadlock
-from disttest.results.hang_findings import explain, last_call, whereabouts
+from disttest.model import (
+    RANKS_DISAGREE,
+    Cause,
+    HangCause,
+    Outcome,
+    RankEnd,
+    RankRecord,
+    TestCase,
+    TestResult,
+)
+from disttest.results.hang_findings import Finding, explain, last_call, whereabouts
 from disttest.results.rulings import (
     NO_TEST_RAN,
     STRICT_XPASS,
@@ -61,7 +69,7 @@ def judge(
     duration_s: float,
     world_id: str,
     cancelled: str = "",
-    deadlock: Deadlock | None = None,
+    cause: HangCause | None = None,
 ) -> TestResult:
     """Judge one attempt.
 
@@ -73,17 +81,17 @@ def judge(
         duration_s: wall time of the attempt.
         world_id: the world that ran it.
         cancelled: why the world was told to stop; empty if it was not.
-        deadlock: the proof that its ranks waited for each other.
+        cause: why its ranks could not go on, if the watch of a plugin has found that.
     """
     rule = rule_for(
         {state_of(record) for record in ranks}, cancelled=bool(cancelled), may_differ=test.ranks_may_differ
     )
     outcome, phase, message, culprit = _decide(
-        test, ranks, rule, duration_s=duration_s, cancelled=cancelled, deadlock=deadlock
+        test, ranks, rule, duration_s=duration_s, cancelled=cancelled, cause=cause
     )
     details = _ADVICE if rule.ruling is Ruling.DISAGREED else ""
-    if rule.ruling is Ruling.HANG and deadlock is not None:
-        details = advise(deadlock)
+    if rule.ruling is Ruling.HANG and cause is not None:
+        details = cause.advice
     if culprit is None and are_alike(ranks):
         details = ranks[0].details
     return TestResult(
@@ -98,10 +106,10 @@ def judge(
         details=(culprit.details if culprit else "") or details or _details_of_waiter(ranks, culprit),
         culprit=culprit.rank if culprit else None,
         victims=_victims(ranks, culprit) if outcome.is_bad else (),
-        notes=(*_notes(ranks, outcome), *_deadlock_notes(deadlock, rule.ruling)),
+        notes=(*_notes(ranks, outcome), *_notes_of(cause, rule.ruling)),
         ranks=tuple(ranks),
         world_id=world_id,
-        deadlock=deadlock,
+        sections={} if cause is None else {cause.name: cause.section},
     )
 
 
@@ -121,7 +129,7 @@ def _decide(
     *,
     duration_s: float,
     cancelled: str,
-    deadlock: Deadlock | None,
+    cause: HangCause | None,
 ) -> _Decision:
     outcome = rule.outcome or Outcome.ERROR
     match rule.ruling:
@@ -131,7 +139,7 @@ def _decide(
         case Ruling.CULPRIT:
             return _accuse(ranks)
         case Ruling.HANG:
-            return _explain_hang(test, ranks, [r for r in ranks if r.hung], deadlock)
+            return _explain_hang(test, ranks, [r for r in ranks if r.hung], cause)
         case Ruling.CANCELLED | Ruling.UNFINISHED:
             why = cancelled or "its world was ended"
             return outcome, "call", f"did not finish after {duration_s:.1f} s: {why}", None
@@ -298,17 +306,15 @@ def _plural(what: str) -> str:
     return re.sub(r"^was\b", "were", what).replace("before it reported", "before they reported")
 
 
-def _deadlock_notes(deadlock: Deadlock | None, ruling: Ruling) -> tuple[str, ...]:
-    """The deadlock, where it is not the reason of the outcome: the test went on, or expects it."""
-    if deadlock is None or ruling is Ruling.HANG:
-        return ()
-    return (describe_deadlock(deadlock).message,)
+def _notes_of(cause: HangCause | None, ruling: Ruling) -> tuple[str, ...]:
+    """The cause of a hang that is not the reason of the outcome: the test went on, or expects it."""
+    return () if cause is None or ruling is Ruling.HANG else (cause.message,)
 
 
 def _explain_hang(
-    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], deadlock: Deadlock | None
+    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], cause: HangCause | None
 ) -> _Decision:
-    outcome, phase, message, culprit = _explain_waits(test, ranks, hung, deadlock)
+    outcome, phase, message, culprit = _explain_waits(test, ranks, hung, cause)
     raised = [rank for rank in hung if rank.in_flight]
     if not raised:
         return outcome, phase, message, culprit
@@ -328,12 +334,12 @@ def _tell_in_flight(record: RankRecord, size: int) -> str:
 
 
 def _explain_waits(
-    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], deadlock: Deadlock | None
+    test: TestCase, ranks: Sequence[RankRecord], hung: Sequence[RankRecord], cause: HangCause | None
 ) -> _Decision:
-    finding = describe_deadlock(deadlock) if deadlock else explain(ranks)
+    finding = Finding(cause.message, cause.culprit) if cause else explain(ranks)
     if finding is not None:
         timed_out = f" (timed out after {test.timeout_s:g} s)"
-        message = f"{finding.message}{'' if deadlock and deadlock.ended else timed_out}"
+        message = f"{finding.message}{'' if cause and cause.ends else timed_out}"
         return (
             Outcome.FAILED,
             hung[0].phase,

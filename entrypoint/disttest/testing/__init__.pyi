@@ -5,7 +5,7 @@ from disttest.testing.continuous import (
     MultiProcContinousTest as MultiProcContinousTest,
     MultiProcContinuousTest as MultiProcContinuousTest,
 )
-from disttest.testing.deadlocks import expect_deadlock as expect_deadlock
+from disttest.plugins.deadlock.expect import expect_deadlock as expect_deadlock
 from disttest.testing.dynamo import (
     DynamoDistributedMultiProcTestCase as DynamoDistributedMultiProcTestCase,
     DynamoDistributedSingleProcTestCase as DynamoDistributedSingleProcTestCase,

@@ -63,7 +63,7 @@ def test_passing_without_the_rank_that_it_waits_for_is_silence():
         "rank 1 was killed before all_reduce #5 of group default (its call 5) at test_step.py:12; wanted: ranks that wait "
         "for it raise an error of communication within 1 s; but rank 0 passed as if nothing had happened"
     ) == finding.message
-    assert ("chaos", "silent", True) == (finding.sanitizer, finding.kind, finding.fails)
+    assert ("chaos", "silent", True) == (finding.finder, finding.kind, finding.fails)
     assert [1, 0] == [order.rank for order in finding.orders]
 
 

@@ -9,12 +9,12 @@ from board_actors import Stage, group_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from disttest.deadlock import layout
-from disttest.deadlock.layout import Direction
-from disttest.deadlock.proof import Situation, find_deadlock
-from disttest.deadlock.snapshot import Counts, Snapshot, read_slot
 from disttest.observe import Site, Wait, WaitKind
-from disttest.results.deadlock_finding import describe_deadlock
+from disttest.plugins.deadlock import layout
+from disttest.plugins.deadlock.layout import Direction
+from disttest.plugins.deadlock.proof import Situation, find_deadlock
+from disttest.plugins.deadlock.proven import cause_of
+from disttest.plugins.deadlock.snapshot import Counts, Snapshot, read_slot
 
 ALL = group_of(0, 1)
 KEY = ("0", (0, 1))
@@ -217,7 +217,7 @@ def judged(slots):
     """What comes of a world with these slots: something, and never an exception."""
     ranks = dict(enumerate(map(read_slot, slots)))
     found = find_deadlock(Situation(ranks=ranks, over={}, now_s=10.0, began_s=0.0, deadline_s=300.0))
-    return found and describe_deadlock(found).message
+    return found and cause_of(found).message
 
 
 def written():
@@ -282,7 +282,7 @@ def test_a_gpu_waits_for_nothing_that_an_earlier_test_has_issued(stage, actor):
 
 
 def test_what_is_not_seen_from_now_on_is_a_gap(stage, actor, monkeypatch):
-    monkeypatch.setattr("disttest.deadlock.board_tool.gaps", lambda: ("something",))
+    monkeypatch.setattr("disttest.plugins.deadlock.board_tool.gaps", lambda: ("something",))
     actor.do("allreduce", ALL)
 
     assert stage.snapshot(1).has_gap

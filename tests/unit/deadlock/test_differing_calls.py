@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from board_actors import Stage, group_of
 
-from disttest.deadlock import layout
-from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
+from disttest.plugins.deadlock import layout
+from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
 
 ALL = group_of(0, 1, 2)
 

@@ -10,11 +10,11 @@ from board_actors import Stage, group_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.deadlock.layout import RING, Direction
-from disttest.deadlock.proof import find_deadlock
 from disttest.limits import NO_LIMIT_S
-from disttest.model import DeadlockKind
 from disttest.observe import ANY_SOURCE, Site, WaitKind
+from disttest.plugins.deadlock.layout import RING, Direction
+from disttest.plugins.deadlock.proof import find_deadlock
+from disttest.plugins.deadlock.proven import DeadlockKind
 
 ALL = group_of(0, 1)
 

@@ -6,12 +6,10 @@ from sample_runs import SampleRun
 
 from disttest.extras.chaos.case import NAME, ChaosCase, Contract, Fault, FaultKind
 from disttest.extras.chaos.tables import report_tables
-from disttest.model import Outcome, SanitizerFinding
+from disttest.model import Outcome, PluginFinding
 from disttest.plugins.html.render import render_html
 
-SILENT = SanitizerFinding(
-    sanitizer=NAME, kind="silent", message="rank 0 passed", effect="", advice="", fails=True
-)
+SILENT = PluginFinding(finder=NAME, kind="silent", message="rank 0 passed", effect="", advice="", fails=True)
 
 
 def case(rank, call):

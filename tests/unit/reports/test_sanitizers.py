@@ -1,4 +1,4 @@
-"""What sanitizers have found, in every report: which line, which ranks, what comes of it, what to do."""
+"""Findings of sanitizers in every report: which line, which ranks, what comes of it, what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sample_runs import SampleRun, rank
 
 from disttest.cli.explanation import render_explanation
 from disttest.cli.stored_run import select
-from disttest.model import Cause, Outcome, RankCalls, SanitizerFinding, SeenCall
+from disttest.extras.sanitizers.choice import words_of
+from disttest.model import Cause, Outcome, PluginFinding, RankCalls, SeenCall
 from disttest.reports.annotations import render_annotations
 from disttest.reports.junit import render_junit
 from disttest.reports.summary import render_summary
@@ -31,9 +32,10 @@ def order_of(number: int, line: int, what: str) -> RankCalls:
     return RankCalls(rank=number, calls=calls)
 
 
-FINDING = SanitizerFinding(
-    sanitizer="order",
+FINDING = PluginFinding(
+    finder="order",
     kind="mismatch",
+    **words_of("order"),
     message=MESSAGE,
     effect=EFFECT,
     advice=ADVICE,
@@ -42,7 +44,7 @@ FINDING = SanitizerFinding(
 FAILING = msgspec.structs.replace(FINDING, fails=True)
 
 
-def sample_of(*findings: SanitizerFinding, size: int = 2) -> SampleRun:
+def sample_of(*findings: PluginFinding, size: int = 2) -> SampleRun:
     sample = SampleRun()
     sample.test(name="test_sum", size=size, findings=findings, ranks=(rank(0), rank(1)))
     return sample

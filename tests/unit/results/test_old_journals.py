@@ -4,10 +4,13 @@ from pathlib import Path
 
 from disttest.extras.chaos.case import FaultKind, Survival, case_of, unharmed_ranks
 from disttest.extras.chaos.tables import report_tables
+from disttest.extras.replay.recorded import recorded_ranks
+from disttest.plugins.deadlock.proven import DeadlockKind, proof_of
 from disttest.reports import write_reports
 from disttest.results.fold import fold
 from disttest.results.journal import read_events
-from disttest.results.repeat import repeat_command
+from disttest.results.narrative import describe_ranks, how_failed
+from disttest.results.repeat import command_lines, repeat_command
 
 JOURNALS = Path(__file__).parents[2] / "fixtures" / "journals"
 
@@ -30,3 +33,40 @@ def test_calls_of_an_unharmed_run_are_those_of_its_ranks(tmp_path):
     ranks = unharmed_ranks(run.tests[0].final)
     assert [(0, "allreduce"), (1, "allreduce")] == [(rank.rank, rank.calls[0].op) for rank in ranks]
     assert write_reports(run, tmp_path)
+
+
+def test_a_proof_that_stood_beside_the_fields_of_the_core_is_told_and_drawn(tmp_path):
+    run = fold(read_events(JOURNALS / "deadlock.jsonl"))
+
+    hung, expected = (test.final for test in run.tests)
+    assert "deadlock" == how_failed(hung)
+    proof = proof_of(hung)
+    assert proof is not None
+    assert (DeadlockKind.POINT_TO_POINT, True, [0, 1]) == (
+        proof.kind,
+        proof.ended,
+        [edge.rank for edge in proof.edges],
+    )
+    assert "rank 0: waited in a deadlock, ended by disttest" in next(describe_ranks(hung))
+    assert "rank 0: was in the deadlock that the test expects" in next(describe_ranks(expected))
+    write_reports(run, tmp_path)
+    assert '"waits":[{"nodes":[{"rank":0,' in (tmp_path / "report.html").read_text()
+
+
+def test_a_finding_whose_finder_was_a_sanitizer_has_the_words_of_one():
+    run = fold(read_events(JOURNALS / "sanitizer.jsonl"))
+
+    result = run.tests[0].final
+    (finding,) = result.findings
+    assert ("order", "sanitizer order", "sanitizers") == (finding.finder, finding.source, finding.section)
+    assert "sanitizer" == how_failed(result)
+    assert result.message.startswith("sanitizer order: ranks disagree")
+
+
+def test_the_ranks_that_were_recorded_are_those_that_can_be_replayed():
+    run = fold(read_events(JOURNALS / "recorded.jsonl"))
+
+    (failed,) = run.tests
+    assert (0, 1) == recorded_ranks(failed.final)
+    _, replay = command_lines(failed.test, failed.final, run)
+    assert "replay: disttest replay /tmp/results 'test_fails.py::test_fails[2xgloo]' --rank 1" == replay

@@ -5,6 +5,7 @@ import shlex
 import msgspec
 import pytest
 
+from disttest.extras.replay.recorded import replay_command, with_recorded
 from disttest.model import Hardware, Invocation, Outcome, TestCase, TestResult, WorldKind, WorldShape
 from disttest.results.events import RunStarted
 from disttest.results.repeat import (
@@ -12,7 +13,6 @@ from disttest.results.repeat import (
     keep_pytest_args,
     quote,
     repeat_command,
-    replay_command,
     variables_of_classes,
 )
 
@@ -192,20 +192,22 @@ def failed(**known):
     ("recorded", "culprit", "rank"), [((0, 1), 1, 1), ((0, 1), None, 0), ((0,), 1, 0), ((1,), None, 1)]
 )
 def test_the_culprit_is_replayed_where_it_was_recorded(recorded, culprit, rank):
-    command = replay_command(case(), failed(recorded=recorded, culprit=culprit), run())
+    command = replay_command(case(), with_recorded(failed(culprit=culprit), recorded), run())
 
     assert f"disttest replay 'tests/test_a.py::test_a[2xgloo]' --rank {rank}" == command
 
 
 def test_a_replay_names_the_results_that_the_run_did():
-    command = replay_command(case(), failed(recorded=(0,)), run(options={"results": "my results"}))
+    command = replay_command(case(), with_recorded(failed(), (0,)), run(options={"results": "my results"}))
 
     assert ["disttest", "replay", "my results", case().nodeid] == shlex.split(command)[:4]
 
 
 def test_a_replay_is_offered_only_where_there_is_a_recording():
     assert [f"repeat: {repeat_command(case(), run())}"] == list(command_lines(case(), failed(), run()))
-    assert command_lines(case(), failed(recorded=(0,)), run())[1].startswith("replay: disttest replay ")
+    assert command_lines(case(), with_recorded(failed(), (0,)), run())[1].startswith(
+        "replay: disttest replay "
+    )
 
 
 def failed_after(*nodeids: str) -> TestResult:

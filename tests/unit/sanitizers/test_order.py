@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from disttest.extras.sanitizers.order.order_judge import judge_order, limits_of
 from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.stream import CallSignature, GroupMaking, Stream, StreamGroup
-from disttest.model import SanitizerFinding
+from disttest.model import PluginFinding
 from disttest.observe import ANY_SOURCE, Spec
 
 FOUR = Spec("float32", (4,))
@@ -45,11 +45,11 @@ def stream(calls: Sequence[CallSignature], **fields: Any) -> Stream:
     return Stream(signatures=tuple(known), calls=tuple(map(known.index, calls)), **fields)
 
 
-def judge(*ranks: Sequence[CallSignature]) -> tuple[SanitizerFinding, ...]:
+def judge(*ranks: Sequence[CallSignature]) -> tuple[PluginFinding, ...]:
     return judge_order({rank: stream(calls) for rank, calls in enumerate(ranks)})
 
 
-def only(findings: Sequence[SanitizerFinding]) -> SanitizerFinding:
+def only(findings: Sequence[PluginFinding]) -> PluginFinding:
     (finding,) = findings
     return finding
 
@@ -363,7 +363,7 @@ def test_any_exchange_of_two_neighbours_of_two_groups_is_found(length, data):
 
 
 class TestGroups:
-    def judge(self, *makings: Sequence[GroupMaking]) -> tuple[SanitizerFinding, ...]:
+    def judge(self, *makings: Sequence[GroupMaking]) -> tuple[PluginFinding, ...]:
         streams = {rank: Stream(makings=tuple(each)) for rank, each in enumerate(makings)}
         return judge_order(streams)
 

@@ -12,10 +12,10 @@ from disttest.extras.chaos.case import NAME, ChaosCase, FaultKind, Survival
 from disttest.extras.chaos.seen import ChaosSeen, SeenError
 from disttest.model import (
     Outcome,
+    PluginFinding,
     RankCalls,
     RankEnd,
     RankRecord,
-    SanitizerFinding,
     SeenCall,
     rank_names,
 )
@@ -106,7 +106,7 @@ class _RankBreach(NamedTuple):
 
 def judge_case(
     case: ChaosCase, ranks: Sequence[Harmed], struck_at_s: float, left: Sequence[str] = ()
-) -> SanitizerFinding | None:
+) -> PluginFinding | None:
     """The finding, if the contract is broken.
 
     Args:
@@ -272,7 +272,7 @@ def describe_wanted(case: ChaosCase) -> str:
     }[contract.of(case.fault.kind)]
 
 
-def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> SanitizerFinding:
+def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> PluginFinding:
     assert case.fault is not None
     by_breach: dict[_RankBreach, list[int]] = defaultdict(list)
     for rank in sorted(breaches):
@@ -283,8 +283,8 @@ def _finding(case: ChaosCase, breaches: Mapping[int, _RankBreach]) -> SanitizerF
     effect, advice = _TELLS[gravest]
     but = "; ".join(f"{rank_names(by_breach[breach])} {breach.did}" for breach in ranked)
     others = [(rank, breach.did) for rank, breach in sorted(breaches.items()) if rank != case.fault.rank]
-    return SanitizerFinding(
-        sanitizer=NAME,
+    return PluginFinding(
+        finder=NAME,
         found_by=NAME,
         failure="contract",
         kind=gravest,

@@ -75,7 +75,7 @@ def _broken(harmed: Mapping[Fault, TestOutcome]) -> list[Fault]:
     return [
         fault
         for fault, test in harmed.items()
-        if any(finding.sanitizer == NAME for finding in test.final.findings)
+        if any(finding.finder == NAME for finding in test.final.findings)
     ]
 
 

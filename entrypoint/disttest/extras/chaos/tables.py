@@ -69,6 +69,6 @@ def _cell(test: TestOutcome | None) -> Cell:
         return _UNTRIED
     if not test.final.outcome.is_bad:
         return Cell(letter=_LETTERS[_KEPT], meaning=_KEPT)
-    kinds = [finding.kind for finding in test.final.findings if finding.sanitizer == NAME]
+    kinds = [finding.kind for finding in test.final.findings if finding.finder == NAME]
     kind = kinds[0] if kinds else _UNREACHED
     return Cell(letter=_LETTERS.get(kind, "?"), meaning=kind, is_bad=True, test=test)

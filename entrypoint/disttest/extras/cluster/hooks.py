@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.cli.run_place import RunPlace
     from disttest.cli.run_tests import RunRequest
     from disttest.options.option import Option
 
@@ -35,11 +35,12 @@ def disttest_addcommands(group: click.Group) -> None:
 
 
 @hookimpl
-def disttest_choose_place(request: RunRequest) -> RunPlace | None:
-    """The nodes of the scheduler that ``--launcher`` or the shard of a plan names."""
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
+    """Have it run on the nodes of the scheduler that ``--launcher`` or the shard of a plan names."""
     from disttest.extras.cluster.place import choose_nodes
 
-    return choose_nodes(request)
+    nodes = choose_nodes(request)
+    return dataclasses.replace(request, place=nodes) if nodes else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import time
@@ -10,12 +9,11 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from disttest.cli.words import warn
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
-from disttest.model import Frozen, RecordRule
+from disttest.model import Frozen
 from disttest.options.environment import environment
 from disttest.options.values import emulated_gpus
 from disttest.planning.backends import GPU
@@ -121,18 +119,6 @@ class Nodes:
             if option.field in self._named
         }
         return {"launcher": self.given["launcher"], **chosen}
-
-    def adapt(self, request: RunRequest) -> RunRequest:
-        """Without ``--record``: the recordings would stay on the nodes. A project may set it, so it is no mistake."""
-        if request.options.record is RecordRule.OFF:
-            return request
-        warn("ranks on nodes are not recorded: --record has no effect with --launcher")
-        return dataclasses.replace(
-            request,
-            flags={**request.flags, "record": str(RecordRule.OFF)},
-            options=msgspec.structs.replace(request.options, record=RecordRule.OFF),
-            asked={name: value for name, value in request.asked.items() if name != "record"},
-        )
 
     def run(self, prepared: PreparedRun) -> RunResult:
         """Run all tests as jobs of the scheduler; none of them is left when this returns."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import click
 
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import RegistryCommand, flags, pytest_word
 
 
 @click.command(cls=RegistryCommand)
 @click.argument("words", nargs=-1, required=True, metavar="[RESULTS] TEST")
 @flags("replay")
+@pytest_word("--pdb")
 @click.pass_obj
 def replay(pytest_args: Sequence[str], /, words: tuple[str, ...], rank: int) -> None:
     """Run one rank of a recorded test alone: no peers, no cluster; what they had sent comes from the recording.

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from disttest.errors import UsageError
+from disttest.extras.replay.option_rows import OPTIONS, RECORD, RecordRule
 from disttest.hookspecs import hookimpl
-from disttest.model import RecordRule
-from disttest.options.option import rows_of
-from disttest.options.values import WHOLE, Type
 from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
     import click
     import pytest
 
-    from disttest.model import TestResult
+    from disttest.cli.run_tests import RunRequest
+    from disttest.model import TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.results.repeat import Run
     from disttest.runtime.rank.rank_test import Rank
     from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 
-_OPTIONS = (
-    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
-)
-
-
 @hookimpl
 def disttest_addoptions() -> Sequence[Option]:
-    """Those of ``disttest replay``."""
-    return _OPTIONS
+    """``--record``, and those of ``disttest replay``."""
+    return OPTIONS
 
 
 @hookimpl
@@ -40,11 +37,70 @@ def disttest_addcommands(group: click.Group) -> None:
     group.add_command(replay)
 
 
+@hookimpl(trylast=True)
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
+    """Refuse recordings of values that are masked; record nothing on nodes, where a recording would stay."""
+    if RECORD.of(request.options) is RecordRule.OFF:
+        return None
+    if request.options.mask:
+        raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
+    if request.place is None:
+        return None
+    from disttest.cli.words import warn
+
+    # It may be a project's setting, so it is no mistake.
+    warn(f"ranks on nodes are not recorded: --record has no effect with {request.place.option}")
+    return request.with_option(RECORD, str(RecordRule.OFF))
+
+
+@hookimpl
+def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> Mapping[str, str]:
+    """The command that replays one of its ranks."""
+    from disttest.extras.replay.recorded import replay_command
+
+    command = replay_command(test, result, run)
+    return {"replay": command} if command else {}
+
+
+@hookimpl
+def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
+    """Version 0.1 wrote the recorded ranks beside the fields of the core."""
+    from disttest.extras.replay.recorded import move_recorded
+
+    return {"recorded": move_recorded}
+
+
+@hookimpl
+def disttest_needs_new_ranks(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str | None:
+    """A recording begins with the life of its rank."""
+    if RECORD.of(options) is RecordRule.OFF:
+        return None
+    from disttest.extras.replay.unrecorded import why_unrecorded
+    from disttest.model import WorldKind
+
+    by_class = kind in (WorldKind.MAIN, WorldKind.THREADS)
+    return "ranks are recorded" if by_class or not why_unrecorded(world, kind, options) else None
+
+
+@hookimpl
+def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> Sequence[str]:
+    """Tests of which nothing is recorded."""
+    from disttest.extras.replay.unrecorded import unrecorded
+
+    return unrecorded(tests, options)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The recording that the command replays."""
     parser.getgroup("disttest").addoption(
         "--disttest-replay", dest="disttest_replay", help="(internal) given by the disttest command"
     )
+
+
+@hookimpl
+def disttest_takes_session(config: pytest.Config) -> bool | None:
+    """In the process of ``disttest replay``."""
+    return bool(config.getoption("disttest_replay")) or None
 
 
 @hookimpl
@@ -69,7 +125,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_rank_configure(rank: Rank) -> None:
     """Start the recorder, if the run wants one."""
-    if rank.settings.record is not RecordRule.OFF and not (rank.spans_nodes or rank.is_launched):
+    if RECORD.of(rank.settings) is not RecordRule.OFF and not (rank.spans_nodes or rank.is_launched):
         from disttest.extras.replay.in_rank import RankRecording
 
         plugin_manager().add(RankRecording(rank.spec), "disttest.replay.in_rank")
@@ -79,8 +135,9 @@ def disttest_rank_configure(rank: Rank) -> None:
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
     """Decide whether the recordings stay, when it is known how the test ended."""
     result = yield
-    if attempt.settings.record is RecordRule.OFF:
+    rule = RECORD.of(attempt.settings)
+    if rule is RecordRule.OFF:
         return result
     from disttest.extras.replay.in_world import keep_recordings
 
-    return keep_recordings(attempt, result, attempt.settings.record)
+    return keep_recordings(attempt, result, rule)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from disttest.extras.replay.format import SUFFIX
-from disttest.model import ALONE, RecordRule, TestResult
+from disttest.extras.replay.option_rows import RecordRule
+from disttest.extras.replay.recorded import with_recorded
+from disttest.model import ALONE, TestResult
 from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 
@@ -21,5 +21,4 @@ def keep_recordings(attempt: JudgedAttempt, result: TestResult, rule: RecordRule
             file.unlink(missing_ok=True)
     # On GPUs a recording only says that it cannot be replayed.
     on_cpus = (attempt.test.world or ALONE).device == "cpu"
-    recorded = tuple(rank for rank, file in files.items() if on_cpus and file.is_file())
-    return msgspec.structs.replace(result, recorded=recorded)
+    return with_recorded(result, tuple(rank for rank, file in files.items() if on_cpus and file.is_file()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from disttest.errors import UsageError
 from disttest.model import Frozen
@@ -25,6 +26,24 @@ class Chosen(Frozen):
     """Whether what it finds fails the test; else it is told beside the verdict."""
     policy: str = ""
     """One of :data:`POLICIES`."""
+
+
+def words_of(name: str) -> dict[str, str]:
+    """The fields of a finding that have the words of reports.
+
+    Args:
+        name: of the sanitizer.
+    """
+    return {"found_by": f"sanitizer {name}", "failure": "sanitizer", "section": "sanitizers"}
+
+
+def move_findings(event: dict[str, Any]) -> None:
+    """Give the findings of an event of version 0.1, whose field for any finder was ``sanitizer``, their present form."""
+    result = event.get("result")
+    for finding in result.get("findings", ()) if isinstance(result, dict) else ():
+        if "sanitizer" in finding:
+            name = finding["finder"] = finding.pop("sanitizer")
+            finding.update({} if "found_by" in finding else words_of(name))
 
 
 def parse_chosen(text: str) -> tuple[Chosen, ...]:

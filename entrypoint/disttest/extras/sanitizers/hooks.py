@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from disttest.extras.sanitizers.choice import move_findings
 from disttest.extras.sanitizers.option_rows import OPTIONS, SANITIZE
 from disttest.hookspecs import hookimpl
 from disttest.plugin_manager import plugin_manager
@@ -31,6 +32,12 @@ def disttest_addcommands(group: click.Group) -> None:
     from disttest.extras.sanitizers.diverge import diverge
 
     group.add_command(diverge)
+
+
+@hookimpl
+def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
+    """Version 0.1 named the finder of each finding a sanitizer."""
+    return {"sanitizer": move_findings}
 
 
 @hookimpl

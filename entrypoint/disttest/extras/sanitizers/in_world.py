@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from disttest.extras.sanitizers.choice import Chosen
+from disttest.extras.sanitizers.choice import Chosen, words_of
 from disttest.extras.sanitizers.table import SANITIZERS
 from disttest.extras.sanitizers.values.values_file import encode_recording
 from disttest.masking import masker
@@ -34,8 +34,12 @@ def sanitized(result: TestResult, attempt: JudgedAttempt, chosen: Sequence[Chose
         reports = attempt.raw_reports(each.name)
         if len(reports) == len(attempt.ranks):
             findings, notes = SANITIZERS[each.name].judge(reports)
-            findings = tuple(msgspec.structs.replace(finding, fails=each.fails) for finding in findings)
-            result = with_findings(result, findings, notes)
+            words = words_of(each.name)
+            result = with_findings(
+                result,
+                [msgspec.structs.replace(finding, fails=each.fails, **words) for finding in findings],
+                notes,
+            )
     return result
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import Frozen, SanitizerFinding
+from disttest.model import Frozen, PluginFinding
 from disttest.observe import Tool
 
 
@@ -32,7 +32,7 @@ class Consequence(NamedTuple):
 class Judgement(NamedTuple):
     """What the calls of a test came to."""
 
-    findings: tuple[SanitizerFinding, ...] = ()
+    findings: tuple[PluginFinding, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be looked at."""
 

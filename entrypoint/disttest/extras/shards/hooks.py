@@ -36,7 +36,7 @@ def disttest_addcommands(group: click.Group) -> None:
     group.add_command(merge_command(write_merged, leave))
 
 
-@hookimpl
+@hookimpl(tryfirst=True)
 def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     """Make it the run of a shard, if ``--plan`` and ``--shard`` say so."""
     from disttest.extras.shards.shard_run import prepare_shard

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from disttest.runtime.world.judged_attempt import JudgedAttempt
 
 
-@hookimpl(wrapper=True, tryfirst=True)
+@hookimpl(wrapper=True)
 def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
     """Add the hint that fits the messages of the ranks."""
     result = yield

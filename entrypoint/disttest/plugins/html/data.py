@@ -10,7 +10,7 @@ import msgspec
 
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.plugins.html.collectives import collective_table, ticks
-from disttest.plugins.html.finding_sections import deadlock_data, finding_data, section_data
+from disttest.plugins.html.finding_sections import finding_data, section_data, waits_data
 from disttest.reports import aggregates, trend
 from disttest.reports.aggregates import KINDS
 from disttest.reports.location import Repository, locate
@@ -20,7 +20,7 @@ from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.results.narrative import how_ended, how_failed
 from disttest.results.recorded import fact_lines, has_records, warning_lines
-from disttest.results.repeat import repeat_command, replay_command
+from disttest.results.repeat import further_commands, repeat_command
 
 MAX_TESTS = 20_000
 """Tests on the page: beyond that it would take too long to load, and its maker too much memory."""
@@ -165,8 +165,10 @@ def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]
 def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:
     place = locate(test, Repository.of(run)) if test.final.outcome.is_bad else None
     return {
-        "repeat": clean(repeat_command(test.test, run, test.final.after)),
-        "replay": clean(replay_command(test.test, test.final, run)),
+        "commands": [
+            clean(repeat_command(test.test, run, test.final.after)),
+            *map(clean, further_commands(test.test, test.final, run).values()),
+        ],
         "place": str(place or ""),
         "fault": how_failed(test.final) if test.final.outcome.is_bad else "",
         "attempts": [_attempt(attempt, logs, budget) for attempt in test.attempts],
@@ -190,7 +192,7 @@ def _attempt(result: TestResult, logs: LogFolder, budget: _TextBudget) -> dict[s
         "sections": [
             section_data(section) for section in result.sections.values() if section.title or section.lines
         ],
-        "deadlock": deadlock_data(result.deadlock) if result.deadlock else None,
+        "waits": [waits_data(section.waits) for section in result.sections.values() if section.waits],
         "ranks": [
             dict(_rank(rank, logs, budget)) | {"ticks": ticks(rank, result.started_at_s)}
             for rank in result.ranks

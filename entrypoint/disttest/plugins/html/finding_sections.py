@@ -1,10 +1,10 @@
-"""What sanitizers have found, and the proof of a deadlock, as the page draws them."""
+"""Findings of plugins, and the ranks that wait for each other, as the page draws them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from disttest.model import Deadlock, Edge, SanitizerFinding, Section, rank_name
+from disttest.model import Edge, PluginFinding, Section, WaitGraph, rank_name
 from disttest.reports.text import duration, one_line
 
 MOST_DRAWN = 16
@@ -22,10 +22,10 @@ def section_data(section: Section) -> dict[str, Any]:
     }
 
 
-def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
+def finding_data(finding: PluginFinding) -> dict[str, Any]:
     """One finding with the calls of its ranks side by side."""
     return {
-        "title": one_line(f"{finding.sanitizer}: {finding.kind}"),
+        "title": one_line(f"{finding.finder}: {finding.kind}"),
         "message": one_line(finding.message, 4000),
         "effect": one_line(finding.effect, 2000),
         "advice": one_line(finding.advice, 2000),
@@ -49,15 +49,13 @@ def finding_data(finding: SanitizerFinding) -> dict[str, Any]:
     }
 
 
-def deadlock_data(deadlock: Deadlock) -> dict[str, Any]:
+def waits_data(waits: WaitGraph) -> dict[str, Any]:
     """The ranks and who waits for whom; no ranks to draw where there are too many."""
-    ranks = sorted({rank for edge in deadlock.edges for rank in (edge.rank, *edge.ranks)})
+    ranks = sorted({rank for edge in waits.edges for rank in (edge.rank, *edge.ranks)})
     drawn = ranks if len(ranks) <= MOST_DRAWN else []
     return {
-        "nodes": [{"rank": rank, "finished": rank in deadlock.finished} for rank in drawn],
-        "edges": [
-            {"rank": edge.rank, "ranks": edge.ranks, "text": _sentence(edge)} for edge in deadlock.edges
-        ],
+        "nodes": [{"rank": rank, "finished": rank in waits.finished} for rank in drawn],
+        "edges": [{"rank": edge.rank, "ranks": edge.ranks, "text": _sentence(edge)} for edge in waits.edges],
         "label": f"{len(drawn)} ranks and who waits for whom; the list below has it in words",
     }
 

@@ -1,4 +1,4 @@
-// What sanitizers have found in an attempt, and what a proof of a deadlock is about: lists side by side, and a graph.
+// Findings of plugins in an attempt, and ranks that wait for each other: lists side by side, and a graph.
 (function () {
   const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").querySelector("svg").namespaceURI;
   const SIDE = 380;
@@ -43,23 +43,23 @@
     return el("span", { class: same ? "muted" : "parted", role: "img", title: text, "aria-label": text }, same ? "= " : "≠ ");
   }
 
-  page.deadlock = function (deadlock) {
-    const lines = deadlock.edges.map((edge) => el("li", null, bidi(edge.text)));
-    return [el("h3", null, "Who waits for whom"), deadlock.nodes.length ? graph(deadlock) : null, el("ul", { class: "waits" }, ...lines)].filter(Boolean);
+  page.waits = function (waits) {
+    const lines = waits.edges.map((edge) => el("li", null, bidi(edge.text)));
+    return [el("h3", null, "Who waits for whom"), waits.nodes.length ? graph(waits) : null, el("ul", { class: "waits" }, ...lines)].filter(Boolean);
   };
 
   // Ranks on a circle (one or two beside each other), an arrow from each to those it waits for. The list below says the same in words.
-  function graph(deadlock) {
-    const count = deadlock.nodes.length;
+  function graph(waits) {
+    const count = waits.nodes.length;
     const reach = count > 1 ? SIDE / 2 - RADIUS - 8 : 0;
     const [first, height] = count > 2 ? [-Math.PI / 2, SIDE] : [-Math.PI, FLAT];
-    const places = new Map(deadlock.nodes.map((node, index) => {
+    const places = new Map(waits.nodes.map((node, index) => {
       const angle = (2 * Math.PI * index) / count + first;
       return [node.rank, [SIDE / 2 + reach * Math.cos(angle), height / 2 + reach * Math.sin(angle)]];
     }));
-    const arrows = deadlock.edges.flatMap((edge) => edge.ranks.map((other) => arrow(places.get(edge.rank), places.get(other), edge.text)));
-    const ranks = deadlock.nodes.map((node) => circle(node, places.get(node.rank)));
-    return svg("svg", { viewBox: `0 0 ${SIDE} ${height}`, class: "graph", role: "img", "aria-label": deadlock.label },
+    const arrows = waits.edges.flatMap((edge) => edge.ranks.map((other) => arrow(places.get(edge.rank), places.get(other), edge.text)));
+    const ranks = waits.nodes.map((node) => circle(node, places.get(node.rank)));
+    return svg("svg", { viewBox: `0 0 ${SIDE} ${height}`, class: "graph", role: "img", "aria-label": waits.label },
       ...arrows.filter(Boolean), ...ranks);
   }
 

@@ -38,7 +38,7 @@
       node.append(brief(test));
       return node;
     }
-    for (const command of [found.repeat, found.replay]) if (command) node.append(pasteable(command));
+    for (const command of found.commands) node.append(pasteable(command));
     const last = found.attempts.length - 1;
     if (last > 0) node.append(tabs(found.attempts, last, (attempt) => body.replaceChildren(...attemptView(attempt, found))));
     body.append(...attemptView(found.attempts[last], found));
@@ -88,7 +88,7 @@
     const where = [found.place, attempt.who, attempt.phase && `in ${attempt.phase}`];
     parts.push(el("p", { class: "where" }, where.filter(Boolean).join(" · ")));
     if (attempt.notes.length) parts.push(el("ul", null, ...attempt.notes.map((note) => el("li", null, bidi(note)))));
-    if (attempt.deadlock) parts.push(...page.deadlock(attempt.deadlock));
+    for (const waits of attempt.waits) parts.push(...page.waits(waits));
     if (attempt.findings.length) parts.push(...page.findings(attempt.findings));
     for (const section of attempt.sections) parts.push(...page.section(section));
     if (attempt.ranks.length) parts.push(el("h3", null, "Ranks"), lanes(attempt));

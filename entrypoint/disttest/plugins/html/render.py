@@ -20,8 +20,8 @@ from disttest.reports.costs import cost_lines
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
 from disttest.reports.plugin_tables import tables_by_section
-from disttest.reports.sanitizers import warnings_of
 from disttest.reports.text import clean, count, duration, one_line
+from disttest.reports.warned import warnings_by_section
 from disttest.results.fold import RunResult
 from disttest.results.narrative import how_failed
 
@@ -55,7 +55,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             groups=groups[:MAX_CARDS],
             more_groups=max(0, len(groups) - MAX_CARDS),
             index=index,
-            warned=warnings_of(run),
+            warnings=warnings_by_section(run),
             tables=tables_by_section(run, MAX_CARDS),
             max_cards=MAX_CARDS,
             repository=repository,

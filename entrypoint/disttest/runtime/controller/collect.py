@@ -13,7 +13,7 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import FlakyRule, Isolation, RecordRule, TestCase, WorldKind, WorldShape
+from disttest.model import FlakyRule, Isolation, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
@@ -22,7 +22,6 @@ from disttest.runtime.controller.expand import closest_mark, collected_as, shape
 from disttest.runtime.controller.other_plugins import limit_of
 from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.controller.unrecorded import why_unrecorded
 from disttest.runtime.controller.wanted_worlds import marked_device
 from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
 
@@ -43,12 +42,15 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     *classes, name = rest.split("::") if rest else [module]
     by_host = hosted(item)
     kind = by_host.kind if by_host else _kind(item, options)
-    why_new = _why_new_ranks(item, by_host, options, host)
     world = (
         _hosted_shape(item, by_host, options, host)
         if by_host
         else shape_of(item) or spmd_shape(options, host)
     )
+    needs_new: str = plugin_manager().call(
+        "disttest_needs_new_ranks", world=world, kind=kind, options=options
+    )
+    why_new = _why_new_ranks(item, by_host, options, host, by_plugin=needs_new)
     return TestCase(
         nodeid=item.nodeid,
         collected_as=collected_as(item),
@@ -60,13 +62,13 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         suite=_suite(module),
         world=world,
         kind=kind,
-        isolation=_isolation(item, options, kind, world),
+        isolation=_isolation(item, options, kind, needs_new=bool(needs_new)),
         reuses_ranks=why_new == "",
         new_ranks_because=why_new or "",
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
         ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
-        data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", item=item)),
+        data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", object, item=item)),
     )
 
 
@@ -99,13 +101,11 @@ def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
     )
 
 
-def _isolation(
-    item: pytest.Item, options: RunOptions, kind: WorldKind, world: WorldShape | None
-) -> Isolation:
+def _isolation(item: pytest.Item, options: RunOptions, kind: WorldKind, *, needs_new: bool) -> Isolation:
     if closest_mark(item, "fresh_world") is not None:
         return Isolation.FRESH
-    if options.record is not RecordRule.OFF and not why_unrecorded(world, kind, options):
-        return Isolation.FRESH  # a recording begins with the life of its rank
+    if needs_new and kind is WorldKind.RANKS:
+        return Isolation.FRESH
     if options.isolation is not None:
         return options.isolation
     if kind is not WorldKind.RANKS or options.spmd:
@@ -114,7 +114,7 @@ def _isolation(
 
 
 def _why_new_ranks(
-    item: pytest.Item, by_host: Hosted | None, options: RunOptions, host: TargetHost
+    item: pytest.Item, by_host: Hosted | None, options: RunOptions, host: TargetHost, *, by_plugin: str | None
 ) -> str | None:
     """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
     if by_host is None or by_host.why_new_ranks is None or options.isolation is not Isolation.WARM:
@@ -124,7 +124,7 @@ def _why_new_ranks(
         "each repetition is an attempt of its own": options.repeat > 1,
         "--flaky=fail": options.flaky is FlakyRule.FAIL,
         "ranks are debugged": options.is_debugged,
-        "ranks are recorded": options.record is not RecordRule.OFF,
+        by_plugin or "": bool(by_plugin),
         "ranks on GPUs": (marked_device(item) or host.device) != CPU,
     }
     return next((why for why, holds in reasons.items() if holds), by_host.why_new_ranks)

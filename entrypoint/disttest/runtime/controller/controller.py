@@ -19,11 +19,12 @@ from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import ALONE, Cause, CpuStep, DeadlockRule, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
 from disttest.options.run import RunOptions
 from disttest.planning.gangs import build_gangs, rest_of
 from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
+from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
 from disttest.runtime.controller.allure_results import tell_allure
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
@@ -45,7 +46,6 @@ from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 from disttest.runtime.rank.measured import merge_coverage
-from disttest.runtime.rank.waits import ready_to_watch
 
 
 class DeadlinePassed(Exception):
@@ -145,8 +145,7 @@ class Controller(Listener):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
             self._parents()  # before a world takes slots
-            if self._options.deadlock is not DeadlockRule.OFF:
-                ending.enter_context(ready_to_watch())
+            self._enter_plugins(ending)
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
             ending.callback(self._shared_gpus.finish)
@@ -154,6 +153,14 @@ class Controller(Listener):
             ending.callback(self._retries.stop)
             self._device_health.begin()
             self._loop()
+
+    def _enter_plugins(self, ending: contextlib.ExitStack) -> None:
+        """Enter what plugins want around the time in which worlds are forked."""
+        manager = contextlib.AbstractContextManager
+        found = plugin_manager().named("disttest_around_worlds", manager, settings=self._options)  # type: ignore[type-abstract]
+        for name, around in found.items():
+            with blaming(name, "disttest_around_worlds"):
+                ending.enter_context(around)
 
     def _heed_plugins(self) -> None:
         """What plugins of others were asked for these tests: done, or told."""

@@ -56,7 +56,6 @@ from disttest.runtime.controller.session_options import (
 )
 from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.time_limits import TimeLimits
-from disttest.runtime.controller.unrecorded import unrecorded
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
@@ -160,8 +159,9 @@ class RunSession:
     def runs_tests(self) -> bool:
         """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
         under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
-        is_replay = self.config.getoption("disttest_replay")
-        return self.rank_order is None and not under_xdist and not is_replay
+        if self.rank_order is not None or under_xdist:
+            return False
+        return not plugin_manager().call("disttest_takes_session", config=self.config)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -262,8 +262,10 @@ class RunSession:
         ):
             for finding in reads_at_import(self.config.rootpath):
                 self._say(finding)
-        for finding in unrecorded((test for _, test in self.pairs), self.options):
-            self._say(finding)
+        tests = [test for _, test in self.pairs]
+        notes = plugin_manager().items("disttest_notes_on_tests", str, tests=tests, options=self.options)
+        for _, note in notes:
+            self._say(note)
         if self.options.results or contained or any(test.world for _, test in self.pairs):
             self._open_journal()
 

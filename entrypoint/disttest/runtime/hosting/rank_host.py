@@ -362,7 +362,8 @@ class ForkHost:
             RanksJoined(
                 records=records,
                 torch_outcome=self._by_torch(records, attempt.rule) if attempt.ranks else None,
-                deadlock=attempt.deadlock,
+                cause=attempt.cause,
+                plugin_error=attempt.plugin_error,
                 superseded=superseded,
                 outdated=outdated,
             )

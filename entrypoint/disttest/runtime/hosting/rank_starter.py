@@ -18,7 +18,7 @@ from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
 from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
+from disttest.runtime.rank.waits import leave_waits, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.rank_handles import RankProcessHandle
 
@@ -49,7 +49,6 @@ class RankStarter:
         questions = stacks.with_suffix(".ask")
         spec, config, parent = self._spec, self._config, os.getpid()
         log = team.supervisor.logs.open(log_name)
-        board = team.board.path if team.board else None
         held = team.held
         held_at = held.path if held else None
 
@@ -62,12 +61,12 @@ class RankStarter:
             settle_in(config, log, stacks, spec.threads, team.captured)
             flight.answer_questions(questions, rank)
             post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
-            watch_waits(board, rank)
+            watch_waits(team.watches, rank)
             flight.note_start()
             own_account = account_for(mine, post_mortem)
             mine.send(RankReady())
             done = main(rank, mine, own_account, stacks)
-            wait_for_late_peers()
+            leave_waits()
             save_coverage()
             mine.send(done)
             leave(done.exit_code or 0)

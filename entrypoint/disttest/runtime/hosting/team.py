@@ -9,12 +9,11 @@ from types import MappingProxyType
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.deadlock.board import WaitBoard
 from disttest.host.descendants import kill_descendants
 from disttest.host.proc import forked_children
 from disttest.host.process import Child, Exit, end_all, signal_name
 from disttest.limits import RANK_TERM_S, RANKS_LEAVE_S
-from disttest.model import DeadlockRule, Outcome, RankEnd, RankRecord
+from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.results.exit_codes import NEVER_JOINED, TEST_ERROR, ExitRule, read_record
 from disttest.results.headline import raised_line
 from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
@@ -22,9 +21,7 @@ from disttest.runtime.messages.protocol import Leave, clean_text
 from disttest.runtime.rank.bridge import shorten
 from disttest.runtime.rank.log_capture import captured_loggers
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.rank_handles import Supervisor
 
 
@@ -103,7 +100,7 @@ class Team:
 
     def __init__(self, spec: RankSpec, size: int) -> None:
         self.supervisor = Supervisor(spec.home, spec.settings)
-        self.board = self._make_board(spec.settings.deadlock, size)
+        self.watches = self.supervisor.start_watches(size) if size else {}  # torch lets a class have no ranks
         self.held = PhaseBoard(size) if spec.settings.is_debugged and size else None
         """Which of its ranks somebody debugs."""
         self.ranks: list[Rank] = []
@@ -112,15 +109,6 @@ class Team:
         self.before = forked_children()
         self.captured = captured_loggers()
         """Those that pytest listens to here, which its ranks are to forget."""
-
-    def _make_board(self, rule: DeadlockRule, size: int) -> WaitBoard | None:
-        """Where its ranks say what they wait in."""
-        if rule is DeadlockRule.OFF or not size:  # torch lets a class have no ranks
-            return None
-        prepare_to_watch()
-        board = WaitBoard(size)
-        self.supervisor.deadlocks = DeadlockWatch(board, rule, self.supervisor.evidence)
-        return board
 
     def is_alive(self) -> bool:
         """Whether no process of it has ended."""
@@ -142,8 +130,8 @@ class Team:
         for rank in self.ranks:
             _ = rank.exitcode  # remembered: tests may look at it later
         self.supervisor.close()
-        for board in filter(None, (self.board, self.held)):
-            board.close()
+        if self.held is not None:
+            self.held.close()
         if forked_children() - self.before:
             kill_descendants(spare=self.before)
 

@@ -18,8 +18,8 @@ from disttest.masking import masker
 from disttest.model import (
     UNREADABLE,
     CpuStep,
-    Deadlock,
     Frozen,
+    HangCause,
     Outcome,
     RankRecord,
     Recorded,
@@ -147,8 +147,10 @@ class RanksJoined(Message):
     """What torch's own harness would have said; None where that cannot be known."""
     threads: bool = False
     """They are threads of the main process; it has caught what they raised if it passes all the same."""
-    deadlock: Deadlock | None = None
-    """The proof that they waited for each other."""
+    cause: HangCause | None = None
+    """Why they could not go on, if the watch of a plugin has found that."""
+    plugin_error: str = ""
+    """As of :class:`TestDone`, of a plugin that watches them."""
     superseded: bool = False
     """They had run another test before and failed this one, which now begins again in new ranks."""
     outdated: str = ""

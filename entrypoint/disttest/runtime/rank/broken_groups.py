@@ -1,6 +1,6 @@
 """Note what breaks a process group for the next test: a wait that fails closes connections, and so does an abort.
 
-Calls that only some ranks issue are found by the sanitizer of orders, which compares the ranks.
+Calls that only some ranks issue break nothing in one rank: a plugin that compares the ranks finds them.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def serve(
         stop = await_debugger(spec.settings, phase.hold)
         session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     is_reused = spec.isolation is not Isolation.FRESH
-    watch_waits(spec.board, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
+    watch_waits(spec.watches, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
     reach_own_store(spec)
     state = _Session(spec, channel, session, phase, marks)
@@ -285,7 +285,6 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     redirect_output(session.config, Path(order.log))
     register_stacks(state.spec.stacks)
     flight.note_start()
-    begin_waits()
     state.order = order
     state.shared_before = shared_fixtures(session)
     state.tidying.begin(shared_fixtures=bool(state.shared_before))
@@ -335,6 +334,7 @@ class Protocol:
 def run_with_plugins(test: RankTest) -> str:
     """Run a test inside the wrappers of plugins; the error of one that failed, else nothing."""
     try:
+        begin_waits()
         plugin_manager().call("disttest_rank_test", test=test)
     except PluginError as error:
         return clean_text(f"{error}\n{error.trace}")

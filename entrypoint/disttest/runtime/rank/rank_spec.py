@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -76,8 +77,8 @@ class RankSpec(Frozen):
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
     settled: Settled = Settled()
-    board: Path | None = None
-    """The board on which it writes what it waits in; None: nobody would look."""
+    watches: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Name of a plugin that watches the ranks -> data for its part in this one."""
 
     @property
     def place(self) -> int:

@@ -24,7 +24,7 @@ from disttest.runtime.rank.rank import Protocol, run_with_plugins, serve_orders,
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.suite_hooks import SuiteSession, is_conftest
-from disttest.runtime.rank.waits import begin_waits, watch_waits
+from disttest.runtime.rank.waits import watch_waits
 
 
 def serve_spmd(
@@ -35,7 +35,7 @@ def serve_spmd(
     draw_alike(session.config, spec)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
-    watch_waits(spec.board, spec.place)
+    watch_waits(spec.watches, spec.place)
     heed_own_port(spec.master_port)
     reach_own_store(spec)
 
@@ -48,7 +48,6 @@ def serve_spmd(
         redirect_output(session.config, Path(order.log))
         register_stacks(spec.stacks)
         flight.note_start()
-        begin_waits()
         test = RankTest(rank, order, items[order.nodeid], seed=spec.settings.seed)
         plugin_error = run_with_plugins(test)
         flush_output()

@@ -1,65 +1,60 @@
-"""What this rank waits in, told to its world: the tool that writes it to the board, put into the observing layer."""
+"""The waits of this rank: the parts of plugins that watch them, and what the core notes of them."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 from disttest import observe
-from disttest.deadlock.board_tool import BoardTool
+from disttest.plugin_manager import blaming, plugin_manager
 from disttest.runtime.rank.broken_groups import BrokenGroups
 from disttest.runtime.rank.facets.process_groups import names_of_groups
-from disttest.runtime.rank.failed_waits import FailedWaits
 from disttest.runtime.rank.gloo_loops import CalmGlooLoops
-from disttest.runtime.rank.late_peers import LatePeers
-from disttest.testing.deadlocks import provide_board
 
-_tool: BoardTool | None = None
-_late: LatePeers | None = None
-_failed: FailedWaits | None = None
+
+class WatchedRank:
+    """A plugin's part in a rank that its watch looks at. A plugin overrides the methods that it needs."""
+
+    def begin(self) -> None:
+        """A test begins."""
+
+    def awaited(self) -> tuple[int, ...]:
+        """Return the ranks that had not joined the last call whose wait has failed."""
+        return ()
+
+    def leave(self) -> None:
+        """A rank that a class has started is about to end."""
+
+
+_parts: dict[str, WatchedRank] = {}
+"""Name of a plugin -> its part in this rank."""
 _broken: BrokenGroups | None = None
 
 
-@contextlib.contextmanager
-def ready_to_watch() -> Iterator[None]:
-    """Have the layer in torch while this process forks worlds, each of which would otherwise take 3 ms to put it there."""
-    with observe.observing() if _has_torch() else contextlib.nullcontext():
-        yield
-
-
-def prepare_to_watch() -> None:
-    """Put the layer into torch in a process that forks ranks, which saves each of them the time."""
-    if _has_torch():
-        observe.install()
-
-
-def watch_waits(board: Path | None, place: int, *, is_reused: bool = False) -> None:
-    """From here on this process writes what it waits in.
+def watch_waits(watches: Mapping[str, Any], place: int, *, is_reused: bool = False) -> None:
+    """From here on plugins observe this rank.
 
     Args:
-        board: of its world; None: nobody would look.
-        place: of this rank there.
+        watches: name of a plugin that watches the ranks -> data for its part here. Without any, this rank is not observed
+            at all, which saves it 3 ms; so it is without torch.
+        place: of this rank among those of its world.
         is_reused: the process runs several tests, so that one can break the groups of the next.
     """
-    global _tool, _late, _failed, _broken  # one rank per process is what a rank is
-    if board is None or not _has_torch():
+    global _broken  # a process is one rank
+    dist = sys.modules.get("torch.distributed")
+    if not watches or dist is None or not dist.is_available():
         return
-    _tool = BoardTool(board, place)
-    _late = LatePeers(_tool.peers)
-    _failed = FailedWaits(_tool.slots, place)
+    _parts.update(plugin_manager().named("disttest_join_watch", WatchedRank, place=place, data=watches))
     _broken = BrokenGroups() if is_reused else None
-    observe.install(_tool, _late, _failed, CalmGlooLoops(), *filter(None, [_broken]))
-    provide_board(_tool.expect)
+    observe.install(CalmGlooLoops(), *filter(None, [_broken]))
 
 
 def begin_waits() -> None:
     """A test begins."""
-    if _tool is not None and _late is not None and _failed is not None:
-        _tool.begin(has_gap=bool(observe.gaps()))
-        _late.begin()
-        _failed.begin()
+    for name, part in _parts.items():
+        with blaming(name, "disttest_join_watch"):
+            part.begin()
     if _broken is not None:
         _broken.begin()
 
@@ -71,16 +66,15 @@ def broken_groups() -> tuple[str, ...]:
 
 def awaited_ranks() -> tuple[int, ...]:
     """The ranks that had not joined the last call whose wait has failed."""
-    return _failed.awaited if _failed is not None else ()
+    found: list[int] = []
+    for name, part in _parts.items():
+        with blaming(name, "disttest_join_watch"):
+            found += part.awaited()
+    return tuple(found)
 
 
-def wait_for_late_peers() -> None:
+def leave_waits() -> None:
     """The rank is about to end."""
-    if _late is not None:
-        _late.wait()
-
-
-def _has_torch() -> bool:
-    """Whether torch was imported: without it nobody waits in anything of it."""
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available()
+    for name, part in _parts.items():
+        with blaming(name, "disttest_join_watch"):
+            part.leave()

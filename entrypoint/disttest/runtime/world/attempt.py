@@ -12,7 +12,7 @@ from disttest.host.process import Exit, signal_name
 from disttest.limits import CONSEQUENCE_WAIT_S, MAIN_CANCEL_S, MAIN_MARGIN_S, NO_LIMIT_S
 from disttest.model import (
     Collective,
-    Deadlock,
+    HangCause,
     Outcome,
     RankEnd,
     RankRecord,
@@ -21,7 +21,6 @@ from disttest.model import (
     WorldKind,
 )
 from disttest.plugin_manager import plugin_manager
-from disttest.results.narrative import IN_DEADLOCK, MET_DEADLOCK
 from disttest.results.rulings import STRICT_XPASS
 from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
@@ -82,10 +81,8 @@ class RankProgress:
     """Why its channel cannot be trusted any more."""
     killed: bool = False
     hung: bool = False
-    in_deadlock: bool = False
-    """It was ended since no rank could go on."""
-    met_deadlock: bool = False
-    """It was ended in a deadlock that its test expects."""
+    ended_for: HangCause | None = None
+    """The reason for which it was ended before the limit of the test: no rank could go on."""
     stacks: str = ""
     below: str = ""
     """Of a contained test: the processes that it had started, and their stacks."""
@@ -167,10 +164,8 @@ class RankProgress:
             message, failed_at_s = self._exit_reason(), self.died_at_s
         elif self.killed and not (report and report.outcome.is_final):
             message = "was ended by disttest"
-        if self.met_deadlock:
-            message = MET_DEADLOCK
-        elif self.hung and self.in_deadlock:
-            message = IN_DEADLOCK
+        if self.ended_for is not None:
+            message = self.ended_for.of_rank
         stayed = self.done if self.done and self.done.stays else None
         ended = None if stayed else self.death
         return RankRecord(
@@ -191,6 +186,7 @@ class RankProgress:
             exit_code=stayed.exit_code if stayed else ended.code if ended else None,
             signal=ended.signal if ended else None,
             hung=self.hung,
+            ended_for=self.ended_for.name if self.ended_for is not None else "",
             pid=self.pid,
             log=self.log,
             xfail=self.xfail,
@@ -201,7 +197,7 @@ class RankProgress:
         )
 
     def _outcome(self, report: PhaseEnded | None, *, reported: bool) -> Outcome | None:
-        if self.met_deadlock:
+        if self.ended_for is not None and self.ended_for.is_expected:
             return Outcome.PASSED
         return report.outcome if report and reported else None
 
@@ -261,10 +257,10 @@ class Attempt:
     """Since when somebody debugs a rank, so that no limit counts."""
     paused_s: float = 0.0
     """How long somebody has done so."""
-    deadlock: Deadlock | None = None
-    """The proof that its ranks wait for each other."""
-    deadlock_expected: bool = False
-    """The test wants it so."""
+    cause: HangCause | None = None
+    """Why its ranks cannot go on, if the watch of a plugin has found that."""
+    plugin_error: str = ""
+    """The first error of a plugin that watches the ranks: the message, and the traceback on further lines."""
 
     @property
     def limit_s(self) -> float:
@@ -385,12 +381,12 @@ class Attempt:
         return self.held_s is not None and not self.cancelled
 
     def overdue(self, now_s: float, grace_s: float) -> bool:
-        """Whether the test's deadline, or the grace after a failure, has passed, or a deadlock or a cancellation ends it."""
+        """Whether the test's deadline, or the grace after a failure, has passed, or a hang or a cancellation ends it."""
         if self._stands_still:
             return False
         if now_s - self.started_s - self.paused_s >= self.limit_s:
             return True
-        if self.deadlock is not None and self.deadlock.ended:
+        if self.cause is not None and self.cause.ends:
             return True
         if self.cancelled and now_s - self.cancelled_s >= self.cancel_margin_s:
             return True

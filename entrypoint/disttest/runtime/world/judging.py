@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -47,11 +47,20 @@ def judge_with_plugins(attempt: JudgedAttempt) -> TestResult:
             )
     except PluginError as error:
         return plugin_failed(_CORE.disttest_judge_attempt(attempt), str(error), error.trace)
+    for where, failure in _plugin_errors(attempt):
+        message, _, trace = failure.partition("\n")
+        return plugin_failed(result, f"{where}{message}", trace)
+    return result
+
+
+def _plugin_errors(attempt: JudgedAttempt) -> Iterator[tuple[str, str]]:
+    """Errors of plugins beside the test: where, and the message with its traceback on further lines."""
+    if attempt.attempt.plugin_error:
+        yield "", attempt.attempt.plugin_error
     for progress in attempt.ranks:
         if progress.done is not None and progress.done.plugin_error:
-            message, _, trace = progress.done.plugin_error.partition("\n")
-            return plugin_failed(result, f"rank {progress.rank}: {message}", trace)
-    return result
+            yield f"rank {progress.rank}: ", progress.done.plugin_error
+        yield from (("", joined.plugin_error) for joined in progress.joined if joined.plugin_error)
 
 
 class _Core:
@@ -105,7 +114,7 @@ def judge_attempt(
     if attempt.failed_s is None:
         records = [*map(_with_broken_groups, records, attempt.ranks)]
     if attempt.test.kind is WorldKind.RANKS:
-        return judge(attempt.test, records, deadlock=attempt.deadlock, **circumstances)
+        return judge(attempt.test, records, cause=attempt.cause, **circumstances)
     main = msgspec.structs.replace(records[0], rank=MAIN_RANK, recorded=Recorded())
     superseded = [each for each in attempt.ranks[0].joined if each.superseded]
     last = [each for each in attempt.ranks[0].joined if not each.superseded]
@@ -116,7 +125,7 @@ def judge_attempt(
         joined.records if joined else (),
         rule=rule,
         torch_outcome=joined.torch_outcome if joined else None,
-        deadlock=joined.deadlock if joined else None,
+        cause=joined.cause if joined else None,
         **circumstances,
     )
     result = msgspec.structs.replace(result, by_main=records[0].recorded)

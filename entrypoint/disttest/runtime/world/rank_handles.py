@@ -12,21 +12,22 @@ import selectors
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.errors import ProtocolError
+from disttest.errors import PluginError, ProtocolError
 from disttest.host.oom import count_oom_kills, describe_oom, own_cgroups
 from disttest.host.process import Child, end_all
 from disttest.limits import EVIDENCE_S, RANK_EXIT_S, RANK_TERM_S, RENDERING_S, TICK_S
 from disttest.masking import masker
 from disttest.options.run import WorldSettings
+from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.directory import Home
 from disttest.results.narrative import crash_stacks, shorten_stacks
-from disttest.results.verdict import SIZES
 from disttest.runtime.messages.collected import tell_difference, tell_extra
 from disttest.runtime.messages.protocol import (
     AnyMessage,
@@ -40,11 +41,13 @@ from disttest.runtime.messages.protocol import (
     TestRecorded,
 )
 from disttest.runtime.world.attempt import Attempt, RankProgress
-from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.evidence import STACKS_HEADING, EvidenceSource, RankEvidence, question
 from disttest.runtime.world.logs import LogStore, RankLog
 from disttest.runtime.world.native import NATIVE_HEADING, native_stacks
+from disttest.runtime.world.rank_watch import RankWatch
 from disttest.runtime.world.stack_code import with_code
+
+T = TypeVar("T")
 
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
@@ -97,8 +100,8 @@ class Supervisor:
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
         self.on_new_start: Callable[[Attempt], None] = lambda _: None
         """Called when the ranks that count are those that a main process starts from now on."""
-        self.deadlocks: DeadlockWatch | None = None
-        """Looks whether any rank can go on, where that can be known."""
+        self._watches: dict[str, RankWatch] = {}
+        """Name of a plugin -> its watch over the ranks."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called every :data:`TICK_S` seconds while a test runs, for what nothing else wakes the loop for."""
 
@@ -108,6 +111,8 @@ class Supervisor:
         for handle in self.handles:
             handle.channel.close()
             handle.child.close()
+        for watch in self._watches.values():
+            watch.close()
         self.logs.close()
 
     def handle(self, rank: int) -> RankProcessHandle:
@@ -117,6 +122,24 @@ class Supervisor:
     def evidence(self) -> dict[int, EvidenceSource]:
         """How each rank is asked what it is doing."""
         return {handle.rank: handle.evidence for handle in self.handles}
+
+    def start_watches(self, size: int) -> dict[str, Any]:
+        """Have plugins watch the ranks, before they are started.
+
+        Args:
+            size: number of ranks.
+
+        Returns:
+            Name of a plugin -> data for its part in each rank.
+
+        Raises:
+            PluginError: a plugin failed.
+        """
+        plugins = plugin_manager()
+        self._watches = plugins.named(
+            "disttest_watch_ranks", RankWatch, settings=self._settings, size=size, evidence=self.evidence
+        )
+        return {name: watch.for_ranks for name, watch in self._watches.items()}
 
     # --- what is watched
 
@@ -148,8 +171,8 @@ class Supervisor:
         """From here on, what ranks say and do belongs to this attempt."""
         self.attempt = attempt
         self._oom_kills = count_oom_kills(own_cgroups())
-        if self.deadlocks is not None:
-            self.deadlocks.begin()
+        for name, watch in self._watches.items():
+            _asked(attempt, name, watch.begin)
         for handle in self.handles:
             if handle.gone:
                 self.record_exit(handle, attempt)
@@ -166,8 +189,7 @@ class Supervisor:
                 self.end_living(attempt)
                 break
             self.wait(min(TICK_S, attempt.next_check_s(now_s, self._settings.grace)))
-            if self.deadlocks is not None:
-                self.deadlocks.look(attempt)
+            self._look(attempt)
             if now_s >= tick_s:
                 tick_s = now_s + TICK_S
                 self.on_tick()
@@ -176,6 +198,12 @@ class Supervisor:
         attempt.give_up_waiting()
         for progress in attempt.ranks:
             progress.xfail = self.handle(progress.rank).xfail()
+
+    def _look(self, attempt: Attempt) -> None:
+        """Have plugins find out whether the ranks can go on; the first cause that is found counts."""
+        for name, watch in self._watches.items():
+            if attempt.cause is None:
+                attempt.cause = _asked(attempt, name, partial(watch.look, attempt))
 
     def _is_held(self, attempt: Attempt) -> bool:
         """Whether somebody debugs a rank that is at it; in other runs no byte of a broken rank can take the limits away."""
@@ -205,9 +233,9 @@ class Supervisor:
             told = evidence[progress.rank]
             progress.stacks = masker.text(with_code(shorten_stacks(told.stacks)))
             progress.collectives = told.collectives
-            progress.hung = deadline_passed and not attempt.deadlock_expected
-            progress.met_deadlock = deadline_passed and attempt.deadlock_expected
-            progress.in_deadlock = attempt.deadlock is not None and attempt.deadlock.ended
+            ends = deadline_passed and attempt.cause is not None and attempt.cause.ends
+            progress.ended_for = attempt.cause if ends else None
+            progress.hung = deadline_passed and not (progress.ended_for and progress.ended_for.is_expected)
         if self._settings.native_stacks and deadline_passed:
             self._take_native_stacks(living)
         end_all([self.handle(progress.rank).child for progress in living], term_grace_s=RANK_TERM_S)
@@ -292,7 +320,7 @@ class Supervisor:
         progress.crash = masker.text(with_code(stacks))
 
     def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
-        """Why a rank was killed, as far as the kernel, its log or the board of calls tells."""
+        """Why a rank was killed, as far as the kernel, its log or the watch of a plugin tells."""
         killer = progress.death.signal if progress.death else None
         if killer == signal.SIGKILL:
             struck = count_oom_kills(own_cgroups()) > self._oom_kills
@@ -300,12 +328,16 @@ class Supervisor:
         if killer == signal.SIGABRT:
             uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
             words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
-            found = ""
-            if self.deadlocks is not None and SIZES.search(words):
-                found = self.deadlocks.describe_differing_calls(attempt, progress.rank)
-                odd = self.deadlocks.find_odd_rank(attempt, progress.rank)
-                progress.because_of = () if odd is None else (odd,)
-            return found or words
+            return self._explain_abort(progress, attempt, words) or words
+        return ""
+
+    def _explain_abort(self, progress: RankProgress, attempt: Attempt, words: str) -> str:
+        for name, watch in self._watches.items():
+            question = partial(watch.explain_abort, attempt, progress.rank, words)
+            found, because_of = _asked(attempt, name, question) or ("", ())
+            if found or because_of:
+                progress.because_of = because_of
+                return found
         return ""
 
     def _flight(self, progress: RankProgress) -> Path:
@@ -397,6 +429,16 @@ class Supervisor:
         handle.gone = True
         if self.attempt is not None:
             self.record_exit(handle, self.attempt, at_s=now_s)
+
+
+def _asked(attempt: Attempt, plugin: str, question: Callable[[], T]) -> T | None:
+    """The answer of a plugin's watch; None if it fails, which makes an error of the attempt that no verdict hides."""
+    try:
+        with blaming(plugin, "disttest_watch_ranks"):
+            return question()
+    except PluginError as error:
+        attempt.plugin_error = attempt.plugin_error or f"{error}\n{error.trace}"
+        return None
 
 
 def _within(report: PhaseEnded, started_s: float) -> PhaseEnded:

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from disttest.clock import monotonic
-from disttest.deadlock.board import WaitBoard
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.descendants import children_of, kill_descendants
 from disttest.host.leftovers.segments import Segments
@@ -26,7 +25,7 @@ from disttest.host.leftovers.strays import name_strays
 from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
-from disttest.model import ALONE, DeadlockRule, TestCase, TestResult, WorldKind, WorldShape
+from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
@@ -38,9 +37,7 @@ from disttest.runtime.messages.protocol import (
     WorldOrder,
 )
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.waits import prepare_to_watch
 from disttest.runtime.world.attempt import Attempt, RankProgress, attempt_type
-from disttest.runtime.world.deadlock_watch import DeadlockWatch
 from disttest.runtime.world.dismissal import dismiss, late_deaths
 from disttest.runtime.world.evidence import EvidenceSource
 from disttest.runtime.world.judged_attempt import JudgedAttempt
@@ -65,7 +62,8 @@ class WorldSupervisor:
         self._ranks = Supervisor(order.home, order.settings)
         self._ranks.on_new_start = self._on_new_start
         self._phases = PhaseBoard(self._shape.size)
-        self._board = self._make_board()
+        self._watches: dict[str, Any] = {}
+        """Name of a plugin -> data for its part in each rank."""
         self._reason = ""
         self._is_good = False
         """Whether the last test was judged, and left the world fit for another one."""
@@ -98,21 +96,12 @@ class WorldSupervisor:
             raise
         self._close()
 
-    def _make_board(self) -> WaitBoard | None:
-        """Where ranks say what they wait in; none where others than these ranks could be waited for."""
-        rule = self._order.settings.deadlock
-        if rule is DeadlockRule.OFF or self._kind is not WorldKind.RANKS or self._order.partition:
-            return None
-        board = WaitBoard(self._shape.size)
-        self._ranks.deadlocks = DeadlockWatch(board, rule, self._ranks.evidence)
-        return board
-
     # --- starting
 
     def _start_ranks(self) -> None:
         listener = self._listen()
-        if self._board is not None:
-            prepare_to_watch()
+        if self._kind is WorldKind.RANKS and not self._order.partition:
+            self._watches = self._ranks.start_watches(self._shape.size)
         self._marks.mark("start")
         for rank in self._own_ranks():
             self._ranks.add(self._start_one(rank, listener))
@@ -150,7 +139,7 @@ class WorldSupervisor:
             stacks=scratch / f"rank{rank}.stacks",
             questions=scratch / f"rank{rank}.ask",
             phases=self._phases.path,
-            board=self._board.path if self._board else None,
+            watches=self._watches,
             scratch=scratch / f"rank{rank}",
             log=self._ranks.logs.divert(scratch / f"rank{rank}.log"),
             settings=order.settings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from disttest.hookspecs import hookimpl
-from disttest.model import SanitizerFinding, Section
+from disttest.model import PluginFinding, Section
 from disttest.observe import Tool
 from disttest.options.option import Option
 from disttest.options.values import WHOLE
@@ -75,9 +75,8 @@ def disttest_judge_attempt(attempt):
 
 
 def over(rank, number, budget):
-    return SanitizerFinding(
-        sanitizer=NAME,
-        found_by=NAME,
+    return PluginFinding(
+        finder=NAME,
         kind="over-budget",
         message=f"rank {rank} issued {number} collectives, and the budget is {budget}",
         effect="each collective costs its latency, however small the tensor is",

@@ -9,7 +9,7 @@ from disttest.extras.sanitizers.order.order_findings import make_finding
 from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.order_words import at, describe
 from disttest.extras.sanitizers.sanitizer import Consequence
-from disttest.model import SanitizerFinding, rank_names
+from disttest.model import PluginFinding, rank_names
 
 _COLLECTIVE = Consequence(
     "It goes unnoticed while nobody waits for it; the next collective of the group is paired with it, so that data are mixed "
@@ -28,7 +28,7 @@ _NEVER_WAITED = Consequence(
 )
 
 
-def find_extras(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+def find_extras(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """Of each group the first collective, and of each two ranks the first message, that not all have called."""
     for group, collectives in exchanges.collectives.items():
         first = next((exchange for exchange in collectives if not exchange.is_complete), None)
@@ -40,7 +40,7 @@ def find_extras(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
             yield _extra(first, exchanges, _MESSAGE)
 
 
-def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -> SanitizerFinding:
+def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -> PluginFinding:
     rank = min(exchange.calls)
     call = exchanges.of(exchange, rank)
     what = f"{describe(call)}{at(call)}"
@@ -59,7 +59,7 @@ def _extra(exchange: Exchange, exchanges: Exchanges, consequence: Consequence) -
     )
 
 
-def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Iterator[SanitizerFinding]:
+def find_never_waited(exchanges: Exchanges, told: Collection[str] = ()) -> Iterator[PluginFinding]:
     """One finding for each line whose asynchronous call nobody can wait for.
 
     Args:

@@ -11,7 +11,7 @@ from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.order_words import at, describe
 from disttest.extras.sanitizers.order.stream import CallSignature
 from disttest.extras.sanitizers.sanitizer import Consequence
-from disttest.model import SanitizerFinding, rank_names
+from disttest.model import PluginFinding, rank_names
 from disttest.observe import Spec
 
 _OPERATION = Consequence(
@@ -68,7 +68,7 @@ class _Difference(NamedTuple):
 _Check = Callable[[Exchange, Exchanges], _Difference | None]
 
 
-def find_mismatches(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+def find_mismatches(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """One finding for each pair of lines that do not agree."""
     told: set[tuple[str, ...]] = set()
     for exchange in exchanges.all():
@@ -90,7 +90,7 @@ def _checks(exchange: Exchange) -> tuple[_Check, ...]:
     return (_other_operation, _other_root, _other_reduction, _other_dtype, _other_shape)
 
 
-def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) -> SanitizerFinding:
+def _finding(exchange: Exchange, difference: _Difference, exchanges: Exchanges) -> PluginFinding:
     first, second = (exchanges.of(exchange, rank) for rank in difference[1:])
     like_first = [rank for rank in exchange.members if exchanges.of(exchange, rank) == first]
     like_second = [rank for rank in exchange.members if exchanges.of(exchange, rank) == second]

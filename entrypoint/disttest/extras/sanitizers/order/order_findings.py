@@ -8,7 +8,7 @@ from disttest.extras.sanitizers.order.exchanges import Exchanges, StreamPosition
 from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.order_words import describe
 from disttest.extras.sanitizers.sanitizer import Consequence
-from disttest.model import RankCalls, SanitizerFinding, SeenCall
+from disttest.model import PluginFinding, RankCalls, SeenCall
 
 NAME = "order"
 _AROUND = 2
@@ -23,7 +23,7 @@ def make_finding(
     consequence: Consequence,
     exchanges: Exchanges,
     decisive: Mapping[int, Sequence[int]],
-) -> SanitizerFinding:
+) -> PluginFinding:
     """A finding.
 
     Args:
@@ -33,8 +33,8 @@ def make_finding(
         exchanges: of the test.
         decisive: rank -> indices of the calls that it is about.
     """
-    return SanitizerFinding(
-        sanitizer=NAME,
+    return PluginFinding(
+        finder=NAME,
         kind=str(kind),
         message=message,
         effect=consequence.effect,

@@ -13,12 +13,12 @@ from disttest.extras.sanitizers.order.ordering import find_order
 from disttest.extras.sanitizers.order.stream import Stream
 from disttest.extras.sanitizers.order.unlike_groups import find_unlike_groups
 from disttest.extras.sanitizers.sanitizer import Judgement
-from disttest.model import SanitizerFinding
+from disttest.model import PluginFinding
 
 _decoder = msgspec.json.Decoder(Stream)
 
 
-def judge_order(streams: Mapping[int, Stream]) -> tuple[SanitizerFinding, ...]:
+def judge_order(streams: Mapping[int, Stream]) -> tuple[PluginFinding, ...]:
     """What is wrong with a test that has passed on all ranks.
 
     Args:

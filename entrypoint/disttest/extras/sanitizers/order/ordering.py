@@ -18,7 +18,7 @@ from disttest.extras.sanitizers.order.order_findings import make_finding
 from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.order_words import at, title
 from disttest.extras.sanitizers.sanitizer import Consequence
-from disttest.model import SanitizerFinding
+from disttest.model import PluginFinding
 
 _MOST_STOPS = 1_000
 """How often queues that are stuck are helped on to look for more."""
@@ -66,7 +66,7 @@ _Link = tuple[_Queue, Exchange]
 """A queue, and what it waits for."""
 
 
-def find_order(exchanges: Exchanges) -> Iterator[SanitizerFinding]:
+def find_order(exchanges: Exchanges) -> Iterator[PluginFinding]:
     """One finding for each cycle of lines whose calls wait for each other."""
     queues, homes = _queues(exchanges)
     done: set[Exchange] = set()
@@ -140,7 +140,7 @@ _TITLES = {
 }
 
 
-def _finding(cycle: list[_Link], exchanges: Exchanges) -> SanitizerFinding:
+def _finding(cycle: list[_Link], exchanges: Exchanges) -> PluginFinding:
     decisive: dict[int, list[int]] = defaultdict(list)
     parts = []
     later = [exchange for _, exchange in (cycle[-1], *cycle[:-1])]

@@ -9,7 +9,7 @@ from disttest.extras.sanitizers.order.order_findings import NAME
 from disttest.extras.sanitizers.order.order_kinds import OrderFindingKind
 from disttest.extras.sanitizers.order.stream import GroupMaking, Stream
 from disttest.extras.sanitizers.sanitizer import Consequence
-from disttest.model import RankCalls, SanitizerFinding, SeenCall, rank_names
+from disttest.model import PluginFinding, RankCalls, SeenCall, rank_names
 
 _UNLIKE = Consequence(
     "Ranks meet by the numbers of groups: gloo passes as long as no two ranks meet under different ones; the next group, or "
@@ -19,7 +19,7 @@ _UNLIKE = Consequence(
 )
 
 
-def find_unlike_groups(streams: Mapping[int, Stream]) -> Iterator[SanitizerFinding]:
+def find_unlike_groups(streams: Mapping[int, Stream]) -> Iterator[PluginFinding]:
     """Yield a finding for the first number under which ranks have made different groups, or some have made none."""
     made = {rank: _by_number(stream) for rank, stream in streams.items()}
     for key in dict.fromkeys(key for each in made.values() for key in each):
@@ -46,14 +46,14 @@ def _by_number(stream: Stream) -> dict[tuple[str, int], GroupMaking]:
     return found
 
 
-def _finding(number: str, found: Mapping[int, GroupMaking | None]) -> SanitizerFinding:
+def _finding(number: str, found: Mapping[int, GroupMaking | None]) -> PluginFinding:
     by_call: dict[str, list[int]] = {}
     for rank, making in found.items():
         by_call.setdefault(_describe(making), []).append(rank)
     parts = ", ".join(f"{rank_names(ranks)} {call}" for call, ranks in by_call.items())
     kind = OrderFindingKind.EXTRA if None in found.values() else OrderFindingKind.MISMATCH
-    return SanitizerFinding(
-        sanitizer=NAME,
+    return PluginFinding(
+        finder=NAME,
         kind=str(kind),
         message=f"ranks disagree about group #{number}: {parts}",
         effect=_UNLIKE.effect,

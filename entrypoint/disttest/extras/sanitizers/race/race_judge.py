@@ -11,7 +11,7 @@ from disttest.extras.sanitizers.order.order_words import at, describe
 from disttest.extras.sanitizers.race.race_kinds import RaceKind
 from disttest.extras.sanitizers.race.races import HANDED_OUT, Race, Races, SourceLine
 from disttest.extras.sanitizers.sanitizer import Judgement
-from disttest.model import RankCalls, SanitizerFinding, SeenCall, WindowEdge, rank_names
+from disttest.model import PluginFinding, RankCalls, SeenCall, WindowEdge, rank_names
 
 NAME = "race"
 _decoder = msgspec.json.Decoder(Races)
@@ -56,7 +56,7 @@ _TELLING = {
 }
 
 
-def judge_races(seen: Mapping[int, Races]) -> tuple[SanitizerFinding, ...]:
+def judge_races(seen: Mapping[int, Races]) -> tuple[PluginFinding, ...]:
     """What is wrong with a test that has passed on all ranks.
 
     Args:
@@ -83,13 +83,13 @@ def judge_reports(reports: Mapping[int, msgspec.Raw]) -> Judgement:
     return Judgement(judge_races(seen), notes)
 
 
-def _finding(races: Mapping[int, Race]) -> SanitizerFinding:
+def _finding(races: Mapping[int, Race]) -> PluginFinding:
     first = races[min(races)]
     telling = _TELLING[first.kind]
     verb = telling.several if len(races) > 1 else telling.one
     thread = " in another thread" if first.in_other_thread else ""
-    return SanitizerFinding(
-        sanitizer=NAME,
+    return PluginFinding(
+        finder=NAME,
         kind=str(first.kind),
         message=f"{rank_names(races)} {verb} {describe(first.call)}{at(first.call)} while it is pending: "
         f"{_touch(first)}{_place(first.at)}{thread}; {_waits(first)}",

@@ -10,7 +10,7 @@ from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, desc
 from disttest.extras.sanitizers.values.trace import Role
 from disttest.extras.sanitizers.values.value_findings import make_finding
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.model import SanitizerFinding, rank_names
+from disttest.model import PluginFinding, rank_names
 
 _REDUCING = frozenset(
     {
@@ -32,7 +32,7 @@ _ADVICE = Consequence(
 )
 
 
-def find_nonfinite(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+def find_nonfinite(sight_index: SightIndex) -> Iterator[PluginFinding]:
     """Where it appeared first, if it has done harm: masks of infinity and the like have not."""
     harm = _harm(sight_index)
     if harm is None:

@@ -11,7 +11,7 @@ from disttest.extras.sanitizers.values.sights import Sight, SightIndex, are_equa
 from disttest.extras.sanitizers.values.trace import NOWHERE, Role, Trust
 from disttest.extras.sanitizers.values.value_findings import both_values, make_finding, places_of
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.model import SanitizerFinding, rank_names
+from disttest.model import PluginFinding, rank_names
 
 _GIVING_ALL_THE_SAME = frozenset(
     {
@@ -56,7 +56,7 @@ _BUFFER = Consequence(
 )
 
 
-def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+def find_outputs(sight_index: SightIndex) -> Iterator[PluginFinding]:
     """The first collective that gave ranks other numbers than others."""
     parted = [
         group
@@ -69,7 +69,7 @@ def find_outputs(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
         yield make_finding(ValueFindingKind.OUTPUT, message, _OUTPUT, sight_index, first)
 
 
-def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+def find_parameters(sight_index: SightIndex) -> Iterator[PluginFinding]:
     """The first parameter that should be the same on its ranks, and is not to the end of the test."""
     starts = ConstantStarts(sight_index)
     parted = [
@@ -91,7 +91,7 @@ def find_parameters(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
         yield make_finding(ValueFindingKind.PARAMETER, message, consequence, sight_index, first)
 
 
-def find_buffers(sight_index: SightIndex) -> Iterator[SanitizerFinding]:
+def find_buffers(sight_index: SightIndex) -> Iterator[PluginFinding]:
     """The first buffer of a wrapped model with which ranks evaluate differently."""
     parted = [
         group

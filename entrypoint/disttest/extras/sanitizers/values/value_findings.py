@@ -8,7 +8,7 @@ from disttest.extras.sanitizers.sanitizer import Consequence
 from disttest.extras.sanitizers.values.contents import first_difference
 from disttest.extras.sanitizers.values.sights import Sight, SightIndex, at, describe, odd_pair
 from disttest.extras.sanitizers.values.value_kinds import ValueFindingKind
-from disttest.model import RankCalls, SanitizerFinding, SeenCall
+from disttest.model import PluginFinding, RankCalls, SeenCall
 
 NAME = "values"
 _BEFORE, _AFTER = 6, 2
@@ -22,7 +22,7 @@ def make_finding(
     consequence: Consequence,
     sight_index: SightIndex,
     decisive: Sequence[Sight],
-) -> SanitizerFinding:
+) -> PluginFinding:
     """A finding.
 
     Args:
@@ -32,8 +32,8 @@ def make_finding(
         sight_index: of the test.
         decisive: what it is about, at most one of each rank.
     """
-    return SanitizerFinding(
-        sanitizer=NAME,
+    return PluginFinding(
+        finder=NAME,
         kind=str(kind),
         message=message,
         effect=consequence.effect,

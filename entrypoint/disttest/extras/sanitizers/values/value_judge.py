@@ -11,12 +11,12 @@ from disttest.extras.sanitizers.values.nonfinite import find_nonfinite
 from disttest.extras.sanitizers.values.replicated import find_buffers, find_outputs, find_parameters
 from disttest.extras.sanitizers.values.sights import SightIndex
 from disttest.extras.sanitizers.values.trace import Trace
-from disttest.model import SanitizerFinding
+from disttest.model import PluginFinding
 
 _decoder = msgspec.json.Decoder(Trace)
 
 
-def judge_values(traces: Mapping[int, Trace]) -> tuple[SanitizerFinding, ...]:
+def judge_values(traces: Mapping[int, Trace]) -> tuple[PluginFinding, ...]:
     """What is wrong with a test that has passed on all ranks.
 
     Args:

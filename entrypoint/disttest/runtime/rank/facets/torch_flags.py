@@ -29,7 +29,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _dispatch_modes() -> int:
-    """How many there are of the test: a sanitizer has one there while a call is pending, which a test may leave so."""
+    """The number of those of the test: a tool that observes calls has one while a call is pending, and a test may leave it so."""
     return int(_C._len_torch_dispatch_stack()) - is_watching()
 
 

@@ -1,11 +1,12 @@
-"""Of which tests ``--record`` keeps nothing, said when the run begins and not when a recording is looked for."""
+"""Tests of which ``--record`` keeps nothing; a line says so when the run begins, not when a recording is looked for."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from disttest.model import RecordRule, TestCase, WorldKind, WorldShape
+from disttest.extras.replay.option_rows import RECORD, RecordRule
+from disttest.model import TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.planning.backends import CPU
 
@@ -35,7 +36,7 @@ def unrecorded(tests: Iterable[TestCase], options: RunOptions) -> list[str]:
         tests: of the run; those without ranks are not counted.
         options: of the run.
     """
-    if options.record is RecordRule.OFF:
+    if RECORD.of(options) is RecordRule.OFF:
         return []
     with_ranks = [test for test in tests if test.world is not None]
     reasons = Counter(why_unrecorded(test.world, test.kind, options) for test in with_ranks)

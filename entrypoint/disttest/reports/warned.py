@@ -1,4 +1,4 @@
-"""What sanitizers have found in tests that passed all the same: equal findings of many tests are told once."""
+"""Findings of plugins that fail no test: equal findings of many tests are shown once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from disttest.model import SanitizerFinding, SeenCall
+from disttest.model import PluginFinding, SeenCall
 from disttest.reports.location import Location, Repository
 from disttest.reports.text import count, one_line
 from disttest.results.fold import RunResult, TestOutcome
@@ -16,13 +16,18 @@ from disttest.results.fold import RunResult, TestOutcome
 class Warned:
     """A finding that fails no test, and the tests in which it was made."""
 
-    finding: SanitizerFinding
+    finding: PluginFinding
     """As it is in the first of them."""
     tests: tuple[TestOutcome, ...] = field(repr=False)
 
     @property
+    def section(self) -> str:
+        """The section of reports that lists it."""
+        return self.finding.section or self.finding.finder
+
+    @property
     def title(self) -> str:
-        """``sanitizer order: group-order``."""
+        """The finder and the kind."""
         return one_line(f"{self.finding.source}: {self.finding.kind}")
 
     @property
@@ -43,17 +48,25 @@ class Warned:
 
 def warnings_of(run: RunResult) -> list[Warned]:
     """The findings of the last attempts that fail nothing, those about the same lines together."""
-    groups: dict[tuple[object, ...], list[tuple[SanitizerFinding, TestOutcome]]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[tuple[PluginFinding, TestOutcome]]] = defaultdict(list)
     for test in run.tests:
         for finding in test.final.findings:
             if not finding.fails:
                 lines = frozenset((call.file, call.line) for call in _decisive(finding))
-                groups[finding.sanitizer, finding.kind, lines].append((finding, test))
+                groups[finding.finder, finding.kind, lines].append((finding, test))
     return [
         Warned(finding=members[0][0], tests=tuple({test.test.nodeid: test for _, test in members}.values()))
         for members in groups.values()
     ]
 
 
-def _decisive(finding: SanitizerFinding) -> Iterator[SeenCall]:
+def warnings_by_section(run: RunResult) -> list[tuple[str, list[Warned]]]:
+    """Section -> the findings that it lists."""
+    sections: dict[str, list[Warned]] = defaultdict(list)
+    for warned in warnings_of(run):
+        sections[warned.section].append(warned)
+    return list(sections.items())
+
+
+def _decisive(finding: PluginFinding) -> Iterator[SeenCall]:
     yield from (call for order in finding.orders for call in order.calls if call.decides)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 from disttest.model import FROM_ROOT, TO_ROOT
+from disttest.plugins.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
 _WITH_ROOT_ALONE = frozenset({"scatter", "gather", "gather_into_tensor"})
 """What ranks other than the root do with the root and nobody else."""

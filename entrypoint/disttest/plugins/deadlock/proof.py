@@ -11,10 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from disttest.deadlock import wait_words
-from disttest.deadlock.differing_calls import have_other_sizes
-from disttest.deadlock.layout import Direction, read_ranks
-from disttest.deadlock.queued_calls import (
+from disttest.model import Edge, Frozen, rank_names
+from disttest.observe.operations import title_of
+from disttest.observe.records import ANY_SOURCE, WaitKind
+from disttest.plugins.deadlock import wait_words
+from disttest.plugins.deadlock.differing_calls import have_other_sizes
+from disttest.plugins.deadlock.layout import Direction, read_ranks
+from disttest.plugins.deadlock.limits import TORCH_GROUP_LIMIT_S, TORCH_STORE_LIMIT_S
+from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind
+from disttest.plugins.deadlock.queued_calls import (
     QueuedCall,
     called,
     current_call,
@@ -24,11 +29,7 @@ from disttest.deadlock.queued_calls import (
     parts_of,
     queued_behind,
 )
-from disttest.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
-from disttest.limits import TORCH_GROUP_LIMIT_S, TORCH_STORE_LIMIT_S
-from disttest.model import Deadlock, DeadlockKind, Edge, Frozen, rank_names
-from disttest.observe.operations import title_of
-from disttest.observe.records import ANY_SOURCE, WaitKind
+from disttest.plugins.deadlock.snapshot import Counts, IssuedCollective, Snapshot, Waiting
 
 
 class Open(Frozen):

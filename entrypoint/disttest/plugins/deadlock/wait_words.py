@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from disttest.deadlock.layout import Direction
-from disttest.deadlock.snapshot import GroupKey, GroupState, Waiting
 from disttest.model import group_title
 from disttest.observe.operations import title_of
 from disttest.observe.records import ANY_SOURCE, WaitKind
+from disttest.plugins.deadlock.layout import Direction
+from disttest.plugins.deadlock.snapshot import GroupKey, GroupState, Waiting
 
 
 def group_name(group: GroupKey, state: GroupState | None) -> str:

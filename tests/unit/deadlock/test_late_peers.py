@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from board_actors import NOWHERE, Stage, group_of
 
-from disttest.deadlock import layout
 from disttest.observe import Wait, WaitKind
-from disttest.runtime.rank import late_peers
-from disttest.runtime.rank.late_peers import LatePeers
+from disttest.plugins.deadlock import late_peers, layout
+from disttest.plugins.deadlock.late_peers import LatePeers
 
 BOTH = (0, 1)
 

@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from disttest.deadlock import wait_words
-from disttest.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 from disttest.model import RANKS_DISAGREE, rank_names
 from disttest.observe.operations import title_of
+from disttest.plugins.deadlock import wait_words
+from disttest.plugins.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
 """What ranks may bring different tensors to."""

@@ -13,19 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from disttest.boards import Board
 from disttest.clock import monotonic
-from disttest.deadlock.board import WaitBoard
-from disttest.deadlock.differing_calls import describe_differing_calls, find_odd_rank
-from disttest.deadlock.proof import Situation, find_deadlock
-from disttest.deadlock.snapshot import Snapshot, read_slot
-from disttest.deadlock.stacks import confirm_rest, confirm_waits
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
-from disttest.limits import DEADLOCK_FIRST_PAUSE_S, DEADLOCK_STACKS_S, TICK_S
-from disttest.model import Deadlock, DeadlockRule
+from disttest.limits import TICK_S
+from disttest.model import HangCause
 from disttest.observe.records import WaitKind
-from disttest.results.deadlock_finding import describe_deadlock
+from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
+from disttest.plugins.deadlock.layout import SLOT
+from disttest.plugins.deadlock.limits import FIRST_PAUSE_S, STACKS_S
+from disttest.plugins.deadlock.proof import Situation, find_deadlock
+from disttest.plugins.deadlock.proven import Deadlock, cause_of
+from disttest.plugins.deadlock.snapshot import Snapshot, read_slot
+from disttest.plugins.deadlock.stacks import confirm_rest, confirm_waits
+from disttest.results.verdict import SIZES
 from disttest.runtime.world.attempt import Attempt, RankProgress
 from disttest.runtime.world.evidence import EvidenceSource, tell_stacks
+from disttest.runtime.world.rank_watch import RankWatch
 
 _STILL = 5
 """Looks in a row that have found nothing changed."""
@@ -36,22 +40,37 @@ _ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 """A rank that handles one of them may be about to be woken."""
 
 
-class DeadlockWatch:
-    """Looks at the ranks of one supervisor."""
+class WaitBoard(Board):
+    """The board of a world on which ranks write what they wait in: a slot for each of them.
+
+    Args:
+        ranks: how many write to it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__("disttest-waits", ranks * SLOT)
+
+    def slot(self, place: int) -> bytes:
+        """Return what a rank has written so far."""
+        return self._memory[place * SLOT : (place + 1) * SLOT]
+
+
+class DeadlockWatch(RankWatch):
+    """Looks at the ranks of one supervisor.
+
+    Args:
+        board: of these ranks; the first of them has the first slot.
+        sources: how each rank is asked for its stacks.
+        ends: whether a test ends for its deadlock; one that expects it does in any case.
+    """
 
     def __init__(
-        self, board: WaitBoard, rule: DeadlockRule, sources: Callable[[], Mapping[int, EvidenceSource]]
+        self, board: WaitBoard, sources: Callable[[], Mapping[int, EvidenceSource]], *, ends: bool
     ) -> None:
-        """Begin.
-
-        Args:
-            board: of these ranks; the first of them has the first slot.
-            rule: what becomes of a deadlock.
-            sources: how each rank is asked for its stacks.
-        """
+        self.for_ranks = str(board.path)
         self._board = board
-        self._rule = rule
         self._sources = sources
+        self._ends = ends
         self.begin()
 
     def begin(self) -> None:
@@ -63,35 +82,37 @@ class DeadlockWatch:
         self._ticks: deque[Mapping[int, int]] = deque(maxlen=_STILL)
         """By rank, at each of the last looks that have found the slots as they are."""
         self._ask_after_s = 0.0
-        self._pause_s = DEADLOCK_FIRST_PAUSE_S
+        self._pause_s = FIRST_PAUSE_S
 
-    def look(self, attempt: Attempt) -> None:
-        """Look, if it is time; a deadlock that is proven becomes the attempt's."""
+    def look(self, attempt: Attempt) -> HangCause | None:
+        """Look, if it is time; return the deadlock that is proven."""
         now_s = monotonic()
         if now_s < self._next_s:
-            return
+            return None
         self._next_s = now_s + TICK_S
-        if attempt.deadlock is not None or attempt.failed_s is not None or not attempt.living():
-            return
+        if attempt.failed_s is not None or not attempt.living():
+            return None
         if self._is_still(attempt) and now_s >= self._ask_after_s:
-            self._judge(attempt, now_s)
+            return self._judge(attempt, now_s)
+        return None
 
-    def describe_differing_calls(self, attempt: Attempt, rank: int) -> str:
-        """Of a rank that its backend has aborted for the size of a tensor: who called what, if the board knows."""
-        return describe_differing_calls(self._snapshots(attempt), rank)
+    def explain_abort(self, attempt: Attempt, rank: int, words: str) -> tuple[str, tuple[int, ...]]:
+        """Compare the calls of all ranks, if gloo has aborted one for the size of a tensor; name one that differs."""
+        if not SIZES.search(words):
+            return "", ()
+        snapshots = {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
+        odd = find_odd_rank(snapshots, rank)
+        return describe_differing_calls(snapshots, rank), () if odd is None else (odd,)
 
-    def find_odd_rank(self, attempt: Attempt, rank: int) -> int | None:
-        """Of the same: the only rank that called something else than all others."""
-        return find_odd_rank(self._snapshots(attempt), rank)
-
-    def _snapshots(self, attempt: Attempt) -> dict[int, Snapshot]:
-        return {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
+    def close(self) -> None:
+        """Give the memory back."""
+        self._board.close()
 
     def _is_still(self, attempt: Attempt) -> bool:
         """Whether nothing has moved for some looks."""
         slots = [self._slot(attempt, progress) for progress in attempt.ranks]
         if slots != self._slots:
-            self._slots, self._pause_s, self._ask_after_s = slots, DEADLOCK_FIRST_PAUSE_S, 0.0
+            self._slots, self._pause_s, self._ask_after_s = slots, FIRST_PAUSE_S, 0.0
             self._ticks.clear()
             self._on_gpu = None
             return False
@@ -119,18 +140,18 @@ class DeadlockWatch:
     def _slot(self, attempt: Attempt, progress: RankProgress) -> bytes:
         return self._board.slot(progress.rank - attempt.ranks[0].rank)
 
-    def _judge(self, attempt: Attempt, now_s: float) -> None:
+    def _judge(self, attempt: Attempt, now_s: float) -> HangCause | None:
         situation = self._situation(attempt, now_s)
         deadlock = find_deadlock(situation)
         if deadlock is None or not self._are_alone(attempt, situation):
-            return
+            return None
         if not self._is_confirmed(attempt, situation):
             self._ask_after_s = now_s + self._pause_s
             self._pause_s *= 2
-            return
-        attempt.deadlock_expected = is_expected(deadlock, situation.ranks)
-        ended = attempt.deadlock_expected or self._rule is DeadlockRule.FAIL
-        attempt.deadlock = msgspec.structs.replace(deadlock, ended=ended)
+            return None
+        expected = is_expected(deadlock, situation.ranks)
+        ended = expected or self._ends
+        return cause_of(msgspec.structs.replace(deadlock, ended=ended), is_expected=expected)
 
     def _situation(self, attempt: Attempt, now_s: float) -> Situation:
         ranks: dict[int, Snapshot] = {}
@@ -162,7 +183,7 @@ class DeadlockWatch:
         """Whether the stacks show that everybody is where the board says."""
         present = _present(attempt, situation)
         sources = self._sources()
-        told = tell_stacks([sources[progress.rank] for progress in present], limit_s=DEADLOCK_STACKS_S)
+        told = tell_stacks([sources[progress.rank] for progress in present], limit_s=STACKS_S)
         stacks = {progress.rank: text for progress, text in zip(present, told, strict=True)}
         if any(self._slot(attempt, p) != slot for p, slot in zip(attempt.ranks, self._slots, strict=True)):
             return False
@@ -189,7 +210,7 @@ def _threads(snapshot: Snapshot) -> dict[int, bool]:
 
 def is_expected(deadlock: Deadlock, ranks: Mapping[int, Snapshot]) -> bool:
     """Whether all ranks that are at the test say that they expect it, in words that its finding matches."""
-    message = describe_deadlock(deadlock).message
+    message = cause_of(deadlock).message
     try:
         return all(each.expects and re.search(each.expectation, message) for each in ranks.values())
     except re.error:  # a broken rank has written it

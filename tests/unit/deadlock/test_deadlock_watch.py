@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from disttest.limits import TICK_S
-from disttest.model import DeadlockRule
-from disttest.runtime.world import deadlock_watch
-from disttest.runtime.world.deadlock_watch import DeadlockWatch
+from disttest.plugins.deadlock import watch as deadlock_watch
+from disttest.plugins.deadlock.watch import DeadlockWatch
 
 RANKS = 4
 
 
 class Board:
     """Slots that change when told."""
+
+    path = "of the board"
 
     def __init__(self) -> None:
         self.version = 0
@@ -38,14 +39,14 @@ def looking(monkeypatch: pytest.MonkeyPatch):
         watch.look(attempt)
 
     ranks = [SimpleNamespace(rank=rank, pid=1000 + rank) for rank in range(RANKS)]
-    attempt: Any = SimpleNamespace(ranks=ranks, living=lambda: ranks, deadlock=None, failed_s=None)
+    attempt: Any = SimpleNamespace(ranks=ranks, living=lambda: ranks, failed_s=None)
     monkeypatch.setattr(deadlock_watch, "monotonic", lambda: now_s)
     monkeypatch.setattr(deadlock_watch, "cpu_ticks", lambda pid: round(now_s / TICK_S) * spends.get(pid, 20))
     monkeypatch.setattr(
         deadlock_watch, "read_slot", lambda slot: read.append(slot) or SimpleNamespace(waits=())
     )
     board: Any = Board()
-    watch = DeadlockWatch(board, DeadlockRule.FAIL, dict)
+    watch = DeadlockWatch(board, dict, ends=True)
     return board, look, read, spends
 
 

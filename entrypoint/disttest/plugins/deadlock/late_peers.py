@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from disttest.clock import monotonic, sleep
-from disttest.deadlock.layout import write_ranks
-from disttest.deadlock.snapshot import groups_in_the_making
-from disttest.limits import LATE_PEER_POLL_S, LATE_PEER_S
 from disttest.observe import Group, Tool, Wait, WaitKind
+from disttest.plugins.deadlock.layout import write_ranks
+from disttest.plugins.deadlock.limits import LATE_PEER_POLL_S, LATE_PEER_S
+from disttest.plugins.deadlock.snapshot import groups_in_the_making
 
 
 class LatePeers(Tool):

@@ -6,10 +6,10 @@ import struct
 
 import msgspec
 
-from disttest.deadlock import layout
-from disttest.deadlock.layout import Direction, WaitState
 from disttest.model import Frozen
 from disttest.observe.records import WaitKind
+from disttest.plugins.deadlock import layout
+from disttest.plugins.deadlock.layout import Direction, WaitState
 
 KINDS = tuple(WaitKind)
 GroupKey = tuple[str, tuple[int, ...]]

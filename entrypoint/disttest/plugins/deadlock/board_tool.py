@@ -13,10 +13,10 @@ from pathlib import Path
 
 from disttest.boards import BoardWriter
 from disttest.clock import monotonic
-from disttest.deadlock import layout
-from disttest.deadlock.layout import Direction, WaitState
-from disttest.deadlock.snapshot import KINDS
 from disttest.observe import Call, Group, Site, Tool, Wait, WaitKind, gaps, spec_of
+from disttest.plugins.deadlock import layout
+from disttest.plugins.deadlock.layout import Direction, WaitState
+from disttest.plugins.deadlock.snapshot import KINDS
 
 _KIND = {kind: place for place, kind in enumerate(KINDS)}
 _IN_ENGINE = _KIND[WaitKind.BACKWARD]

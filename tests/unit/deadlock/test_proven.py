@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from disttest.model import Deadlock, DeadlockKind, Edge, Outcome, RankEnd, RankRecord
+from disttest.model import Edge, Outcome, RankEnd, RankRecord
 from disttest.model import TestCase as Case
-from disttest.results.deadlock_finding import advise, describe_deadlock
+from disttest.plugins.deadlock.proven import Deadlock, DeadlockKind, cause_of, proof_of
 from disttest.results.narrative import how_failed
 from disttest.results.verdict import judge
 
@@ -29,42 +29,55 @@ CASE = Case(nodeid="t", slug="t", classname="", name="t", file="t.py", line=1, s
 
 def verdict(deadlock, *, hung=True):
     waits = RankRecord(
-        rank=0, end=RankEnd.KILLED, phase="call", hung=hung, outcome=None if hung else Outcome.PASSED
+        rank=0,
+        end=RankEnd.KILLED,
+        phase="call",
+        hung=hung,
+        ended_for="deadlock" if deadlock.ended else "",
+        outcome=None if hung else Outcome.PASSED,
     )
     done = RankRecord(rank=1, end=RankEnd.REPORTED, phase="call", outcome=Outcome.PASSED)
     return judge(
-        CASE, [waits, done], attempt=1, started_at_s=0.0, duration_s=2.0, world_id="w1", deadlock=deadlock
+        CASE,
+        [waits, done],
+        attempt=1,
+        started_at_s=0.0,
+        duration_s=2.0,
+        world_id="w1",
+        cause=cause_of(deadlock),
     )
 
 
 def test_who_waits_in_what_for_whom_where_and_since_when():
-    assert describe_deadlock(DEADLOCK) == (MESSAGE, 1)
+    cause = cause_of(DEADLOCK)
+
+    assert (cause.message, cause.culprit) == (MESSAGE, 1)
 
 
 def test_of_many_ranks_the_first_are_told():
     edges = tuple(msgspec.structs.replace(EDGE, rank=rank) for rank in range(20))
 
-    message = describe_deadlock(msgspec.structs.replace(DEADLOCK, edges=edges)).message
+    message = cause_of(msgspec.structs.replace(DEADLOCK, edges=edges)).message
 
     assert message.count("waits in") == 8
     assert message.endswith("; …")
 
 
 def test_nobody_is_to_blame_for_a_cycle():
-    assert describe_deadlock(msgspec.structs.replace(DEADLOCK, kind=DeadlockKind.GROUPS)).culprit is None
+    assert cause_of(msgspec.structs.replace(DEADLOCK, kind=DeadlockKind.GROUPS)).culprit is None
 
 
 @pytest.mark.parametrize("kind", DeadlockKind)
 def test_what_to_do_is_said_of_every_kind(kind):
-    assert advise(msgspec.structs.replace(DEADLOCK, kind=kind))
+    assert cause_of(msgspec.structs.replace(DEADLOCK, kind=kind)).advice
 
 
 def test_a_test_that_was_ended_for_it():
     result = verdict(DEADLOCK)
 
     assert (result.outcome, result.message, result.culprit) == (Outcome.FAILED, MESSAGE, 1)
-    assert result.details == advise(DEADLOCK)
-    assert result.deadlock == DEADLOCK
+    assert result.details == cause_of(DEADLOCK).advice
+    assert proof_of(result) == DEADLOCK
     assert how_failed(result) == "deadlock"
     assert not result.notes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from disttest.deadlock.layout import Direction
-from disttest.deadlock.queued_calls import issued, needs
-from disttest.deadlock.snapshot import Counts, Snapshot
 from disttest.observe.records import ANY_SOURCE, Call
+from disttest.plugins.deadlock.layout import Direction
+from disttest.plugins.deadlock.queued_calls import issued, needs
+from disttest.plugins.deadlock.snapshot import Counts, Snapshot
 
 
 def find_awaited(ranks: Mapping[int, Snapshot], waiter: int, call: Call) -> tuple[int, ...]:

@@ -1,0 +1,30 @@
+"""``--record``, and the options of ``disttest replay``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from disttest.options.option import of_every_run, rows_of
+from disttest.options.values import WHOLE, Type, member_of
+
+
+class RecordRule(StrEnum):
+    """The tests of which each rank's recording is kept, for ``disttest replay``."""
+
+    OFF = "off"
+    FAILURES = "failures"
+    ALL = "all"
+
+
+RECORD = of_every_run(
+    "record",
+    member_of(RecordRule),
+    "Keep what each rank received, for disttest replay: of all tests, or of those that fail or hang (failures).",
+    default=RecordRule.OFF,
+    repeated=True,
+)
+
+OPTIONS = (
+    RECORD,
+    rows_of("replay")("rank", Type(form="K", parse=WHOLE.parse), "The rank.", default=0, otherwise="0"),
+)

@@ -1,0 +1,86 @@
+"""The hooks of the proof of deadlocks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from disttest.hookspecs import hookimpl
+from disttest.plugins.deadlock.option_rows import DEADLOCK, DeadlockRule
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.options.option import Option
+    from disttest.options.run import WorldSettings
+    from disttest.runtime.rank.waits import WatchedRank
+    from disttest.runtime.world.evidence import EvidenceSource
+    from disttest.runtime.world.rank_watch import RankWatch
+
+_NAME = "deadlock"
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--deadlock``."""
+    return (DEADLOCK,)
+
+
+@hookimpl
+def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
+    """Version 0.1 wrote the proof beside the fields of the core."""
+    from disttest.plugins.deadlock.proven import move_proof
+
+    return {_NAME: move_proof}
+
+
+@hookimpl
+def disttest_load_parts(config: pytest.Config) -> None:
+    """Import the watch and its part in ranks."""
+    del config
+    from disttest.plugins.deadlock import in_rank, watch  # noqa: F401
+
+
+@hookimpl
+def disttest_around_worlds(settings: WorldSettings) -> AbstractContextManager[object] | None:
+    """Observe torch while worlds are forked: each of them would need 3 ms to begin with it."""
+    if DEADLOCK.of(settings) is DeadlockRule.OFF or not _has_torch():
+        return None
+    from disttest import observe
+
+    return observe.observing()
+
+
+@hookimpl
+def disttest_watch_ranks(
+    settings: WorldSettings, size: int, evidence: Callable[[], Mapping[int, EvidenceSource]]
+) -> RankWatch | None:
+    """Look for deadlocks."""
+    rule = DEADLOCK.of(settings)
+    if rule is DeadlockRule.OFF:
+        return None
+    from disttest import observe
+    from disttest.plugins.deadlock.watch import DeadlockWatch, WaitBoard
+
+    if _has_torch():
+        observe.install()  # before the fork, which saves each rank the time
+    return DeadlockWatch(WaitBoard(size), evidence, ends=rule is DeadlockRule.FAIL)
+
+
+@hookimpl
+def disttest_join_watch(place: int, data: Mapping[str, Any]) -> WatchedRank | None:
+    """Write to the board of the watch."""
+    board = data.get(_NAME)
+    if board is None:
+        return None
+    from disttest.plugins.deadlock.in_rank import WaitingRank
+
+    return WaitingRank(Path(board), place)
+
+
+def _has_torch() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available()

@@ -1,0 +1,28 @@
+"""``--deadlock``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from disttest.options.option import of_every_run
+from disttest.options.values import member_of
+
+
+class DeadlockRule(StrEnum):
+    """What becomes of a test whose ranks are proven to wait for each other."""
+
+    FAIL = "fail"
+    """It ends immediately, as a hang."""
+    REPORT = "report"
+    """It goes on to its time limit, with a note."""
+    OFF = "off"
+    """No watch looks for deadlocks."""
+
+
+DEADLOCK = of_every_run(
+    "deadlock",
+    member_of(DeadlockRule),
+    "A test in which no rank can go on: fail at once, report it and wait for the limit, or do not look (off).",
+    default=DeadlockRule.FAIL,
+    repeated=True,
+)

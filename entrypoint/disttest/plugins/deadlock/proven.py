@@ -1,0 +1,147 @@
+"""A proven deadlock, and its words: one line for the verdict, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from disttest.model import Edge, Frozen, HangCause, Seconds, Section, TestResult, WaitGraph, rank_names
+
+NAME = "deadlock"
+"""Of the plugin."""
+
+
+class DeadlockKind(StrEnum):
+    """Why no rank of a deadlock can go on."""
+
+    FINISHED = "finished"
+    """They wait for a rank that has finished the test, or is gone."""
+    MISMATCH = "mismatch"
+    """They have called different things at one number of a group."""
+    ROOTS = "roots"
+    """They have called the same, with different roots."""
+    GROUPS = "groups"
+    """They wait in different groups for each other."""
+    CYCLE = "cycle"
+    """They wait for each other in calls of one group that do not meet."""
+    POINT_TO_POINT = "point-to-point"
+    """They wait in sends and receives that do not match."""
+    STORE = "store"
+    """They wait for keys that no rank is left to set."""
+    ALONE = "alone"
+    """They wait in a constructor that others have not called."""
+
+
+class Deadlock(Frozen):
+    """The proof that no rank can go on: every thread of every rank waits for something that only these ranks could end."""
+
+    kind: DeadlockKind
+    edges: tuple[Edge, ...]
+    """In order of rank."""
+    finished: tuple[int, ...] = ()
+    """Ranks that have finished the test, or are gone."""
+    after_s: Seconds = 0.0
+    """Seconds from the start of the test to the proof."""
+    ended: bool = False
+    """Whether the test was ended for it; otherwise it went on to its time limit."""
+
+
+class _Rest(Frozen):
+    """The data of the plugin's section: the part of a proof that is not in the graph."""
+
+    kind: DeadlockKind
+    after_s: Seconds = 0.0
+    ended: bool = False
+
+
+_MOST_EDGES = 8
+
+_ADVICE = {
+    DeadlockKind.FINISHED: "Every rank of a group has to make its calls: look for a branch, a loop or an early return that "
+    "differs.",
+    DeadlockKind.MISMATCH: "Ranks have to call the same things in one order, with tensors of the same size: look for a branch "
+    "that differs before these lines, or for a length that each rank computes from its own data.",
+    DeadlockKind.ROOTS: "All ranks have to name the same root (src, dst): it is a rank of the default group.",
+    DeadlockKind.GROUPS: "Use groups in one order on all ranks that share them, or wait for the handles later.",
+    DeadlockKind.CYCLE: "Ranks have to make their calls in an order in which each one meets its partner.",
+    DeadlockKind.POINT_TO_POINT: "A send waits for its receive: let one side receive first, or use batch_isend_irecv. "
+    "Peer, tag and group have to be the same on both sides.",
+    DeadlockKind.STORE: "Nobody is left to set the key: set it before waiting for anything that depends on it.",
+    DeadlockKind.ALONE: "Process groups are made by all ranks in one order, by those that will not be members too "
+    "(or with use_local_synchronization).",
+}
+
+
+def cause_of(deadlock: Deadlock, *, is_expected: bool = False) -> HangCause:
+    """The finding of a deadlock: which rank waits in what for which others, where, and since when.
+
+    Args:
+        deadlock: the proof.
+        is_expected: the test wants it.
+    """
+    rest = _Rest(kind=deadlock.kind, after_s=deadlock.after_s, ended=deadlock.ended)
+    return HangCause(
+        name=NAME,
+        message=_message(deadlock),
+        advice=_ADVICE[deadlock.kind],
+        culprit=_culprit(deadlock),
+        ends=deadlock.ended,
+        is_expected=is_expected,
+        section=Section(
+            waits=WaitGraph(edges=deadlock.edges, finished=deadlock.finished), data=msgspec.to_builtins(rest)
+        ),
+    )
+
+
+def proof_of(result: TestResult) -> Deadlock | None:
+    """The proof that the ranks of a test waited for each other; None if there is none."""
+    section = result.sections.get(NAME)
+    if section is None or section.waits is None:
+        return None
+    rest = msgspec.convert(section.data, _Rest)
+    return Deadlock(
+        kind=rest.kind,
+        edges=section.waits.edges,
+        finished=section.waits.finished,
+        after_s=rest.after_s,
+        ended=rest.ended,
+    )
+
+
+def move_proof(event: dict[str, Any]) -> None:
+    """Give an event of version 0.1, which had the proof beside the fields of the core, its present form."""
+    result = event.get("result")
+    if not isinstance(result, dict) or not isinstance(proof := result.pop(NAME, None), dict):
+        return
+    waits = {name: proof.pop(name) for name in ("edges", "finished") if name in proof}
+    result.setdefault("sections", {})[NAME] = {"waits": waits, "data": proof}
+    for record in result.get("ranks", ()):
+        if record.get("message", "").startswith(_ENDED):
+            record["ended_for"] = NAME
+
+
+_ENDED = ("waited in a deadlock, ended", "was in the deadlock that the test expects")
+"""The messages of ranks that were ended in one."""
+
+
+def _message(deadlock: Deadlock) -> str:
+    parts = [_describe(edge) for edge in deadlock.edges[:_MOST_EDGES]]
+    parts += ["…"] if len(deadlock.edges) > _MOST_EDGES else []
+    return f"deadlock: no rank can go on: {'; '.join(parts)}"
+
+
+def _describe(edge: Edge) -> str:
+    place = f" at {edge.where}" if edge.where else ""
+    whom = f" for {rank_names(edge.ranks)}" if edge.ranks else ""
+    reason = f", {edge.reason}" if edge.reason else ""
+    return f"rank {edge.rank} waits in {edge.what}{place} since {edge.since_s:.1f} s{whom}{reason}"
+
+
+def _culprit(deadlock: Deadlock) -> int | None:
+    """The only rank that all wait for, if it has finished."""
+    if deadlock.kind is not DeadlockKind.FINISHED:
+        return None
+    awaited = {rank for edge in deadlock.edges for rank in edge.ranks if rank in deadlock.finished}
+    return awaited.pop() if len(awaited) == 1 else None
