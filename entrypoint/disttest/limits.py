@@ -99,6 +99,8 @@ GUARD_CANCEL_S = 3.5
 """How long pytest may take to stop in an orderly way; then come its kill and the reports."""
 KEEPER_ORDERLY_S = 6.0
 """How long worlds whose command and controller were killed may take to end what is theirs."""
+REFUSAL_S = 2.0
+"""Before the run's deadline: a run that gets no GPU stops waiting, so that it has time to say who holds them."""
 DEADLINE_MARGIN_S = 5.0
 """The controller keeps the run's deadline itself; only if it is stuck does the guard step in, this much later."""
 OUTPUT_STALL_S = 60.0

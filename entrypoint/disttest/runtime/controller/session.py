@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -19,7 +20,7 @@ from disttest.errors import DisttestError, ExitCode, InfrastructureError, Journa
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
-from disttest.limits import LEASE_WAIT_S
+from disttest.limits import LEASE_WAIT_S, REFUSAL_S
 from disttest.masking import masker
 from disttest.model import Frozen, Slot, TestCase, VerdictRule, WorldKind
 from disttest.planning.timings import Timings, hardware_key
@@ -362,9 +363,10 @@ class RunSession:
         """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
-        left_s = self.deadline_s - monotonic() if self.deadline_s else LEASE_WAIT_S
+        left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
+        wait_s = min(left_s - min(REFUSAL_S, left_s / 4), LEASE_WAIT_S)
         try:
-            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=min(left_s, LEASE_WAIT_S))
+            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=wait_s)
         except DisttestError as error:
             self._end_early(error)
 
