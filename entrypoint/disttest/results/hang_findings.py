@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import RANKS_DISAGREE, Collective, RankEnd, RankRecord, rank_names, short_place
+from disttest.model import RANKS_DISAGREE, Collective, Outcome, RankEnd, RankRecord, rank_names, short_place
 from disttest.own_frames import HARNESS
 from disttest.planning.backends import backend_named
 
@@ -227,6 +227,8 @@ def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:
 def whereabouts(rank: RankRecord) -> str:
     """``rank 2 is in worker at test_step.py:39``, or that it had finished."""
     if _has_finished(rank):
+        if rank.outcome is Outcome.SKIPPED:
+            return f"rank {rank.rank} had skipped the test ({rank.message})"
         return f"rank {rank.rank} had finished the test"
     frames = list(_frames(rank))
     frame = _user_frame(frames)
