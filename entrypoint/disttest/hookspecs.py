@@ -32,6 +32,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     import click
     import pytest
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.rank.facets.facet import Facet
+    from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import Rank, RankTest
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.judged_attempt import JudgedAttempt
@@ -54,6 +56,8 @@ PROJECT = "disttest"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function as the implementation of the hook that has its name; pluggy documents its arguments."""
+of_pytest = pluggy.HookimplMarker("pytest")
+"""``pytest.hookimpl``, for plugins that the command imports, which must not import pytest."""
 
 WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
 """Hooks that the core implements, and that a plugin wraps."""
@@ -201,6 +205,88 @@ def disttest_test_data(item: pytest.Item) -> Any:
 
 
 @hookspec(firstresult=True)
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """Controller, whenever the core asks: whether this process runs no tests and opens no journal.
+
+    Args:
+        config: pytest's.
+
+    Returns:
+        True when a plugin runs the tests in another way; None otherwise.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_timeout(item: pytest.Item) -> float | None:
+    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: the limit of the test.
+
+    Args:
+        item: a test.
+
+    Returns:
+        Seconds; None for the usual limit.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_retries(item: pytest.Item) -> int | None:
+    """Controller, for each item that runs outside of this process, in a run without ``--retries``.
+
+    Args:
+        item: a test.
+
+    Returns:
+        How often the test is tried again once it has failed; None for no answer.
+    """
+
+
+@hookspec
+def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
+    """Controller, before the first world starts: arguments for other pytest processes that collect the same tests.
+
+    They have all arguments of this process already. Add what has been settled since, so that they collect the same.
+
+    Args:
+        config: pytest's.
+    """
+
+
+@hookspec
+def disttest_settle(config: pytest.Config) -> Any:
+    """Controller, before the first world starts: data of the plugin for every process of every world.
+
+    Args:
+        config: pytest's.
+
+    Returns:
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``RankSpec.settled[NAME]`` as JSON data, where
+        NAME is the last part of the plugin's name.
+    """
+
+
+@hookspec
+def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
+    """Controller, before the first world starts.
+
+    Args:
+        items: the tests that run outside of this process.
+        config: pytest's.
+
+    Returns:
+        Notes for the record of the run.
+    """
+
+
+@hookspec
+def disttest_world_ended(scratch: Path) -> None:
+    """Controller, whenever a world has ended.
+
+    Args:
+        scratch: the directory of the world, which all its processes could write to. ``RankSpec.scratch`` is below it.
+    """
+
+
+@hookspec(firstresult=True)
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Controller, when all tests are collected: run them in another way.
 
@@ -244,6 +330,27 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec
+def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
+    """Each process that a world starts, once: a rank, or the process in which a class or an ordinary test runs.
+
+    Earlier than :func:`disttest_rank_configure`: the process has its log, and nothing else is set up. ``spec.kind`` is the kind
+    of process.
+
+    Args:
+        spec: of the process; ``spec.settled[NAME]`` is the result of :func:`disttest_settle`.
+        config: pytest's.
+    """
+
+
+@hookspec
+def disttest_process_saves() -> None:
+    """Each process of a world in which tests run, after each test and when it leaves: write what the plugin has gathered.
+
+    Such a process ends without the hooks of Python that run at exit, and the next test may end it.
+    """
 
 
 @hookspec

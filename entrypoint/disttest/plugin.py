@@ -30,16 +30,10 @@ from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
 from disttest.runtime.controller import collect, early_skips
-from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
+from disttest.runtime.controller.expand import expand, expand_late, repeat_each, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.ordinary import stop_of_test
-from disttest.runtime.controller.other_plugins import (
-    NO_WORLDS_IN_WORKERS,
-    leave_hypothesis_unused,
-    need_no_failure_server,
-    overrule_xdist,
-)
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
@@ -52,7 +46,6 @@ from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.debug_adapter import tell_debugger
-from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
@@ -149,17 +142,6 @@ def pytest_load_initial_conftests(
         plugin_manager().call("disttest_load_parts", config=early_config)
         importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
-    """Before pytest-xdist looks at what it was asked: under the command, slots do its work."""
-    if config.getoption("disttest_guarded") or config.getoption("disttest_rank"):
-        overrule_xdist(config)
-    need_no_failure_server(config)
-    if config.getoption("disttest_rank"):
-        write_nothing(config)
-    return (yield)
 
 
 @pytest.hookimpl(trylast=True)
@@ -294,13 +276,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
-    if hasattr(item.config, "workerinput") and shape_of(item) is not None:
-        pytest.fail(NO_WORLDS_IN_WORKERS, pytrace=False)
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
     with _journal_is_written():
@@ -401,7 +376,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_guarded"):
-        leave_hypothesis_unused(session.config)
         # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
         gc.collect()
         gc.freeze()

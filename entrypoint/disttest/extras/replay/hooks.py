@@ -48,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @hookimpl
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """The rank of a recording is no run."""
+    return bool(config.getoption("disttest_replay")) or None
+
+
+@hookimpl
 def disttest_run_session(session: pytest.Session) -> bool | None:
     """Be the rank of a recording."""
     told = session.config.getoption("disttest_replay")

@@ -16,17 +16,15 @@ import pytest
 from disttest.model import Outcome
 from disttest.runtime.controller.pytest_reports import RERUN, WorldFailure
 
-LISTENER = "allure_listener"
 
+class OneResultEach:
+    """The plugin of pytest that leads allure's listener through each test.
 
-def tell_allure(config: pytest.Config, items: Mapping[str, pytest.Item]) -> None:
-    """Have these tests, which run in ranks, among allure's results, if it is asked for any."""
-    listener = config.pluginmanager.getplugin(LISTENER)
-    if listener is not None:
-        config.pluginmanager.register(_OneResultEach(listener, items))
+    Args:
+        listener: allure's.
+        items: the tests that run in ranks, by node id.
+    """
 
-
-class _OneResultEach:
     def __init__(self, listener: Any, items: Mapping[str, pytest.Item]) -> None:
         self._listener = listener
         self._items = items

@@ -35,6 +35,11 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
     plugin_manager().call("disttest_load_parts", config=session.config)
+    items = [item for item, _ in apart]
+    for _, message in plugin_manager().items(
+        "disttest_worlds_begin", str, items=items, config=session.config
+    ):
+        run.recorder.noted(message)
     making = parents_of(
         session,
         {test.nodeid: item for item, test in apart},

@@ -19,7 +19,6 @@ from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
-from disttest.runtime.controller.other_plugins import limit_of
 from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.unrecorded import why_unrecorded
@@ -135,9 +134,9 @@ def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
     if mark is None:
         by_host = hosted(item)
         asked = "timeout" in options.given
-        own = None if asked else limit_of(item.config)
+        own = None if asked else plugin_manager().call("disttest_timeout", item=item)
         if own is not None:
-            return own
+            return float(own)
         limit_s = options.timeout or NO_LIMIT_S
         return limit_s if asked or by_host is None or not by_host.limit_s else by_host.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")

@@ -24,6 +24,7 @@ from disttest.host.other_threads import threads
 from disttest.host.process import Child
 from disttest.limits import COLLECT_S, KILL_S
 from disttest.model import Frozen, Gang
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.crew import WorldByFork, WorldStarter
 from disttest.runtime.controller.fork_line import (
@@ -36,11 +37,11 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.orders import ParentOrder
-from disttest.runtime.controller.other_plugins import arguments_for_ranks
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
+from disttest.runtime.hosting.scripts import for_other_processes
 from disttest.runtime.rank import hygiene
 
 _ROUNDS = 4
@@ -56,6 +57,12 @@ class CollectedFile(Frozen):
     """False unless it must not be forked either."""
     tests: tuple[str, ...]
     """Node ids."""
+
+
+def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
+    """Arguments for processes that collect for ranks: those of this one, and what plugins have settled since."""
+    more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
+    return (*for_other_processes(config.invocation_params.args), *(word for _, word in more))
 
 
 @contextlib.contextmanager
@@ -124,7 +131,7 @@ class Parents:
         if not hazards and not apart:
             _rest_pools()
             return
-        recipe = Recipe(arguments=arguments_for_ranks(session.config), host=host)
+        recipe = Recipe(arguments=_arguments_for_ranks(session.config), host=host)
         self._zygote = Zygote(scratch / "zygote.log", recipe)
         if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)

@@ -24,6 +24,7 @@ from disttest.masking import masker
 from disttest.model import Slot, TestCase, VerdictRule, WorldKind
 from disttest.planning.shard_plan import check_device, select
 from disttest.planning.timings import Timings, hardware_key
+from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home, ResultsDirectory, adopt
 from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
@@ -40,7 +41,6 @@ from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.orders import InterpreterOrder
 from disttest.runtime.controller.ordinary import OrdinaryTests
-from disttest.runtime.controller.other_plugins import overruled
 from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
@@ -99,7 +99,7 @@ class RunSession:
             self.options = without_spmd(self.options)
         config.stash[HOSTING] = self.options.host or self.rank_order is not None
         config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
-        self.said: list[str] = overruled(config)
+        self.said: list[str] = []
         self._shown: set[str] = set()
         """What the terminal has of it."""
         self._broken: DisttestError | None = None
@@ -150,10 +150,9 @@ class RunSession:
 
     @property
     def runs_tests(self) -> bool:
-        """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
-        under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
-        is_replay = self.config.getoption("disttest_replay")
-        return self.rank_order is None and not under_xdist and not is_replay
+        """Whether this process runs the tests: it is not a rank, and no plugin runs them in another way."""
+        left = plugin_manager().call("disttest_leaves_tests", config=self.config)
+        return self.rank_order is None and not left
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:

@@ -20,9 +20,7 @@ from disttest.runtime.hosting.torch_module import torch_skips
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output
-from disttest.runtime.rank.hypothesis_tests import draw_alike
-from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.hosting import provide_host
 
@@ -33,7 +31,6 @@ def serve_main(
     """Run tests until told to leave or until the world is gone. Never returns."""
     # One thread: a pool of compute threads in this process would make it unsafe to fork.
     channel = settle_in(msgspec.structs.replace(spec, threads=1), channel, session.config)
-    draw_alike(session.config, spec)
     adopt_orphans()
     os.environ.update(spec.machine_environment())  # noqa: TID251
     host = ForkHost(spec, channel, session.config, {**SKIP_MESSAGES, **torch_skips()})
@@ -42,7 +39,7 @@ def serve_main(
     host_launching_classes((cls for item in items.values() if (cls := getattr(item, "cls", None))), host)
     serve_orders(spec, channel, session, lambda order: _run(host, channel, order, session, items))
     host.release(None)
-    save_coverage()
+    save()
     leave(0)
 
 
@@ -60,7 +57,7 @@ def _run(
     run_protocol(items, order)
     host.settle()
     flush_output()
-    save_coverage()
+    save()
     channel.send(TestDone(leaks=watchdog.stop_leftover()))
 
 

@@ -16,7 +16,7 @@ from disttest.runtime.hosting.team import Rank, Team
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
-from disttest.runtime.rank.measured import save_coverage
+from disttest.runtime.rank.rank import save
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
@@ -68,7 +68,7 @@ class RankStarter:
             mine.send(RankReady())
             done = main(rank, mine, own_account, stacks)
             wait_for_late_peers()
-            save_coverage()
+            save()
             mine.send(done)
             leave(done.exit_code or 0)
 

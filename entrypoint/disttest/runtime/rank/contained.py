@@ -13,8 +13,7 @@ from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
 from disttest.runtime.rank.fast_spawn import use_fast_spawn
-from disttest.runtime.rank.measured import save_coverage
-from disttest.runtime.rank.rank import run_protocol, serve_orders, settle_in, shared_fixtures
+from disttest.runtime.rank.rank import run_protocol, save, serve_orders, settle_in, shared_fixtures
 from disttest.runtime.rank.rank_spec import RankSpec
 
 
@@ -28,7 +27,7 @@ def serve_contained(
     if spec.settings.fast_spawn:
         use_fast_spawn()
     serve_orders(spec, channel, session, lambda order: _run(spec, channel, order, session, items))
-    save_coverage()
+    save()
     leave(0)
 
 

@@ -27,16 +27,15 @@ _REJECTED = "assume"
 
 
 def draw_alike(config: pytest.Config, spec: RankSpec, *, together: bool = False) -> None:
-    """Have hypothesis, if it is there, draw the same examples in all ranks.
+    """Have hypothesis draw the same examples in all ranks.
 
     Args:
         config: pytest's.
         spec: of the rank.
         together: whether all ranks run each test, and their world's store is there for it.
     """
-    if config.pluginmanager.hasplugin("hypothesispytest"):
-        agreement = functools.partial(_agreement, spec) if together else lambda _nodeid: None
-        config.pluginmanager.register(HypothesisTests(spec.settings.seed, agreement), "disttest-hypothesis")
+    agreement = functools.partial(_agreement, spec) if together else lambda _nodeid: None
+    config.pluginmanager.register(HypothesisTests(spec.settings.seed, agreement), "disttest-hypothesis")
 
 
 def _agreement(spec: RankSpec, nodeid: str) -> Agreement | None:

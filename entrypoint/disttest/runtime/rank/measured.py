@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from disttest.runtime.messages.settled import CoverageOrder
+from disttest.model import Frozen
 
 _FILE = "coverage"
 _DATA = ":data:"
@@ -22,6 +22,15 @@ _DATA = ":data:"
 
 _OF_THE_WHOLE_RUN = ["no-data-collected", "module-not-imported", "module-not-measured", "already-imported"]
 """What coverage warns of, and no single rank can say."""
+
+
+class CoverageOrder(Frozen):
+    """Describes what ranks measure."""
+
+    config: str
+    """The controller's configuration, in the form in which coverage passes it to other processes."""
+    by_test: bool = False
+    """Whether the test that ran a line is kept too (``--cov-context=test``)."""
 
 
 def coverage_of_controller(config: pytest.Config) -> CoverageOrder | None:

@@ -48,10 +48,7 @@ from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debu
 from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.facets.facet_table import take_facet_errors
 from disttest.runtime.rank.gloo_loops import calm_gloo_loops
-from disttest.runtime.rank.hypothesis_tests import draw_alike
-from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
-from disttest.runtime.rank.measured import begin_coverage, save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -181,7 +178,6 @@ def serve(
     """Run tests until told to leave or until the world is gone. Never returns."""
     marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
     channel = settle_in(spec, channel, session.config)
-    draw_alike(session.config, spec, together=True)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
@@ -208,7 +204,7 @@ def serve(
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
         pass
     tear_down_rest(session)
-    save_coverage()
+    save()
     _destroy_accelerator_group(spec.shape)
     leave(0)
 
@@ -226,9 +222,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     register_stacks(spec.stacks)
     watchdog.count_starts()
     renew_libraries(spec.threads)
-    stand_aside(config)
-    if spec.settled.coverage is not None:
-        begin_coverage(spec.settled.coverage, config, spec.scratch.parent)
+    plugin_manager().call("disttest_process_configure", spec=spec, config=config)
     return channel
 
 
@@ -272,6 +266,11 @@ def serve_orders(
     tear_down_rest(session)
 
 
+def save() -> None:
+    """Have plugins write what they have gathered, since the next test may end this process."""
+    plugin_manager().call("disttest_process_saves")
+
+
 def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
     """Run pytest's protocol of a test; if the test has forked and its copy comes back too, that one leaves."""
     following = items.get(order.next_nodeid) if order.next_nodeid else None
@@ -300,7 +299,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     cleanup = state.tidying.end(shared_fixtures=shared)
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
-    save_coverage()
+    save()
     state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
     state.channel.send(

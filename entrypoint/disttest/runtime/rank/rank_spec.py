@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,6 @@ from disttest.options.run import WorldSettings
 from disttest.planning.backends import visible_devices
 from disttest.results.directory import Home
 from disttest.runtime.messages.protocol import NodePartition
-from disttest.runtime.messages.settled import Settled
 from disttest.runtime.rank import flight
 
 
@@ -75,7 +75,8 @@ class RankSpec(Frozen):
     """Fresh: it runs one test."""
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
-    settled: Settled = Settled()
+    settled: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Name of a plugin -> its data for every process of the run, as JSON."""
     board: Path | None = None
     """The board on which it writes what it waits in; None: nobody would look."""
 

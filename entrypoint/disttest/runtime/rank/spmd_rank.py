@@ -16,11 +16,9 @@ from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
-from disttest.runtime.rank.hypothesis_tests import draw_alike
-from disttest.runtime.rank.measured import save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
-from disttest.runtime.rank.rank import Protocol, run_with_plugins, serve_orders, settle_in
+from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
 from disttest.runtime.rank.suite_hooks import SuiteSession, is_conftest
@@ -32,7 +30,6 @@ def serve_spmd(
 ) -> None:
     """Run tests until told to leave or until the world is gone. Never returns."""
     channel = settle_in(spec, channel, session.config)
-    draw_alike(session.config, spec)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)
     watch_waits(spec.board, spec.place)
@@ -52,7 +49,7 @@ def serve_spmd(
         test = RankTest(rank, order, items[order.nodeid], seed=spec.settings.seed)
         plugin_error = run_with_plugins(test)
         flush_output()
-        save_coverage()
+        save()
         channel.send(TestDone(leaks=watchdog.stop_leftover(), seen=test.reported, plugin_error=plugin_error))
 
     suite = SuiteSession(session, spec.failed_before)
@@ -61,5 +58,5 @@ def serve_spmd(
         spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
     )
     suite.finish()
-    save_coverage()
+    save()
     leave(0)
