@@ -18,7 +18,7 @@ def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -
     """Have allure write a result for each of these tests, if it writes any."""
     listener = config.pluginmanager.getplugin(_LISTENER)
     if listener is not None:
-        from disttest.runtime.controller.allure_results import OneResultEach
+        from disttest.plugins.allure.results import OneResultEach
 
         config.pluginmanager.register(OneResultEach(listener, {item.nodeid: item for item in items}))
     return ()

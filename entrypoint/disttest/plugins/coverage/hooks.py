@@ -14,7 +14,7 @@ from disttest.hookspecs import hookimpl
 if TYPE_CHECKING:
     import pytest
 
-    from disttest.runtime.rank.measured import CoverageOrder
+    from disttest.plugins.coverage.measured import CoverageOrder
     from disttest.runtime.rank.rank_spec import RankSpec
 
 _OF_PYTEST_COV = ("_cov", "_cov_contexts")
@@ -26,7 +26,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
     """Import the part in ranks."""
     del config
     if "coverage" in sys.modules:
-        from disttest.runtime.rank import measured  # noqa: F401
+        from disttest.plugins.coverage import measured  # noqa: F401
 
 
 @hookimpl
@@ -40,7 +40,7 @@ def disttest_settle(config: pytest.Config) -> CoverageOrder | None:
     """The configuration of this process."""
     if "coverage" not in sys.modules:
         return None
-    from disttest.runtime.rank.measured import coverage_of_controller
+    from disttest.plugins.coverage.measured import coverage_of_controller
 
     return coverage_of_controller(config)
 
@@ -52,7 +52,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
         if config.pluginmanager.hasplugin(name):
             config.pluginmanager.unregister(name=name)
     if (order := spec.settled.get("coverage")) is not None:
-        from disttest.runtime.rank.measured import CoverageOrder, begin_coverage
+        from disttest.plugins.coverage.measured import CoverageOrder, begin_coverage
 
         begin_coverage(msgspec.convert(order, CoverageOrder), config, spec.scratch.parent)
 
@@ -61,7 +61,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
 def disttest_process_saves() -> None:
     """Write the data of this process."""
     if "coverage" in sys.modules:
-        from disttest.runtime.rank.measured import save_coverage
+        from disttest.plugins.coverage.measured import save_coverage
 
         save_coverage()
 
@@ -70,6 +70,6 @@ def disttest_process_saves() -> None:
 def disttest_world_ended(scratch: Path) -> None:
     """Add the data of its processes to those of this process."""
     if "coverage" in sys.modules:
-        from disttest.runtime.rank.measured import merge_coverage
+        from disttest.plugins.coverage.measured import merge_coverage
 
         merge_coverage(scratch)

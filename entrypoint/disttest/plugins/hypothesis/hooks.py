@@ -20,14 +20,14 @@ _PLUGIN = "hypothesispytest"
 def disttest_load_parts(config: pytest.Config) -> None:
     """Import the part in ranks."""
     if config.pluginmanager.hasplugin(_PLUGIN):
-        from disttest.runtime.rank import hypothesis_tests  # noqa: F401
+        from disttest.plugins.hypothesis import examples  # noqa: F401
 
 
 @hookimpl
 def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     """Draw as the other ranks of this world do."""
     if spec.kind is not WorldKind.PROCESS and config.pluginmanager.hasplugin(_PLUGIN):
-        from disttest.runtime.rank.hypothesis_tests import draw_alike
+        from disttest.plugins.hypothesis.examples import draw_alike
 
         draw_alike(config, spec, together=spec.kind is WorldKind.RANKS and not spec.settings.spmd)
 

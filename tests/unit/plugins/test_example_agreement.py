@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from disttest.runtime.rank.hypothesis_tests import Agreement
+from disttest.plugins.hypothesis.examples import Agreement
 
 
 def agree(*said, store=None):
