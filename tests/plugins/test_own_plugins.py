@@ -99,6 +99,34 @@ FAILS = """
 
 
     @hookimpl
+    def disttest_settle():
+        fail("settle")
+        return {"rows": [1, 2]}
+
+
+    @hookimpl
+    def disttest_worlds_begin(items):
+        fail("worlds_begin")
+        return [f"{len(items)} tests outside of this process"]
+
+
+    @hookimpl
+    def disttest_process_configure(spec):
+        fail("process_configure")
+        assert {"rows": [1, 2]} == spec.settled["fails"]
+
+
+    @hookimpl
+    def disttest_process_saves():
+        fail("process_saves")
+
+
+    @hookimpl
+    def disttest_world_ended(scratch):
+        fail("world_ended")
+
+
+    @hookimpl
     def disttest_rank_configure(rank):
         fail("rank_configure")
 
@@ -273,6 +301,7 @@ def test_built_in_plugins_are_left_out_like_others(lab):
     [
         ("before_test", "disttest_rank_test"),
         ("after_test", "disttest_rank_test"),
+        ("process_saves", "disttest_process_saves"),
         ("judge_attempt", "disttest_judge_attempt"),
         ("judge_once", "disttest_judge_attempt"),
     ],
@@ -291,6 +320,10 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
     ("where", "hook"),
     [
         ("rank_configure", "disttest_rank_configure"),
+        ("process_configure", "disttest_process_configure"),
+        ("settle", "disttest_settle"),
+        ("worlds_begin", "disttest_worlds_begin"),
+        ("world_ended", "disttest_world_ended"),
         ("modify_tests", "disttest_modify_tests"),
         ("addreporters", "disttest_addreporters"),
         ("report_tables", "disttest_report_tables"),

@@ -57,8 +57,7 @@ def _run(
     run_protocol(items, order)
     host.settle()
     flush_output()
-    save()
-    channel.send(TestDone(leaks=watchdog.stop_leftover()))
+    channel.send(TestDone(plugin_error=save(), leaks=watchdog.stop_leftover()))
 
 
 def _forget_instance(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from disttest.host.process import die_with_parent, fork_child, leave
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.hosting.account import Account
 from disttest.runtime.hosting.debugged import debug_hosted_rank
 from disttest.runtime.hosting.ranks import account_for, settle_in
@@ -16,7 +17,6 @@ from disttest.runtime.hosting.team import Rank, Team
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
-from disttest.runtime.rank.rank import save
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.waits import wait_for_late_peers, watch_waits
 from disttest.runtime.world.evidence import EvidenceSource
@@ -68,7 +68,7 @@ class RankStarter:
             mine.send(RankReady())
             done = main(rank, mine, own_account, stacks)
             wait_for_late_peers()
-            save()
+            plugin_manager().call("disttest_process_saves")
             mine.send(done)
             leave(done.exit_code or 0)
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from disttest.host.process import flush_output
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.hosting.inheritance import Inheritance
 from disttest.runtime.hosting.ranks import account_for, sending_warnings
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks
-from disttest.runtime.rank.rank import next_order, save
+from disttest.runtime.rank.rank import next_order
 from disttest.runtime.rank.waits import begin_waits
 
 
@@ -92,7 +93,7 @@ class _State:
             return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
         gc.collect()  # or what hangs in a cycle, such as a group, would be destroyed in the middle of another test
         flush_output()
-        save()
+        plugin_manager().call("disttest_process_saves")
         return ()
 
     def _modules_changed(self) -> tuple[str, ...]:

@@ -266,9 +266,13 @@ def serve_orders(
     tear_down_rest(session)
 
 
-def save() -> None:
-    """Have plugins write what they have gathered, since the next test may end this process."""
-    plugin_manager().call("disttest_process_saves")
+def save() -> str:
+    """Have plugins write what they have gathered, since the next test may end this process.
+
+    Returns:
+        The error of a plugin that failed; empty if none did.
+    """
+    return _call_plugins("disttest_process_saves")
 
 
 def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
@@ -299,7 +303,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     cleanup = state.tidying.end(shared_fixtures=shared)
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
-    save()
+    plugin_error = plugin_error or save()
     state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
     state.channel.send(
@@ -333,8 +337,12 @@ class Protocol:
 
 def run_with_plugins(test: RankTest) -> str:
     """Run a test inside the wrappers of plugins; the error of one that failed, else nothing."""
+    return _call_plugins("disttest_rank_test", test=test)
+
+
+def _call_plugins(hook: str, **arguments: Any) -> str:
     try:
-        plugin_manager().call("disttest_rank_test", test=test)
+        plugin_manager().call(hook, **arguments)
     except PluginError as error:
         return clean_text(f"{error}\n{error.trace}")
     return ""

@@ -49,7 +49,7 @@ def serve_spmd(
         test = RankTest(rank, order, items[order.nodeid], seed=spec.settings.seed)
         plugin_error = run_with_plugins(test)
         flush_output()
-        save()
+        plugin_error = plugin_error or save()
         channel.send(TestDone(leaks=watchdog.stop_leftover(), seen=test.reported, plugin_error=plugin_error))
 
     suite = SuiteSession(session, spec.failed_before)
