@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from disttest.host.signals import NotedSignals
     from disttest.model import TestCase, TestResult
     from disttest.options.option import Option
+    from disttest.options.run import RunOptions
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_spec import RankSpec
-    from disttest.runtime.rank.rank_test import Rank, RankTest
+    from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.judged_attempt import JudgedAttempt
 
@@ -87,6 +88,27 @@ def disttest_addcommands(group: click.Group) -> None:
 
     Args:
         group: the command line; call ``group.add_command``. Import what the command does inside the function.
+    """
+
+
+@hookspec
+def disttest_check_run(request: RunRequest) -> None:
+    """Command, before a run begins in the core's way: refuse options that exclude each other, by a :class:`UsageError`.
+
+    Args:
+        request: everything that was asked.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_needs_terminal(request: RunRequest) -> bool | None:
+    """Command, before the run is shown: whether it reads from the terminal, so that no live view may cover it.
+
+    Args:
+        request: everything that was asked.
+
+    Returns:
+        True, or None for no answer.
     """
 
 
@@ -251,12 +273,29 @@ def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
     """
 
 
+@hookspec(firstresult=True)
+def disttest_holds_ranks(config: pytest.Config, options: RunOptions) -> bool | None:
+    """Controller, when the options are read: whether users may hold ranks, for example in a debugger.
+
+    Limits of time have no effect while one is held: see ``disttest.runtime.messages.phases.PhaseCell.hold``. A
+    :class:`disttest.errors.UsageError` ends the run with its message.
+
+    Args:
+        config: pytest's.
+        options: of the run.
+
+    Returns:
+        True, or None for no answer.
+    """
+
+
 @hookspec
-def disttest_settle(config: pytest.Config) -> Any:
+def disttest_settle(config: pytest.Config, options: RunOptions) -> Any:
     """Controller, before the first world starts: data of the plugin for every process of every world.
 
     Args:
         config: pytest's.
+        options: of the run.
 
     Returns:
         A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``RankSpec.settled[NAME]`` as JSON data, where
@@ -342,6 +381,23 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     Args:
         spec: of the process; ``spec.settled[NAME]`` is the result of :func:`disttest_settle`.
         config: pytest's.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_started_rank(
+    rank: int, spec: RankSpec, config: pytest.Config, hold: Callable[[bool], None] | None
+) -> PostMortem | None:
+    """Rank that a test class starts, once, before its test. Other hooks of ranks are not called there.
+
+    Args:
+        rank: its number.
+        spec: of the process that has started it.
+        config: pytest's; no test runs by pytest's protocol here.
+        hold: call it with whether users hold this rank; None where :func:`disttest_holds_ranks` has said no.
+
+    Returns:
+        A function that is called with each failure of a test; None for no interest.
     """
 
 

@@ -45,7 +45,6 @@ from disttest.runtime.hosting.recognise import HOSTING
 from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
-from disttest.runtime.rank.debug_adapter import tell_debugger
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
@@ -166,11 +165,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     backends = ", ".join(run.options.backend or (run.host.default_backend(),))
     where = f"{slots} {run.host.device} slots, backend {backends}, world sizes {sizes}"
     return [f"disttest {__version__}: {where}", *(f"disttest: {message}" for message in run.said)]
-
-
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Where a debugger is waited for: with ``-q``, too, which has no header."""
-    return [f"disttest: {line}" for line in tell_debugger(config.stash[_RUN].options)]
 
 
 # --- collection

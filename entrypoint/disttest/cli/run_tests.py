@@ -158,9 +158,7 @@ def _refuse_what_does_not_go_together(request: RunRequest) -> None:
         raise UsageError("--spmd is for one machine: leave --launcher out")
     if request.selection.plan is not None:
         refuse_sizes(options)
-    if launcher and (options.debugpy or options.debug_rank is not None):
-        flag = "--debugpy" if options.debugpy else "--debug-rank"
-        raise UsageError(f"{flag} is for one machine: leave --launcher out")
+    plugin_manager().call("disttest_check_run", request=request)
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
     if request.setup is not None and launcher:
@@ -261,8 +259,8 @@ def _run_here(
 ) -> tuple[RunResult, bool]:
     """The result, and whether failures are still to be told in full."""
     options, selection = request.options, request.selection
-    debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
-    asked = [*debugged, *request.pytest_args]
+    needs_terminal = plugin_manager().call("disttest_needs_terminal", request=request)
+    asked = [*(["--pdb"] if needs_terminal else []), *request.pytest_args]
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
     extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *request.pytest_args]
     result = run_guarded(

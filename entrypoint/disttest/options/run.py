@@ -42,12 +42,8 @@ class WorldSettings(Frozen):
     """Whether what ordinary tests spawn is forked from a clean process."""
     record: RecordRule = default_of("record")
     """Of which tests what ranks received is kept."""
-    debug_rank: int | None = default_of("debug-rank")
-    """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
-    debugpy: int | None = default_of("debugpy")
-    """The port at which a rank waits for a debugger; None: none does."""
-    terminal: str = ""
-    """Device of the terminal on which ranks are debugged; empty: none is."""
+    is_debugged: bool = False
+    """Whether users may hold ranks, for example in a debugger: limits on what ranks do have no effect then."""
     plugin_options: dict[str, str] = msgspec.field(default_factory=dict)
     """Field of an option of a plugin -> its value as text, if it was given; ``Option.of`` reads it."""
     plugins: tuple[str, ...] = ()
@@ -55,21 +51,8 @@ class WorldSettings(Frozen):
     cpu_steps: bool = False
     """Whether the journal tells what each world has cost, step by step."""
 
-    def may_debug(self, rank: int) -> bool:
-        """Whether this rank may take the terminal."""
-        return bool(self.terminal) and self.debug_rank in (None, rank)
-
-    def awaits_debugger(self, rank: int) -> bool:
-        """Whether this rank waits for a debugger at :attr:`debugpy`."""
-        return self.debugpy is not None and rank == (self.debug_rank or 0)
-
-    @property
-    def is_debugged(self) -> bool:
-        """Whether any rank may be debugged, so that only its world knows how long a test takes."""
-        return bool(self.terminal) or self.debugpy is not None
-
     def unless_debugged(self, limit_s: float) -> float:
-        """A limit on what ranks do, or none where they may wait for somebody who debugs them."""
+        """A limit on what ranks do, or none where users may hold them."""
         return NO_LIMIT_S if self.is_debugged else limit_s
 
 

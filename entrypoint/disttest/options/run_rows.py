@@ -11,7 +11,6 @@ from disttest.options.values import (
     ISOLATION,
     LINES,
     NAMES,
-    PORT,
     RATIO,
     SECONDS,
     SECONDS_OR_NONE,
@@ -148,18 +147,6 @@ RUN_OPTIONS = (
         member_of(FlakyRule),
         "Whether flaky tests fail the run: those that passed only when tried again.",
         default=FlakyRule.PASS,
-    ),
-    of_every_run(
-        "debug-rank",
-        Type(form="K", parse=WHOLE.parse),
-        "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
-        inputs_of_action=False,
-    ),
-    of_every_run(
-        "debugpy",
-        PORT,
-        "Have rank K of each world (--debug-rank, else rank 0) wait for VS Code at this port of 127.0.0.1.",
-        inputs_of_action=False,
     ),
     of_every_run(
         "repeat",

@@ -87,7 +87,9 @@ class Controller(Listener):
         self._tests: dict[str, TestCase] = {}
         self._letter = letter
         """What the names of its worlds begin with."""
-        self._settled = msgspec.to_builtins(plugin_manager().named("disttest_settle", config=session.config))
+        self._settled = msgspec.to_builtins(
+            plugin_manager().named("disttest_settle", config=session.config, options=options)
+        )
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)

@@ -52,7 +52,7 @@ from disttest.runtime.controller.session_options import (
     options_of,
     plan_of,
     rank_order,
-    with_terminal,
+    with_holds,
 )
 from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.time_limits import TimeLimits
@@ -87,7 +87,7 @@ class RunSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.started_s = monotonic()
-        self.options = with_terminal(options_of(config), config)
+        self.options = with_holds(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)

@@ -20,10 +20,8 @@ from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
 from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
 from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.rank_test import PostMortem
 from disttest.runtime.rank.waits import awaited_ranks
-
-PostMortem = Callable[[BaseException, Callable[[], None]], None]
-"""Shows somebody what a test has raised; calls the other one, which tells the main process of it, once it is safe to."""
 
 
 class Account:
@@ -83,8 +81,9 @@ class Account:
             )
         message, text = tell(error)
 
-        def report() -> None:
+        def report() -> tuple[str, str]:
             self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s, stop=stop_of(error))
+            return message, text
 
         if self.post_mortem is None:
             report()

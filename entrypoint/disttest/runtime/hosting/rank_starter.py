@@ -11,9 +11,9 @@ import pytest
 from disttest.host.process import die_with_parent, fork_child, leave
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.hosting.account import Account
-from disttest.runtime.hosting.debugged import debug_hosted_rank
 from disttest.runtime.hosting.ranks import account_for, settle_in
 from disttest.runtime.hosting.team import Rank, Team
+from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight
 from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
@@ -61,7 +61,10 @@ class RankStarter:
             belong_to_this_process(mine)
             settle_in(config, log, stacks, spec.threads, team.captured)
             flight.answer_questions(questions, rank)
-            post_mortem = debug_hosted_rank(spec.settings, rank, held_at, config) if held_at else None
+            hold = PhaseCell(held_at, rank).hold if held_at else None
+            post_mortem = plugin_manager().call(
+                "disttest_started_rank", rank=rank, spec=spec, config=config, hold=hold
+            )
             watch_waits(board, rank)
             flight.note_start()
             own_account = account_for(mine, post_mortem)

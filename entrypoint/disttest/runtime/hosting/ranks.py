@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from disttest.descriptors import point_output_at
-from disttest.runtime.hosting.account import Account, ChannelPipe, PostMortem, run_to_exit_code
+from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.messages.protocol import Channel, TestDone
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely
 from disttest.runtime.rank.log_capture import forget_log_capture
 from disttest.runtime.rank.rank import next_order
+from disttest.runtime.rank.rank_test import PostMortem
 from disttest.runtime.rank.recording import TestRecorder, recording_warnings
 from disttest.runtime.rank.waits import begin_waits
 from disttest.testing.hosting import Body, provide_host

@@ -22,7 +22,7 @@ from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
-from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
+from disttest.model import Isolation, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseCell
@@ -44,8 +44,6 @@ from disttest.runtime.rank.child import (
     renew_libraries,
     use_cuda_freely,
 )
-from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debugger
-from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.facets.facet_table import take_facet_errors
 from disttest.runtime.rank.gloo_loops import calm_gloo_loops
 from disttest.runtime.rank.log_capture import hasten_log_capture
@@ -182,10 +180,6 @@ def serve(
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
     phase = PhaseCell(spec.phases, spec.place)
-    debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
-    if spec.settings.awaits_debugger(spec.rank):
-        stop = await_debugger(spec.settings, phase.hold)
-        session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     is_reused = spec.isolation is not Isolation.FRESH
     watch_waits(spec.board, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
@@ -255,8 +249,6 @@ def serve_orders(
         silences: whether the reporting hooks of a plugin are removed.
     """
     phase = PhaseCell(spec.phases, spec.place)
-    rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
-    debug_in_rank(spec.settings, rank, session.config, phase.hold)
     bridge = Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail))
     bridge.take_over(silences=silences)
     own_tmp_path(session.config, spec.scratch)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from disttest.errors import UsageError
-from disttest.runtime.rank.debug_adapter import check_debugger
+from disttest.plugins.debuggers.debug_adapter import check_debugger
 
 
 def test_without_debugpy_it_is_said_how_to_install_it(monkeypatch):

@@ -20,40 +20,61 @@ from _pytest.config import create_terminal_writer
 from _pytest.runner import check_interactive_exception
 
 from disttest.host.process import flush_output
-from disttest.model import rank_name
+from disttest.model import MAIN_RANK, WorldKind, rank_name
 from disttest.options.run import WorldSettings
+from disttest.plugins.debuggers.option_rows import DEBUG_RANK, DEBUGPY
+from disttest.runtime.messages.phases import PhaseCell
+from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.testing.hosting import RanksFailed
 
 _STREAMS = (0, 1, 2)
 
 
-def debug_in_rank(
-    settings: WorldSettings, rank: int, config: pytest.Config, hold: Callable[[bool], None]
-) -> None:
-    """Have this rank debugged where it fails and at ``breakpoint()``, or have it say how that is asked for.
+def debug_process(spec: RankSpec, config: pytest.Config) -> None:
+    """Debug this process where its test fails and at ``breakpoint()``, which otherwise names the option for that.
 
     Args:
-        settings: of the run.
-        rank: this one; the main process of hosted ranks is none of them, and is debugged only if whoever fails is.
+        spec: of the process. The main process of a class is no rank: it is debugged only if any process that fails is.
         config: pytest's.
-        hold: told when the world is to stand still, and when it may go on.
     """
     if config.pluginmanager.hasplugin("pdbinvoke"):  # pytest's own would ask a log
         config.pluginmanager.unregister(name="pdbinvoke")
-    debugger = debug_at_breakpoints(settings, rank, hold)
+    rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
+    hold = PhaseCell(spec.phases, spec.place).hold if spec.settings.is_debugged else _hold_nothing
+    debugger = debug_at_breakpoints(spec, rank, hold)
     if debugger is not None:
         config.pluginmanager.register(_Debugging(debugger), "disttest-debugging")
+    if spec.kind is WorldKind.RANKS and not spec.settings.spmd and awaits_debugger(spec.settings, rank):
+        from disttest.plugins.debuggers.debug_adapter import StopsWhereATestFails, await_debugger
+
+        stop = await_debugger(spec.settings, hold)
+        config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
 
 
-def debug_at_breakpoints(
-    settings: WorldSettings, rank: int, hold: Callable[[bool], None]
-) -> RankDebugger | None:
-    """Have this rank stop at ``breakpoint()``, if it may be debugged; else it passes by, or says how that is asked for."""
-    debugger = RankDebugger(Terminal(settings.terminal, hold), rank) if settings.may_debug(rank) else None
+def _hold_nothing(_on: bool) -> None:
+    """Nothing is debugged."""
+
+
+def awaits_debugger(settings: WorldSettings, rank: int) -> bool:
+    """Whether a rank waits for a debugger to connect."""
+    return DEBUGPY.of(settings) is not None and rank == (DEBUG_RANK.of(settings) or 0)
+
+
+def debug_at_breakpoints(spec: RankSpec, rank: int, hold: Callable[[bool], None]) -> RankDebugger | None:
+    """Stop at ``breakpoint()`` if this rank may be debugged. Otherwise it has no effect, or names the option for that.
+
+    Args:
+        spec: of this process, or of the one that has started it.
+        rank: this one.
+        hold: called with whether the limits of the world stand still.
+    """
+    terminal = spec.settled.get("debuggers", {}).get("terminal", "")
+    may_debug = terminal and DEBUG_RANK.of(spec.settings) in (None, rank)
+    debugger = RankDebugger(Terminal(terminal, hold), rank) if may_debug else None
     if debugger is not None:
         sys.breakpointhook = debugger.stop_here
     else:
-        sys.breakpointhook = _pass_by if settings.is_debugged else _refuse
+        sys.breakpointhook = _pass_by if spec.settings.is_debugged else _refuse
     pdb.set_trace = sys.breakpointhook
     return debugger
 

@@ -20,18 +20,11 @@ from disttest.clock import sleep
 from disttest.errors import UsageError
 from disttest.limits import TICK_S
 from disttest.options.run import WorldSettings
+from disttest.plugins.debuggers.option_rows import DEBUGPY
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 StopWhereRaised = Callable[[BaseException], None]
 """Has a debugger stop where a test has failed, by what it raised."""
-
-
-def tell_debugger(settings: WorldSettings) -> tuple[str, ...]:
-    """Where to connect, if a rank waits for a debugger."""
-    if settings.debugpy is None:
-        return ()
-    rank = settings.debug_rank or 0
-    return (f"rank {rank} of each world waits for a debugger at {_LOOPBACK}:{settings.debugpy}",)
 
 
 def check_debugger(port: int) -> None:
@@ -43,10 +36,10 @@ def check_debugger(port: int) -> None:
     if importlib.util.find_spec("debugpy") is None:
         raise UsageError("--debugpy needs the package debugpy: pip install debugpy")
     try:
-        socket.create_server((_LOOPBACK, port)).close()
+        socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
         raise UsageError(
-            f"--debugpy: no rank can listen at {_LOOPBACK}:{port} ({os.strerror(error.errno or 0)}): choose another port"
+            f"--debugpy: no rank can listen at {LOOPBACK}:{port} ({os.strerror(error.errno or 0)}): choose another port"
         ) from None
 
 
@@ -60,11 +53,11 @@ def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> Sto
     Raises:
         UsageError: the port is in use (debugpy would wait for ever).
     """
-    assert settings.debugpy is not None
-    check_debugger(settings.debugpy)
+    port = DEBUGPY.of(settings)
+    check_debugger(port)
     import debugpy
 
-    debugpy.listen((_LOOPBACK, settings.debugpy), in_process_debug_adapter=True)
+    debugpy.listen((LOOPBACK, port), in_process_debug_adapter=True)
     debugpy.wait_for_client()
     hold(True)
     threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
