@@ -45,11 +45,14 @@ if TYPE_CHECKING:
     from disttest.options.run import RunOptions
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
+    from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.judged_attempt import JudgedAttempt
+    from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 PROJECT = "disttest"
 """The name of the entry point group, and pluggy's name of this interface."""
@@ -193,6 +196,31 @@ def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> No
     Args:
         items: all tests of the session, one for each world of a test.
         config: pytest's.
+    """
+
+
+@hookspec
+def disttest_place_tests(
+    pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
+) -> Sequence[str]:
+    """Controller, when all tests of the run are described: decide by all of them where each runs.
+
+    Args:
+        pairs: items and their tests; change the list in place.
+        config: pytest's.
+        options: of the run.
+
+    Returns:
+        Messages for the user.
+    """
+
+
+@hookspec
+def disttest_ordinary_tests_begin(options: RunOptions) -> None:
+    """Controller, when all worlds have ended, before the first test runs in this process.
+
+    Args:
+        options: of the run.
     """
 
 
@@ -341,6 +369,18 @@ def disttest_run_session(session: pytest.Session) -> bool | None:
 
 
 @hookspec(firstresult=True)
+def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
+    """World, before its first process starts: the class that supervises it.
+
+    Args:
+        order: the tests, and what the world is told of the run.
+
+    Returns:
+        A subclass of :class:`disttest.runtime.world.world_supervisor.WorldSupervisor`; None for the usual one.
+    """
+
+
+@hookspec(firstresult=True)
 def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
     """World, before a test starts: the class that decides when the test is over.
 
@@ -369,6 +409,18 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec(firstresult=True)
+def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
+    """Each process that a world starts, first of all: the function that is the life of this process.
+
+    Args:
+        spec: of the process.
+
+    Returns:
+        A function that runs tests until the world ends, and that never returns; None for the usual one of a rank.
+    """
 
 
 @hookspec

@@ -341,10 +341,7 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
     _be_an_ordinary_process()
     if thaw:
         gc.unfreeze()
-    if run.options.fast_spawn:
-        from disttest.runtime.rank.fast_spawn import use_fast_spawn
-
-        use_fast_spawn()
+    plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
         _note(item.config, f"running {item.nodeid}")

@@ -38,8 +38,6 @@ class WorldSettings(Frozen):
     spmd: tuple[int, ...] = default_of("spmd")
     """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
     Several are run one after another, each by a pytest process of its own, which knows of one size only."""
-    fast_spawn: bool = default_of("fast-spawn")
-    """Whether what ordinary tests spawn is forked from a clean process."""
     record: RecordRule = default_of("record")
     """Of which tests what ranks received is kept."""
     is_debugged: bool = False
@@ -92,8 +90,6 @@ class RunOptions(WorldSettings):
     """Whether tests of one shape run in one world, whatever their files."""
     repeat: int = default_of("repeat")
     """How often each test is run."""
-    contain: bool = default_of("contain")
-    """Whether ordinary tests run in processes of their own, a file in each."""
     foreign_marks: tuple[str, ...] = default_of("foreign-marks")
     """Folders, relative to pytest's root directory, in which ``world_size`` is not our mark."""
     mask: tuple[str, ...] = default_of("mask")

@@ -163,22 +163,6 @@ RUN_OPTIONS = (
         repeated=True,
     ),
     of_every_run(
-        "contain",
-        SWITCH,
-        "Run tests without a world in a process for each file, under a time limit.",
-        default=False,
-        otherwise="false",
-        repeated=True,
-    ),
-    of_every_run(
-        "fast-spawn",
-        SWITCH,
-        "Fork what tests without a world start by spawn from a process that has imported torch.",
-        default=False,
-        otherwise="false",
-        repeated=True,
-    ),
-    of_every_run(
         "spmd",
         WORLD_SIZES,
         "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",

@@ -9,7 +9,7 @@ import pytest
 
 from disttest.model import WorldKind
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.controller.contain import is_ordinary
+from disttest.runtime.controller.collect import is_ordinary
 from disttest.runtime.controller.controller import Controller, DeadlinePassed, RunStopped
 from disttest.runtime.controller.parents import parents_of
 from disttest.runtime.controller.session import RunSession

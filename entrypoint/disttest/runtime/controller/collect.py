@@ -26,6 +26,11 @@ from disttest.runtime.controller.wanted_worlds import marked_device
 from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
 
 
+def is_ordinary(test: TestCase) -> bool:
+    """Whether a test runs in the pytest process."""
+    return test.world is None and test.kind is not WorldKind.PROCESS
+
+
 def needs_ranks(item: pytest.Item) -> bool:
     """Whether processes will be started for the item, by us or by its class."""
     return shape_of(item) is not None or hosted(item) is not None
@@ -41,7 +46,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     module, _, rest = item.nodeid.partition("::")
     *classes, name = rest.split("::") if rest else [module]
     by_host = hosted(item)
-    kind = by_host.kind if by_host else _kind(item, options)
+    kind = by_host.kind if by_host else WorldKind.RANKS
     why_new = _why_new_ranks(item, by_host, options, host)
     world = (
         _hosted_shape(item, by_host, options, host)
@@ -88,14 +93,6 @@ def _suite(module: str) -> str:
     path = PurePosixPath(module)
     parent = path.parent.as_posix()
     return path.stem if parent == "." else parent
-
-
-def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
-    return (
-        WorldKind.PROCESS
-        if options.contain and not options.spmd and shape_of(item) is None
-        else WorldKind.RANKS
-    )
 
 
 def _isolation(

@@ -30,8 +30,7 @@ from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.kept_logs import drop_folder, make_folder
-from disttest.runtime.controller.collect import describe_item
-from disttest.runtime.controller.contain import is_ordinary, place_contained
+from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
 from disttest.runtime.controller.expand import WantedWorld
@@ -236,9 +235,11 @@ class RunSession:
             self._end_early(self._broken)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
         shapes = {test.world for _, test in self.pairs if test.world}
-        self.pairs, findings = place_contained(self.pairs, self.config)
+        findings = plugin_manager().items(
+            "disttest_place_tests", str, pairs=self.pairs, config=self.config, options=self.options
+        )
         contained = any(test.kind is WorldKind.PROCESS for _, test in self.pairs)
-        for finding in findings:
+        for _, finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
         if on_gpus:

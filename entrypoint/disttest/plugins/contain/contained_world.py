@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
-from disttest.model import WorldKind
-from disttest.runtime.messages.protocol import Channel, WorldOrder
-from disttest.runtime.world.started_processes import Descendants
-from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
+import msgspec
 
-
-def make_world(
-    order: WorldOrder, controller: Channel, start_rank: RankStarter, clock: Callable[[], float]
-) -> WorldSupervisor:
-    """The supervisor that these tests need."""
-    kind = order.tests[0].kind
-    return (ContainedWorld if kind is WorldKind.PROCESS else WorldSupervisor)(
-        order, controller, start_rank, clock
-    )
+from disttest.model import TestResult
+from disttest.plugins.contain.started_processes import Descendants
+from disttest.runtime.world.attempt import RankProgress
+from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 
 class ContainedWorld(WorldSupervisor):
@@ -53,3 +44,17 @@ class ContainedWorld(WorldSupervisor):
         if (attempt := self._ranks.attempt) is not None:
             self._look_below()
             attempt.ranks[0].below = self._below.describe(Path(self._order.scratch_dir) / "rank0.stacks")
+
+
+def with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
+    """The result of a test, which names the processes of the test that died.
+
+    Args:
+        result: of the test.
+        progress: of the process that ran it.
+    """
+    if not result.outcome.is_bad or not progress.deaths_below:
+        return result
+    if progress.hung:  # it probably waited for them
+        return msgspec.structs.replace(result, message=f"{progress.deaths_below} ({result.message})")
+    return msgspec.structs.replace(result, notes=(*result.notes, progress.deaths_below))

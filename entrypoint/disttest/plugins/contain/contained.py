@@ -1,4 +1,4 @@
-"""The process of ordinary tests that are contained: it runs their pytest protocol, and is no rank."""
+"""The process of tests without a world: it runs their pytest protocol, and is no rank."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from disttest.host.descendants import end_new_children, started_children
 from disttest.host.process import adopt_orphans, flush_output, leave
+from disttest.plugins.contain.fast_spawn import use_fast_spawn
+from disttest.plugins.contain.option_rows import FAST_SPAWN
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, clean_text
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
-from disttest.runtime.rank.fast_spawn import use_fast_spawn
 from disttest.runtime.rank.rank import run_protocol, save, serve_orders, settle_in, shared_fixtures
 from disttest.runtime.rank.rank_spec import RankSpec
 
@@ -24,7 +25,7 @@ def serve_contained(
     channel = settle_in(spec, channel, session.config)
     adopt_orphans()
     use_cuda_freely()
-    if spec.settings.fast_spawn:
+    if FAST_SPAWN.of(spec.settings):
         use_fast_spawn()
     serve_orders(spec, channel, session, lambda order: _run(spec, channel, order, session, items))
     save()

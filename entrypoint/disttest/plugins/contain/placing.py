@@ -1,4 +1,4 @@
-"""Which ordinary tests are contained, which of those share a process, and what hinders that; the rest is done as for worlds."""
+"""Decides which tests without a world run in processes of their own, which share one, and what hinders that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.model import TestCase, WorldKind
+from disttest.model import Isolation, TestCase, WorldKind
+from disttest.options.run import RunOptions
+from disttest.runtime.controller.collect import is_ordinary
+from disttest.runtime.controller.expand import closest_mark
 
 _IN_THIS_PROCESS = {
     "usepdb": "--pdb",
@@ -28,48 +31,45 @@ _COLLECTING = ("benchmark", "record_testsuite_property", "snapshot")
 """Fixtures that put into the pytest process what is told at the end of the run."""
 _ASKING = re.compile(r"^(?!\s*#).*\b(?:breakpoint|set_trace)\(", re.MULTILINE)
 
-Pairs = Sequence[tuple[pytest.Item, TestCase]]
+Pairs = list[tuple[pytest.Item, TestCase]]
 
 
-def is_ordinary(test: TestCase) -> bool:
-    """Whether a test runs in the pytest process."""
-    return test.world is None and test.kind is not WorldKind.PROCESS
+def place_contained(pairs: Pairs, config: pytest.Config, options: RunOptions) -> list[str]:
+    """Have tests without a world run in processes of their own.
 
-
-def place_contained(
-    pairs: Pairs, config: pytest.Config
-) -> tuple[list[tuple[pytest.Item, TestCase]], list[str]]:
-    """Decide where the tests run that are to be contained.
+    Args:
+        pairs: all tests of the run; changed in place.
+        config: pytest's.
+        options: of the run.
 
     Returns:
-        All tests of the run, and what is to be said: which of them stay in the pytest process, and why.
+        Messages: which of these tests stay in the pytest process, and why.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item, test in pairs:
-        if test.kind is WorldKind.PROCESS:
+        if is_ordinary(test):
             files.setdefault(item.path, []).append(item)
     everywhere = _why_none(config) if files else ""
     staying = {file: why for file, items in files.items() if (why := everywhere or _why_not(file, items))}
     shared = {file for file, items in files.items() if any(map(_uses_wide_fixture, items))}
 
     def placed(item: pytest.Item, test: TestCase) -> TestCase:
-        if test.kind is not WorldKind.PROCESS:
+        if not is_ordinary(test) or item.path in staying:
             return test
-        if item.path in staying:
-            return msgspec.structs.replace(test, kind=WorldKind.RANKS)
-        return msgspec.structs.replace(test, shares_process=item.path in shared)
+        is_fresh = closest_mark(item, "fresh_world") is not None
+        isolation = Isolation.FRESH if is_fresh else options.isolation or Isolation.WARM
+        return msgspec.structs.replace(
+            test, kind=WorldKind.PROCESS, isolation=isolation, shares_process=item.path in shared
+        )
 
-    said = (
-        [f"--contain has no effect {everywhere}: ordinary tests run in the pytest process"]
-        if everywhere
-        else []
-    )
-    said += [f"{file.name} is not contained: {why}" for file, why in staying.items() if not everywhere]
-    return [(item, placed(item, test)) for item, test in pairs], said
+    pairs[:] = [(item, placed(item, test)) for item, test in pairs]
+    if everywhere:
+        return [f"--contain has no effect {everywhere}: ordinary tests run in the pytest process"]
+    return [f"{file.name} is not contained: {why}" for file, why in staying.items()]
 
 
 def _why_none(config: pytest.Config) -> str:
-    """Why all ordinary tests have to run in the pytest process, in words; empty if they need not."""
+    """Why all ordinary tests have to run in the pytest process; empty if they need not."""
     asked = [flag for name, flag in _IN_THIS_PROCESS.items() if getattr(config.option, name, False)]
     if config.getoption("capture") == "no":
         asked.append("-s")
