@@ -40,12 +40,15 @@ if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import TestCase, TestResult
+    from disttest.model import Invocation, TestCase, TestResult
     from disttest.options.option import Option
     from disttest.options.run import RunOptions
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
+    from disttest.runtime.controller.collect import OwnWorld
     from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.guard.guard import RunPart
     from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_spec import RankSpec
@@ -103,6 +106,27 @@ def disttest_check_run(request: RunRequest) -> None:
     """
 
 
+@hookspec
+def disttest_check_collection(options: RunOptions) -> None:
+    """Command, before tests are listed or planned, or a part of a plan is run: refuse options by a :class:`UsageError`.
+
+    Args:
+        options: of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_parts_of_run(options: RunOptions) -> Sequence[RunPart] | None:
+    """Command, before the run begins: the parts of the run, each of which is a pytest process.
+
+    Args:
+        options: of the run.
+
+    Returns:
+        The parts, in order; None for one process.
+    """
+
+
 @hookspec(firstresult=True)
 def disttest_needs_terminal(request: RunRequest) -> bool | None:
     """Command, before the run is shown: whether it reads from the terminal, so that no live view may cover it.
@@ -157,6 +181,19 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
     """
 
 
+@hookspec(firstresult=True)
+def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[str] | None:
+    """Command and controller, when a failure is written: the options that give a test its world when it is repeated.
+
+    Args:
+        test: that failed.
+        invocation: of the run.
+
+    Returns:
+        Options of ``disttest run``, in place of ``--world-sizes`` and ``--one-world``; None for those.
+    """
+
+
 @hookspec
 def disttest_doctor_checks() -> Iterable[DeviceFinding]:
     """Command ``disttest doctor``: check this machine, and return a finding for each device and check.
@@ -188,7 +225,9 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 
 
 @hookspec
-def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
+def disttest_modify_tests(
+    items: list[pytest.Item], config: pytest.Config, options: RunOptions, host: TargetHost
+) -> None:
     """Controller and fresh interpreters, after collection, when each item has its world.
 
     Change ``items`` in place. A :class:`disttest.errors.UsageError` ends the run with its message.
@@ -196,6 +235,8 @@ def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> No
     Args:
         items: all tests of the session, one for each world of a test.
         config: pytest's.
+        options: of the run.
+        host: the machine that the tests are collected for.
     """
 
 
@@ -301,19 +342,45 @@ def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
     """
 
 
-@hookspec(firstresult=True)
-def disttest_holds_ranks(config: pytest.Config, options: RunOptions) -> bool | None:
-    """Controller, when the options are read: whether users may hold ranks, for example in a debugger.
+@hookspec
+def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
+    """Controller, and each process that collects for ranks, when the options are read: change fields of them.
 
-    Limits of time have no effect while one is held: see ``disttest.runtime.messages.phases.PhaseCell.hold``. A
-    :class:`disttest.errors.UsageError` ends the run with its message.
+    A :class:`disttest.errors.UsageError` ends the run with its message.
 
     Args:
         config: pytest's.
+        options: of the run, as they were given.
+
+    Returns:
+        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot set one.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_marks_are_foreign(item: pytest.Item, options: RunOptions) -> bool | None:
+    """Controller, for each item with a ``world_size`` mark: whether the mark belongs to another harness.
+
+    Args:
+        item: a test.
         options: of the run.
 
     Returns:
-        True, or None for no answer.
+        True, and the test is not multiplied by its mark; None for no answer.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """Controller, once for each item: the world of a test that is not made by its marks.
+
+    Args:
+        item: a test.
+        options: of the run.
+        host: the machine that the tests are collected for.
+
+    Returns:
+        How the test meets its ranks; None where its marks say that.
     """
 
 
@@ -446,7 +513,7 @@ def disttest_started_rank(
         rank: its number.
         spec: of the process that has started it.
         config: pytest's; no test runs by pytest's protocol here.
-        hold: call it with whether users hold this rank; None where :func:`disttest_holds_ranks` has said no.
+        hold: call it with whether users hold this rank; None unless the options have ``is_debugged``.
 
     Returns:
         A function that is called with each failure of a test; None for no interest.

@@ -38,7 +38,6 @@ from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
-from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import all_marks
 from disttest.runtime.hosting.recognise import HOSTING
@@ -131,7 +130,6 @@ def pytest_load_initial_conftests(
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
-    collect_as_rank_0(known)
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
         inherit_results(early_config)
@@ -210,10 +208,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
-        plugin_manager().call("disttest_modify_tests", items=items, config=config)
+        given = {"config": config, "options": run.options, "host": run.host}
+        plugin_manager().call("disttest_modify_tests", items=items, **given)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    run.name_worlds(items)
     repeat_each(items, run.options.repeat)
     if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
         tell_apart(items)

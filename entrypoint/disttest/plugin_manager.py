@@ -189,7 +189,7 @@ class Plugins:
             for item in _checked(name, hook, found, type_)
         ]
 
-    def mapping(self, hook: str, type_: type[T]) -> dict[str, T]:
+    def mapping(self, hook: str, type_: type[T], **arguments: Any) -> dict[str, T]:
         """Call a hook that returns things by their names.
 
         Raises:
@@ -197,7 +197,7 @@ class Plugins:
         """
         owners: dict[str, str] = {}
         merged: dict[str, T] = {}
-        for plugin, found in self._each(hook):
+        for plugin, found in self._each(hook, **arguments):
             for name, value in _checked_mapping(plugin, hook, found, type_).items():
                 if name in owners:
                     raise PluginError(

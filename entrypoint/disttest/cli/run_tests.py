@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
-from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
@@ -154,10 +153,8 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
 
 def _refuse_what_does_not_go_together(request: RunRequest) -> None:
     options, launcher = request.options, request.cluster.launcher
-    if options.spmd and launcher:
-        raise UsageError("--spmd is for one machine: leave --launcher out")
     if request.selection.plan is not None:
-        refuse_sizes(options)
+        plugin_manager().call("disttest_check_collection", options=options)
     plugin_manager().call("disttest_check_run", request=request)
     if options.mask and options.record is not RecordRule.OFF:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")

@@ -35,9 +35,8 @@ class WorldSettings(Frozen):
     """Whose rules judge tests that start their ranks by themselves."""
     deadlock: DeadlockRule = default_of("deadlock")
     """What becomes of a test whose ranks wait for each other for ever."""
-    spmd: tuple[int, ...] = default_of("spmd")
-    """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
-    Several are run one after another, each by a pytest process of its own, which knows of one size only."""
+    ranks_collect: bool = False
+    """Whether the ranks of a world collect its tests by themselves, as under a launcher, before they run any."""
     record: RecordRule = default_of("record")
     """Of which tests what ranks received is kept."""
     is_debugged: bool = False
@@ -88,6 +87,8 @@ class RunOptions(WorldSettings):
     """How a test counts that passed only on a retry."""
     one_world: bool = default_of("one-world")
     """Whether tests of one shape run in one world, whatever their files."""
+    world_letter: str = "w"
+    """The names of worlds begin with it."""
     repeat: int = default_of("repeat")
     """How often each test is run."""
     foreign_marks: tuple[str, ...] = default_of("foreign-marks")

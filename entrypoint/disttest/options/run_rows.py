@@ -163,13 +163,6 @@ RUN_OPTIONS = (
         repeated=True,
     ),
     of_every_run(
-        "spmd",
-        WORLD_SIZES,
-        "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
-        default=(),
-        otherwise="as marked",
-    ),
-    of_every_run(
         "foreign-marks",
         Type(form="DIR[,DIR…]", parse=NAMES.parse),
         "Folders, seen from pytest's root directory, whose world_size marks belong to another harness.",

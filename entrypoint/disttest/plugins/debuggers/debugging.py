@@ -44,7 +44,11 @@ def debug_process(spec: RankSpec, config: pytest.Config) -> None:
     debugger = debug_at_breakpoints(spec, rank, hold)
     if debugger is not None:
         config.pluginmanager.register(_Debugging(debugger), "disttest-debugging")
-    if spec.kind is WorldKind.RANKS and not spec.settings.spmd and awaits_debugger(spec.settings, rank):
+    if (
+        spec.kind is WorldKind.RANKS
+        and not spec.settings.ranks_collect
+        and awaits_debugger(spec.settings, rank)
+    ):
         from disttest.plugins.debuggers.debug_adapter import StopsWhereATestFails, await_debugger
 
         stop = await_debugger(spec.settings, hold)

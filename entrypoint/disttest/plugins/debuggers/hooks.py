@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disttest.errors import UsageError
@@ -47,11 +47,11 @@ def disttest_load_parts(config: pytest.Config) -> None:
 
 
 @hookimpl
-def disttest_holds_ranks(config: pytest.Config, options: RunOptions) -> bool | None:
-    """While a debugger shows them."""
+def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
+    """Limits have no effect while a debugger shows a rank."""
     from disttest.plugins.debuggers.in_controller import holds_ranks
 
-    return holds_ranks(config, options) or None
+    return {"is_debugged": True} if holds_ranks(config, options) else {}
 
 
 @hookimpl

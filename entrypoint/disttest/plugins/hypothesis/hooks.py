@@ -29,7 +29,7 @@ def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
     if spec.kind is not WorldKind.PROCESS and config.pluginmanager.hasplugin(_PLUGIN):
         from disttest.plugins.hypothesis.examples import draw_alike
 
-        draw_alike(config, spec, together=spec.kind is WorldKind.RANKS and not spec.settings.spmd)
+        draw_alike(config, spec, together=spec.kind is WorldKind.RANKS and not spec.settings.ranks_collect)
 
 
 @of_pytest(trylast=True)

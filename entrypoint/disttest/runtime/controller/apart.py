@@ -47,7 +47,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
         run.recorder,
         host=run.host,
         scratch=run.workplace.scratch,
-        apart=bool(run.options.spmd),
+        apart=run.options.ranks_collect,
     )
     with making as parents:
         control = functools.partial(
@@ -64,8 +64,6 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
             failed_first=session.config.getoption("disttest_failed_first"),
         )
         note("running the worlds")
-        # Launcher mode has a pytest process for each size, and one journal for all.
-        letter = f"w{run.options.spmd[0]}." if run.options.spmd else "w"
-        control(letter=letter).run([pair for pair in apart if pair[1].world is not None])
+        control(letter=run.options.world_letter).run([pair for pair in apart if pair[1].world is not None])
         note("running ordinary tests in processes of their own")
         control(letter="p").run([pair for pair in apart if pair[1].kind is WorldKind.PROCESS])

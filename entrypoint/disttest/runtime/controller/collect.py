@@ -13,17 +13,35 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import FlakyRule, Isolation, RecordRule, TestCase, WorldKind, WorldShape
+from disttest.model import FlakyRule, Frozen, Isolation, RecordRule, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
 from disttest.planning.backends import CPU, backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
-from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.unrecorded import why_unrecorded
 from disttest.runtime.controller.wanted_worlds import marked_device
 from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
+
+
+class OwnWorld(Frozen):
+    """The world of a test that asks for none by a mark."""
+
+    shape: WorldShape
+    ranks_may_differ: bool = False
+    """Whether ranks may skip what others run, or expect a failure where others do not."""
+
+
+_OWN_WORLD = pytest.StashKey[OwnWorld | None]()
+
+
+def own_world(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """The world that a plugin gives a test; None where its marks decide."""
+    if _OWN_WORLD not in item.stash:
+        asked = {"item": item, "options": options, "host": host}
+        item.stash[_OWN_WORLD] = plugin_manager().call("disttest_world_of", **asked)
+    return item.stash[_OWN_WORLD]
 
 
 def is_ordinary(test: TestCase) -> bool:
@@ -48,11 +66,9 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     by_host = hosted(item)
     kind = by_host.kind if by_host else WorldKind.RANKS
     why_new = _why_new_ranks(item, by_host, options, host)
-    world = (
-        _hosted_shape(item, by_host, options, host)
-        if by_host
-        else shape_of(item) or spmd_shape(options, host)
-    )
+    own = own_world(item, options, host)
+    shape = own.shape if own else shape_of(item)
+    world = _hosted_shape(item, by_host, options, host) if by_host else shape
     return TestCase(
         nodeid=item.nodeid,
         collected_as=collected_as(item),
@@ -69,7 +85,7 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         new_ranks_because=why_new or "",
         timeout_s=_timeout_s(item, options),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
-        ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
+        ranks_may_differ=(own is not None and own.ranks_may_differ) or ranks_may_differ(item),
         data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", item=item)),
     )
 
@@ -104,7 +120,7 @@ def _isolation(
         return Isolation.FRESH  # a recording begins with the life of its rank
     if options.isolation is not None:
         return options.isolation
-    if kind is not WorldKind.RANKS or options.spmd:
+    if kind is not WorldKind.RANKS or options.ranks_collect:
         return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
 

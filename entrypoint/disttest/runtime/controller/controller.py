@@ -137,7 +137,7 @@ class Controller(Listener):
             "cpu_slots": len(self._devices.cpu_slots),
             "spare": self._spare.count if self._spare is not None else 0,
         }
-        together = bool(self._options.spmd) or self._options.one_world
+        together = self._options.one_world
         for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:

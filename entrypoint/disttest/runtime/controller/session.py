@@ -38,7 +38,6 @@ from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.keepers import Keepers
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
-from disttest.runtime.controller.orders import InterpreterOrder
 from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
@@ -51,18 +50,15 @@ from disttest.runtime.controller.session_options import (
     options_of,
     plan_of,
     rank_order,
-    with_holds,
+    with_plugins,
 )
-from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.unrecorded import unrecorded
 from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
-from disttest.runtime.rank import worker_id
 from disttest.runtime.rank.bridge import leave_as_copy
-from disttest.runtime.rank.suite_hooks import leave_hooks_to_ranks
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -86,16 +82,11 @@ class RunSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.started_s = monotonic()
-        self.options = with_holds(options_of(config), config)
+        self.options = with_plugins(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
-        if isinstance(self.rank_order, InterpreterOrder) and self.options.spmd:
-            config.stash[worker_id.RANK] = self.rank_order.spec.rank
-            config.pluginmanager.register(worker_id, "disttest-worker-id")
-        elif not (self._guarded or self.rank_order or config.option.collectonly):
-            self.options = without_spmd(self.options)
         config.stash[HOSTING] = self.options.host or self.rank_order is not None
         config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
         self.said: list[str] = []
@@ -198,13 +189,6 @@ class RunSession:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
         return worlds_of(item, self.options, self.host)
 
-    def name_worlds(self, items: list[pytest.Item]) -> None:
-        """In launcher mode, have the ids of tests say in which world they run."""
-        if (shape := spmd_shape(self.options, self.host)) is not None:
-            name_worlds(items, shape)
-            if self.rank_order is None:
-                leave_hooks_to_ranks(self.config)
-
     def keep_planned(self, items: list[pytest.Item]) -> None:
         """Keep the tests of this shard, if the run has a plan."""
         if self._only is not None and self.rank_order is None:
@@ -247,7 +231,7 @@ class RunSession:
             self._ask_torch()
         if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
-        if not self.options.spmd and any(
+        if not self.options.ranks_collect and any(
             test.world and test.kind is WorldKind.RANKS for _, test in self.pairs
         ):
             for finding in reads_at_import(self.config.rootpath):

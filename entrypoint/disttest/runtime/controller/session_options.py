@@ -92,17 +92,17 @@ def options_of(config: pytest.Config) -> RunOptions:
     return msgspec.structs.replace(options, cpu_steps=config.getoption("disttest_cpu_steps"))
 
 
-def with_holds(options: RunOptions, config: pytest.Config) -> RunOptions:
-    """The options, which say whether plugins may hold ranks.
+def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
+    """The options, as plugins change them.
 
     Raises:
         pytest.UsageError: a plugin cannot do as it was asked.
     """
     try:
-        holds = plugin_manager().call("disttest_holds_ranks", config=config, options=options)
+        changed = plugin_manager().mapping("disttest_set_options", object, config=config, options=options)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    return msgspec.structs.replace(options, is_debugged=bool(holds))
+    return msgspec.structs.replace(options, **changed)
 
 
 def check_reports(config: pytest.Config) -> None:

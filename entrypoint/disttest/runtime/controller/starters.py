@@ -26,7 +26,6 @@ from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
 from disttest.runtime.rank.rank import serve
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.spmd_rank import serve_spmd
 
 ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
 """The life of a process that a world has started, with the tests that it may be told to run; it never returns."""
@@ -59,8 +58,7 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
         leave(ExitCode.INTERNAL)
     main = plugin_manager().call("disttest_process_main", spec=spec)
     if main is None:
-        is_rank = spec.kind is WorldKind.RANKS
-        main = (serve_spmd if spec.settings.spmd else serve) if is_rank else serve_main
+        main = serve if spec.kind is WorldKind.RANKS else serve_main
     main(spec, channel, session, items)
 
 

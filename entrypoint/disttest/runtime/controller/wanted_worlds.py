@@ -132,7 +132,8 @@ def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple
 
 def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:
     """Whether world_size is the mark of another harness here: DeepSpeed's classes say so, else the user does."""
-    if options.spmd or getattr(getattr(node, "cls", None), "is_dist_test", False):
+    is_launching = getattr(getattr(node, "cls", None), "is_dist_test", False)
+    if is_launching or plugin_manager().call("disttest_marks_are_foreign", item=node, options=options):
         return True
     return any(node.path.is_relative_to(node.config.rootpath / folder) for folder in options.foreign_marks)
 

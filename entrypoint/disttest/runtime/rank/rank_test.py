@@ -50,8 +50,8 @@ class Rank:
 
     @property
     def is_launched(self) -> bool:
-        """Whether the suite runs as under a launcher (``--spmd``): it makes its groups by itself, and nothing is put back."""
-        return bool(self.spec.settings.spmd)
+        """Whether the suite runs as under a launcher: it makes its groups by itself, and nothing is put back."""
+        return self.spec.settings.ranks_collect
 
     @property
     def spans_nodes(self) -> bool:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-OF_REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
+from disttest.runtime.rank.bridge import OF_REPORTS, remove_hooks
+
 _FINISH = "pytest_sessionfinish"
 
 
 def is_conftest(plugin: object) -> bool:
     """Whether a plugin is the module of a conftest file."""
     return isinstance(plugin, types.ModuleType) and Path(plugin.__file__ or "").name == "conftest.py"
-
-
-def remove_hooks(
-    config: pytest.Config, names: tuple[str, ...], *, of: Callable[[object], bool] = lambda _: True
-) -> None:
-    """Remove the implementations of these hooks that some plugins have."""
-    for name in names:
-        hook = getattr(config.hook, name)
-        for implementation in list(hook.get_hookimpls()):
-            if of(implementation.plugin):
-                hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
 
 
 def leave_hooks_to_ranks(config: pytest.Config) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from disttest.host.process import flush_output, leave
 from disttest.plugin_manager import plugin_manager
+from disttest.plugins.spmd.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import flight, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
@@ -21,7 +22,6 @@ from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, settle_in
 from disttest.runtime.rank.rank_spec import RankSpec
 from disttest.runtime.rank.rank_test import Rank, RankTest
-from disttest.runtime.rank.suite_hooks import SuiteSession, is_conftest
 from disttest.runtime.rank.waits import begin_waits, watch_waits
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-RANK = pytest.StashKey[int]()
-"""That this process is."""
+from disttest.options.environment import environment
 
 
 @pytest.fixture(scope="session")
-def worker_id(pytestconfig: pytest.Config) -> str:
-    """What pytest-xdist would call the worker that is this rank."""
-    return f"gw{pytestconfig.stash[RANK]}"
+def worker_id() -> str:
+    """The name that pytest-xdist would give to the worker that is this rank."""
+    return f"gw{environment()['RANK']}"
