@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from disttest.options.run import RunOptions
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
-    from disttest.runtime.controller.collect import OwnWorld
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
     from disttest.runtime.guard.guard import RunPart
     from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facets.facet import Facet

@@ -29,7 +29,7 @@ from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
-from disttest.runtime.controller import collect, early_skips
+from disttest.runtime.controller import early_skips
 from disttest.runtime.controller.expand import expand, expand_late, repeat_each, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
@@ -40,8 +40,6 @@ from disttest.runtime.controller.session import RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import all_marks
-from disttest.runtime.hosting.recognise import HOSTING
-from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.testing.world import World, current_scratch, current_world
@@ -182,9 +180,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
     run = collector.config.stash[_RUN]
-    asked = collector.config.stash[HOSTING] or bool(collector.config.getoption("disttest_guarded"))
-    if isinstance(collector, pytest.Module) and collector.config.stash[HOSTING]:
-        find_siblings(collector.path)
+    asked = bool(collector.config.getoption("disttest_guarded"))
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
             report: Any = yield
@@ -213,7 +209,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
-    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
+    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         tell_apart(items)
     run.keep_planned(items)
 
@@ -222,13 +218,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
-    if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
+    run = config.stash[_RUN]
+    if not config.option.collectonly and any(map(run.needs_ranks, session.items)):
         check_reports(config)
         from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 
         load_torch()
         load_what_tests_use(config.rootpath)
-    run = config.stash[_RUN]
     elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)

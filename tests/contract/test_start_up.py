@@ -72,7 +72,11 @@ def test_who_only_hands_over_to_a_resident_parent_imports_next_to_nothing() -> N
 
 OF_WORLDS = (
     *("disttest.deadlock", "disttest.observe", "disttest.extras.sanitizers.order", "disttest.runtime.world"),
-    *("disttest.runtime.rank.rank", "disttest.runtime.hosting.ranks", "disttest.runtime.controller.crew"),
+    *(
+        "disttest.runtime.rank.rank",
+        "disttest.plugins.launching_classes.ranks",
+        "disttest.runtime.controller.crew",
+    ),
 )
 NOTES_WHAT_IS_LOADED = """
 import sys

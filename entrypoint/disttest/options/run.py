@@ -77,8 +77,6 @@ class RunOptions(WorldSettings):
     results: Path | None = None
     isolation: Isolation | None = None
     """None: warm where a test asks for ``world``, else fresh."""
-    host: bool = default_of("host")
-    """Supervise the ranks of classes that start them by themselves."""
     retries: int = default_of("retries")
     """How often a test that failed is tried again, each time in a new world."""
     infra_retries: int = default_of("infra-retries")

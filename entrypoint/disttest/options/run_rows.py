@@ -127,14 +127,6 @@ RUN_OPTIONS = (
         default=VerdictRule.STRICT,
         repeated=True,
     ),
-    of_every_run(
-        "host",
-        SWITCH,
-        "Run classes that start ranks (torch's own, DeepSpeed's) on forked ranks, supervised, instead of their own way.",
-        default=False,
-        otherwise="true for the command, false under plain pytest",
-        by_command="true",
-    ),
     of_every_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
     of_every_run(
         "infra-retries",

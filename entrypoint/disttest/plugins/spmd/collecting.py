@@ -10,9 +10,9 @@ import pytest
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.plugins.spmd.option_rows import SPMD
-from disttest.runtime.controller.collect import OwnWorld
 from disttest.runtime.controller.expand import rename
 from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.wanted_worlds import OwnWorld
 from disttest.runtime.rank.rank_spec import place_variables
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from disttest.model import Invocation, TestCase
     from disttest.options.option import Option
     from disttest.options.run import RunOptions
-    from disttest.runtime.controller.collect import OwnWorld
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
     from disttest.runtime.guard.guard import RunPart
     from disttest.runtime.rank.rank_spec import RankSpec
 

@@ -41,7 +41,6 @@ from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.zygote import Zygote
-from disttest.runtime.hosting.scripts import for_other_processes
 from disttest.runtime.rank import hygiene
 
 _ROUNDS = 4
@@ -59,10 +58,15 @@ class CollectedFile(Frozen):
     """Node ids."""
 
 
+_MAIN_MODULE = "--use-main-module"
+"""By this, ``python FILE --use-pytest`` of torch says to the conftest of its repository that the file is ``__main__``."""
+
+
 def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
     """Arguments for processes that collect for ranks: those of this one, and what plugins have settled since."""
     more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
-    return (*for_other_processes(config.invocation_params.args), *(word for _, word in more))
+    own = (word for word in map(str, config.invocation_params.args) if word != _MAIN_MODULE)
+    return (*own, *(word for _, word in more))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
 from disttest.limits import LEASE_WAIT_S
 from disttest.masking import masker
-from disttest.model import Slot, TestCase, VerdictRule, WorldKind
+from disttest.model import Slot, TestCase, WorldKind
 from disttest.planning.shard_plan import check_device, select
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
@@ -33,7 +33,7 @@ from disttest.results.kept_logs import drop_folder, make_folder
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.expand import WantedWorld
+from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.keepers import Keepers
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
@@ -42,6 +42,7 @@ from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
+    OPTIONS,
     claim_results,
     foreign_host,
     host_in_order,
@@ -54,9 +55,8 @@ from disttest.runtime.controller.session_options import (
 )
 from disttest.runtime.controller.time_limits import TimeLimits
 from disttest.runtime.controller.unrecorded import unrecorded
-from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
+from disttest.runtime.controller.wanted_worlds import needed_gpus, own_world, worlds_of
 from disttest.runtime.controller.workplace import Workplace
-from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import leave_as_copy
 
@@ -82,13 +82,11 @@ class RunSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.started_s = monotonic()
-        self.options = with_plugins(options_of(config), config)
+        self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
-        config.stash[HOSTING] = self.options.host or self.rank_order is not None
-        config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
         self.said: list[str] = []
         self._shown: set[str] = set()
         """What the terminal has of it."""
@@ -188,6 +186,14 @@ class RunSession:
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
         return worlds_of(item, self.options, self.host)
+
+    def needs_ranks(self, item: pytest.Item) -> bool:
+        """Whether processes are started for an item while other tests run in this one: by its marks, or by its class."""
+        try:
+            own = own_world(item, self.options, self.host)
+        except UsageError as error:
+            raise pytest.UsageError(f"disttest: {error}") from None
+        return shape_of(item) is not None or (own is not None and own.kind is not WorldKind.RANKS)
 
     def keep_planned(self, items: list[pytest.Item]) -> None:
         """Keep the tests of this shard, if the run has a plan."""

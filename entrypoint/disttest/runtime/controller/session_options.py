@@ -92,6 +92,10 @@ def options_of(config: pytest.Config) -> RunOptions:
     return msgspec.structs.replace(options, cpu_steps=config.getoption("disttest_cpu_steps"))
 
 
+OPTIONS = pytest.StashKey[RunOptions]()
+"""Of a pytest configuration: the options of its run."""
+
+
 def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
     """The options, as plugins change them.
 

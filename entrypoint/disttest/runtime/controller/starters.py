@@ -15,12 +15,10 @@ from disttest.descriptors import append_to
 from disttest.errors import ExitCode
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
-from disttest.model import WorldKind
 from disttest.options.environment import hash_seed
 from disttest.plugin_manager import plugin_manager, plugins_differ
 from disttest.runtime.controller.orders import InterpreterOrder, write_order
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.hosting.main_process import serve_main
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
@@ -56,9 +54,7 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
     ):
         os.write(append_to(spec.log), f"disttest: {words}\n".encode())
         leave(ExitCode.INTERNAL)
-    main = plugin_manager().call("disttest_process_main", spec=spec)
-    if main is None:
-        main = serve if spec.kind is WorldKind.RANKS else serve_main
+    main = plugin_manager().call("disttest_process_main", spec=spec) or serve
     main(spec, channel, session, items)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from disttest.descriptors import point_output_at
-from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
+from disttest.plugins.launching_classes.account import Account, ChannelPipe, run_to_exit_code
 from disttest.runtime.messages.protocol import Channel, TestDone
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks, renew_libraries, use_cuda_freely

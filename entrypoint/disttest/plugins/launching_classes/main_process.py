@@ -11,12 +11,12 @@ import pytest
 from _pytest.unittest import TestCaseFunction
 
 from disttest.host.process import adopt_orphans, flush_output, leave
+from disttest.plugins.launching_classes.launching_classes import host_launching_classes
+from disttest.plugins.launching_classes.rank_host import ForkHost
+from disttest.plugins.launching_classes.torch_bases import host_torch_bases
+from disttest.plugins.launching_classes.torch_module import torch_skips
 from disttest.results.exit_codes import SKIP_MESSAGES
-from disttest.runtime.hosting.launching_classes import host_launching_classes
-from disttest.runtime.hosting.rank_host import ForkHost
-from disttest.runtime.hosting.recognise import ranks_may_differ
-from disttest.runtime.hosting.torch_bases import host_torch_bases
-from disttest.runtime.hosting.torch_module import torch_skips
+from disttest.runtime.controller.wanted_worlds import ranks_may_differ
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
 from disttest.runtime.rank import watchdog
 from disttest.runtime.rank.child import redirect_output

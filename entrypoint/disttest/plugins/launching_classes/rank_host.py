@@ -15,22 +15,22 @@ import pytest
 from disttest.clock import monotonic
 from disttest.limits import RANKS_LEAVE_S
 from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
-from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
-from disttest.results.rulings import disagreement
-from disttest.runtime.hosting.account import Account, ChannelPipe
-from disttest.runtime.hosting.inheritance import Inheritance
-from disttest.runtime.hosting.loan import LentTeam, Loan, RanksWereUsed
-from disttest.runtime.hosting.raised import thread_records
-from disttest.runtime.hosting.rank_starter import RankMain, RankStarter
-from disttest.runtime.hosting.ranks import run_once, serve_tests
-from disttest.runtime.hosting.reused_rank import serve_loans, settle_for_test
-from disttest.runtime.hosting.team import (
+from disttest.plugins.launching_classes.account import Account, ChannelPipe
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.plugins.launching_classes.loan import LentTeam, Loan, RanksWereUsed
+from disttest.plugins.launching_classes.raised import thread_records
+from disttest.plugins.launching_classes.rank_starter import RankMain, RankStarter
+from disttest.plugins.launching_classes.ranks import run_once, serve_tests
+from disttest.plugins.launching_classes.reused_rank import serve_loans, settle_for_test
+from disttest.plugins.launching_classes.team import (
     HostedAttempt,
     Rank,
     Team,
     blame_for_waiting,
     foreign_record,
 )
+from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
+from disttest.results.rulings import disagreement
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import (
     Cancel,

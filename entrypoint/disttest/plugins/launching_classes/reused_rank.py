@@ -13,9 +13,9 @@ import pytest
 
 from disttest.host.process import flush_output
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.hosting.account import Account, ChannelPipe, run_to_exit_code
-from disttest.runtime.hosting.inheritance import Inheritance
-from disttest.runtime.hosting.ranks import account_for, sending_warnings
+from disttest.plugins.launching_classes.account import Account, ChannelPipe, run_to_exit_code
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.plugins.launching_classes.ranks import account_for, sending_warnings
 from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
 from disttest.runtime.rank import flight, hygiene, watchdog
 from disttest.runtime.rank.child import redirect_output, register_stacks

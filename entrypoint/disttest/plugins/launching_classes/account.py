@@ -13,10 +13,10 @@ from typing import Any
 
 from disttest.clock import monotonic, sleep
 from disttest.model import Outcome
+from disttest.plugins.launching_classes.raised import tell
 from disttest.results.exit_codes import TEST_ERROR
 from disttest.results.headline import raised_line
 from disttest.results.verdict import is_consequence
-from disttest.runtime.hosting.raised import tell
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
 from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
 from disttest.runtime.rank.bridge import shorten

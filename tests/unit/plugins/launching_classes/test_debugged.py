@@ -9,8 +9,8 @@ from typing import NoReturn, cast
 import pytest
 
 from disttest.model import TestCase
-from disttest.runtime.hosting.account import Account
-from disttest.runtime.hosting.team import HostedAttempt
+from disttest.plugins.launching_classes.account import Account
+from disttest.plugins.launching_classes.team import HostedAttempt
 from disttest.runtime.messages.phases import PhaseBoard, PhaseCell
 from disttest.runtime.messages.protocol import Channel
 

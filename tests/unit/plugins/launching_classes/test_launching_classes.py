@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from disttest.runtime.hosting.launching_classes import host_launching_classes
-from disttest.runtime.hosting.recognise_launching import launches_ranks, limit_s, most_ranks
+from disttest.plugins.launching_classes.launching_classes import host_launching_classes
+from disttest.plugins.launching_classes.recognise_launching import launches_ranks, limit_s, most_ranks
 
 
 class _Host:
@@ -89,7 +89,9 @@ class Newer:
 @pytest.fixture
 def host(monkeypatch):
     TOLD.clear()
-    monkeypatch.setattr("disttest.runtime.hosting.launching_classes.fork_hazard", lambda on_gpus: None)
+    monkeypatch.setattr(
+        "disttest.plugins.launching_classes.launching_classes.fork_hazard", lambda on_gpus: None
+    )
     for base in (Older, Newer):
         for name in [name for name in vars(base) if "launch" in name]:
             monkeypatch.setattr(base, name, vars(base)[name])  # as it was, afterwards

@@ -10,9 +10,9 @@ import pytest
 
 from disttest.host.process import die_with_parent, fork_child, leave
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.hosting.account import Account
-from disttest.runtime.hosting.ranks import account_for, settle_in
-from disttest.runtime.hosting.team import Rank, Team
+from disttest.plugins.launching_classes.account import Account
+from disttest.plugins.launching_classes.ranks import account_for, settle_in
+from disttest.plugins.launching_classes.team import Rank, Team
 from disttest.runtime.messages.phases import PhaseCell
 from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
 from disttest.runtime.rank import flight

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from disttest.runtime.hosting.inheritance import Inheritance
+from disttest.plugins.launching_classes.inheritance import Inheritance
 
 
 class Holder:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disttest.runtime.hosting.recognise import _world_size
+from disttest.plugins.launching_classes.recognise import _world_size
 
 
 class _OfClass:

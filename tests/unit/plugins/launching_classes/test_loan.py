@@ -3,8 +3,8 @@
 import pytest
 
 from disttest.model import Outcome, TestCase
-from disttest.runtime.hosting.loan import LentTeam, Loan
-from disttest.runtime.hosting.team import HostedAttempt
+from disttest.plugins.launching_classes.loan import LentTeam, Loan
+from disttest.plugins.launching_classes.team import HostedAttempt
 from disttest.runtime.messages.protocol import PhaseEnded, TestDone
 from disttest.runtime.world.attempt import RankProgress
 

@@ -9,31 +9,32 @@ import pytest
 from _pytest.unittest import TestCaseFunction
 
 from disttest.errors import UsageError
-from disttest.model import Frozen, WorldKind
-from disttest.runtime.hosting.recognise_launching import launches_ranks, limit_s, most_ranks
-from disttest.runtime.hosting.reuse import why_new_ranks
-from disttest.runtime.hosting.torch_module import rank_count, torch_module
+from disttest.model import FlakyRule, Frozen, Isolation, RecordRule, VerdictRule, WorldKind, WorldShape
+from disttest.options.run import RunOptions
+from disttest.planning.backends import CPU, backend_named
+from disttest.plugins.launching_classes.option_rows import hosts_all
+from disttest.plugins.launching_classes.recognise_launching import launches_ranks, limit_s, most_ranks
+from disttest.plugins.launching_classes.reuse import why_new_ranks
+from disttest.plugins.launching_classes.torch_module import rank_count, torch_module
+from disttest.runtime.controller.expand import closest_mark, shape_of
+from disttest.runtime.controller.target_host import TargetHost
+from disttest.runtime.controller.wanted_worlds import OwnWorld, marked_device
 
 
 class Hosted(Frozen):
-    """What is known of a hosted test before any process starts."""
+    """The class of a test that starts its ranks, as far as it is known before any process starts."""
 
     kind: WorldKind
     size: int
     """1 where the class will only say later."""
     limit_s: float = 0.0
-    """The class's own idea of how long it may take; 0: it has none."""
+    """The limit of the class; 0: it has none."""
     why_new_ranks: str | None = None
     """Why ranks that it starts are new for each test, empty if they need not be; None for classes that are not asked."""
     refusal: str = ""
-    """Why no rank of it would run here; empty when some would. Torch's harness passes such a test."""
+    """Why none of its ranks would run here; empty when some would. Torch's harness passes such a test."""
 
 
-_HOSTED = pytest.StashKey[Hosted | None]()
-TORCHS_RULES = pytest.StashKey[bool]()
-"""Of a pytest configuration: whether a test passes that torch's harness passes, though no rank of it runs."""
-HOSTING = pytest.StashKey[bool]()
-"""Of a pytest configuration: whether classes of other harnesses are hosted without a mark that says so."""
 _STARTING = {
     "MultiProcContinuousTest": "_ensure_processes_spawned",
     "MultiProcessTestCase": "join_or_run",
@@ -45,15 +46,61 @@ _NO_ACCELERATOR = (
 )
 
 
-def hosted(item: Any) -> Hosted | None:
-    """What the item needs of a host; None for a test that does not start ranks by itself."""
-    if _HOSTED not in item.stash:
-        item.stash[_HOSTED] = _inspect(item)
-    found: Hosted | None = item.stash[_HOSTED]
-    return found
+def world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """The ranks that the class of a test starts; None for other tests.
+
+    Args:
+        item: the test.
+        options: of the run.
+        host: the machine that the tests are collected for.
+
+    Raises:
+        UsageError: the test has a world_size mark, too.
+    """
+    found = inspect_class(item)
+    if found is None:
+        return None
+    return OwnWorld(
+        shape=_shape(item, found, options, host),
+        kind=found.kind,
+        limit_s=found.limit_s,
+        new_ranks_because=_new_ranks_because(item, found, options, host),
+        refusal="" if options.verdict is VerdictRule.TORCH else found.refusal,
+    )
 
 
-def _inspect(item: Any) -> Hosted | None:
+def _shape(item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHost) -> WorldShape:
+    if shape_of(item) is not None:
+        raise UsageError(
+            f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
+            "set the world_size of the class instead"
+        )
+    # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
+    device = marked_device(item) or host.device
+    suitable = (
+        name for name in options.backend if device != CPU or not backend_named(name).needs_accelerator
+    )
+    backend = next(suitable, host.default_backend(device))
+    return WorldShape(size=found.size, backend=backend, device=device)
+
+
+def _new_ranks_because(item: pytest.Item, found: Hosted, options: RunOptions, host: TargetHost) -> str | None:
+    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
+    if found.why_new_ranks is None or options.isolation is not Isolation.WARM:
+        return None
+    reasons = {
+        "marked fresh_world": closest_mark(item, "fresh_world") is not None,
+        "each repetition is an attempt of its own": options.repeat > 1,
+        "--flaky=fail": options.flaky is FlakyRule.FAIL,
+        "ranks are debugged": options.is_debugged,
+        "ranks are recorded": options.record is not RecordRule.OFF,
+        "ranks on GPUs": (marked_device(item) or host.device) != CPU,
+    }
+    return next((why for why, holds in reasons.items() if holds), found.why_new_ranks)
+
+
+def inspect_class(item: Any) -> Hosted | None:
+    """What the class of a test says of its ranks; None for a test that does not start ranks by itself."""
     if not isinstance(item, TestCaseFunction):
         return _launched(item)
     cls: Any = getattr(item.parent, "obj", None)
@@ -86,16 +133,16 @@ def _fixture_of_test(item: Any) -> str:
 
 def _launched(item: Any) -> Hosted | None:
     cls = getattr(item, "cls", None)
-    asked = item.config.stash.get(HOSTING, False) or item.get_closest_marker("hosted")
+    asked = hosts_all(item.config) or item.get_closest_marker("hosted")
     if cls is None or not asked or not launches_ranks(cls):
         return None
     return Hosted(kind=WorldKind.MAIN, size=most_ranks(item), limit_s=limit_s(cls))
 
 
 def is_asked(node: Any) -> bool:
-    """Whether somebody wants torch's own classes of this module, class or test to be hosted: by an option or by a mark."""
-    marks = ("hosted", "world_size")  # a world for such a class is an error, which only a host can tell
-    return node.config.stash.get(HOSTING, False) or any(map(node.get_closest_marker, marks))
+    """Whether the user wants torch's own classes of this test on supervised ranks: by an option or by a mark."""
+    marks = ("hosted", "world_size")  # a world for such a class is an error, which is found nowhere else
+    return hosts_all(node.config) or any(map(node.get_closest_marker, marks))
 
 
 def kind_of(cls: type, *, torchs: bool) -> WorldKind | None:
@@ -159,8 +206,3 @@ def _refusal(cls: type, value: Any, kind: WorldKind) -> str:
         if counted and kind is WorldKind.MAIN and not isinstance(value, bool) and value == 0
         else ""
     )
-
-
-def ranks_may_differ(item: pytest.Item) -> bool:
-    """Whether a test says that its ranks may come to different things."""
-    return item.get_closest_marker("ranks_may_differ") is not None

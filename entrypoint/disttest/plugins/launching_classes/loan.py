@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from disttest.runtime.hosting.inheritance import Inheritance
-from disttest.runtime.hosting.team import HostedAttempt, Team
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.plugins.launching_classes.team import HostedAttempt, Team
 from disttest.runtime.messages.protocol import Variables
 
 

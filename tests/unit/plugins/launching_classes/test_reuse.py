@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.runtime.hosting.reuse import why_new_ranks
+from disttest.plugins.launching_classes.reuse import why_new_ranks
 
 
 class Base:

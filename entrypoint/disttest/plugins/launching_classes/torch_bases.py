@@ -15,13 +15,13 @@ from typing import Any
 
 from disttest.errors import UsageError
 from disttest.host.fork_hazard import fork_hazard
+from disttest.plugins.launching_classes.loan import Loan, RanksWereUsed
+from disttest.plugins.launching_classes.rank_host import ForkHost
+from disttest.plugins.launching_classes.ranks import current_account
+from disttest.plugins.launching_classes.reuse import own_classes
+from disttest.plugins.launching_classes.team import Rank
+from disttest.plugins.launching_classes.torch_module import rank_count, torch_module
 from disttest.results.exit_codes import ExitRule
-from disttest.runtime.hosting.loan import Loan, RanksWereUsed
-from disttest.runtime.hosting.rank_host import ForkHost
-from disttest.runtime.hosting.ranks import current_account
-from disttest.runtime.hosting.reuse import own_classes
-from disttest.runtime.hosting.team import Rank
-from disttest.runtime.hosting.torch_module import rank_count, torch_module
 from disttest.testing.hosting import RanksFailed
 
 _SPAWNED_KEYWORDS = ("fake_pg",)
