@@ -29,30 +29,19 @@ from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
-from disttest.runtime.controller import collect, early_skips
-from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
+from disttest.runtime.controller import early_skips
+from disttest.runtime.controller.expand import expand, expand_late, repeat_each, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.ordinary import stop_of_test
-from disttest.runtime.controller.other_plugins import (
-    NO_WORLDS_IN_WORKERS,
-    leave_hypothesis_unused,
-    need_no_failure_server,
-    overrule_xdist,
-)
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
-from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import all_marks
-from disttest.runtime.hosting.recognise import HOSTING
-from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
-from disttest.runtime.rank.debug_adapter import tell_debugger
-from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
@@ -136,7 +125,6 @@ def pytest_load_initial_conftests(
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
-    collect_as_rank_0(known)
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
         inherit_results(early_config)
@@ -146,17 +134,6 @@ def pytest_load_initial_conftests(
         plugin_manager().call("disttest_load_parts", config=early_config)
         importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
-    """Before pytest-xdist looks at what it was asked: under the command, slots do its work."""
-    if config.getoption("disttest_guarded") or config.getoption("disttest_rank"):
-        overrule_xdist(config)
-    need_no_failure_server(config)
-    if config.getoption("disttest_rank"):
-        write_nothing(config)
-    return (yield)
 
 
 @pytest.hookimpl(trylast=True)
@@ -183,11 +160,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"disttest {__version__}: {where}", *(f"disttest: {message}" for message in run.said)]
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Where a debugger is waited for: with ``-q``, too, which has no header."""
-    return [f"disttest: {line}" for line in tell_debugger(config.stash[RUN].options)]
-
-
 # --- collection
 
 
@@ -205,9 +177,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
     run = collector.config.stash[RUN]
-    asked = collector.config.stash[HOSTING] or bool(collector.config.getoption("disttest_guarded"))
-    if isinstance(collector, pytest.Module) and collector.config.stash[HOSTING]:
-        find_siblings(collector.path)
+    asked = bool(collector.config.getoption("disttest_guarded"))
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
             report: Any = yield
@@ -231,12 +201,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
-        plugin_manager().call("disttest_modify_tests", items=items, config=config)
+        given = {"config": config, "options": run.options, "host": run.host}
+        plugin_manager().call("disttest_modify_tests", items=items, **given)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    run.name_worlds(items)
     repeat_each(items, run.options.repeat)
-    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
+    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         tell_apart(items)
     run.keep_selected(items)
 
@@ -245,13 +215,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
-    if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
+    run = config.stash[RUN]
+    if not config.option.collectonly and any(map(run.needs_ranks, session.items)):
         check_reports(config)
         from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 
         load_torch()
         load_what_tests_use(config.rootpath)
-    run = config.stash[RUN]
     elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
@@ -288,13 +258,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Hide what is to be hidden before anybody reads the report."""
     report: Any = yield
     return masked_report(item.config, report)  # type: ignore[return-value]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
-    if hasattr(item.config, "workerinput") and shape_of(item) is not None:
-        pytest.fail(NO_WORLDS_IN_WORKERS, pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -364,10 +327,7 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
     _be_an_ordinary_process()
     if thaw:
         gc.unfreeze()
-    if run.options.fast_spawn:
-        from disttest.runtime.rank.fast_spawn import use_fast_spawn
-
-        use_fast_spawn()
+    plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
         _note(item.config, f"running {item.nodeid}")
@@ -393,7 +353,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_guarded"):
-        leave_hypothesis_unused(session.config)
         # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
         gc.collect()
         gc.freeze()

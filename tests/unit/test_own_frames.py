@@ -4,8 +4,8 @@ import pytest
 
 from disttest import plugin_manager
 from disttest.extras.chaos import in_rank
+from disttest.plugins.launching_classes import rank_host
 from disttest.results import hang_findings, narrative
-from disttest.runtime.hosting import rank_host
 from disttest.runtime.rank import flight, rank
 from disttest.runtime.world import world_supervisor
 

@@ -260,8 +260,8 @@ def _run_here(
         warn(f"hidden from the tests, since {launcher} set them for ranks of its own: {', '.join(names)}")
         remove_from_environment(names)
     options, selection = request.options, request.selection
-    debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
-    asked = [*debugged, *request.pytest_args]
+    needs_terminal = plugin_manager().call("disttest_needs_terminal", request=request)
+    asked = [*(["--pdb"] if needs_terminal else []), *request.pytest_args]
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
     part = [f"--disttest-part={request.part.plan_id}:{request.part.shard}"] if request.part else []
     extra = [*request.selection_arguments, *part, *mode.pytest_arguments(), *request.pytest_args]

@@ -38,7 +38,15 @@ def test_every_option_has_a_field_and_a_variable():
     fields = set(RunOptions.__struct_fields__)
 
     # by the session or by plugins, not by an option of the core
-    found = {"cpu_steps", "given", "plugin_options", "plugins", "terminal"}
+    found = {
+        "cpu_steps",
+        "given",
+        "is_debugged",
+        "plugin_options",
+        "plugins",
+        "ranks_collect",
+        "world_letter",
+    }
     assert fields - found == {option.field for option in RUN_OPTIONS if option not in PLUGIN_OPTIONS}
     assert all(option.variable == f"DISTTEST_{option.field.upper()}" for option in RUN_OPTIONS)
 

@@ -49,11 +49,6 @@ def choose_nodes(request: RunRequest) -> Nodes | None:
 
 def _refuse(request: RunRequest) -> None:
     options = request.options
-    if options.spmd:
-        raise UsageError("--spmd is for one machine: leave --launcher out")
-    if options.debugpy or options.debug_rank is not None:
-        flag = "--debugpy" if options.debugpy else "--debug-rank"
-        raise UsageError(f"{flag} is for one machine: leave --launcher out")
     if request.setup is not None:
         raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
     if emulated_gpus(options.device):

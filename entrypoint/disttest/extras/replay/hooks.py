@@ -98,8 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @hookimpl
-def disttest_takes_session(config: pytest.Config) -> bool | None:
-    """In the process of ``disttest replay``."""
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """In the process of ``disttest replay``, which is the rank of a recording."""
     return bool(config.getoption("disttest_replay")) or None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from disttest.beneath import read_input
-from disttest.cli.collection import refuse_sizes
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
 from disttest.extras.shards.merge_command import read_plan
@@ -20,6 +19,7 @@ from disttest.extras.shards.shard_plan import (
     select,
 )
 from disttest.model import RunPart, TestCase
+from disttest.plugin_manager import plugin_manager
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
@@ -42,7 +42,7 @@ def prepare_shard(request: RunRequest) -> RunRequest | None:
     shard = find_shard(plan, number)
     if not asked["stale_plan"]:
         check_revision(plan, asked["revision"])
-    refuse_sizes(request.options)
+    plugin_manager().call("disttest_check_collection", options=request.options)
     request = dataclasses.replace(
         request,
         part=RunPart(plan_id=plan.plan_id, shard=number, is_empty=shard is None),

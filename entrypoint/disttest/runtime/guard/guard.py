@@ -35,6 +35,7 @@ from disttest.options.environment import hash_seed
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
 from disttest.planning.targets import Targets, suites_dir
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
 from disttest.results.conclusion import Conclusion, Facts, Process, conclude, facts_of, join_exit_codes
@@ -49,6 +50,15 @@ from disttest.runtime.guard.standby import take_standby
 from disttest.runtime.messages.leaving import LeaveBoard
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class PytestProcess(Frozen):
+    """One of the pytest processes of a run, which run one after another."""
+
+    name: str = ""
+    """Options that tell it from the others."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments for the process."""
 
 
 class Ending(Frozen):
@@ -150,20 +160,20 @@ def run_guarded(
         )
     )
     adopt_orphans()
+    processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
     sweep = Sweep(lambda: directory.home.now())
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
     try:
-        for words in _each_size(options, until_s):
+        for words in _arguments_of(processes, options, until_s):
             ends.append(_run_one([*argv, *words], watch, directory, journal, options.seed, until_s))
             if ends[-1].is_early:
                 break
     finally:
         watch.close()
-    if left := options.spmd[len(ends) :]:
-        sizes = ",".join(map(str, left))
-        _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with --spmd {sizes}: see above"))
+    for process in processes[len(ends) :]:
+        _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
     _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
     # What was learned to be hidden late stands in what was folded on the way.
@@ -172,17 +182,19 @@ def run_guarded(
     return run
 
 
-def _each_size(options: RunOptions, until_s: float) -> Iterator[tuple[str, ...]]:
-    """What each pytest process of the run is told beside: in launcher mode there is one for each size, one after another.
+def _arguments_of(
+    processes: Sequence[PytestProcess], options: RunOptions, until_s: float
+) -> Iterator[tuple[str, ...]]:
+    """Further arguments for each pytest process.
 
     Args:
+        processes: those of the run.
         options: of the run.
         until_s: its deadline, on the monotonic clock.
     """
-    yield (f"--disttest-spmd={options.spmd[0]}",) if options.spmd else ()
-    for size in options.spmd[1:]:
-        left_s = max(1, math.ceil(until_s - monotonic())) if options.deadline else 0
-        yield f"--disttest-spmd={size}", *([f"--disttest-deadline={left_s}"] if left_s else [])
+    for number, process in enumerate(processes):
+        left_s = max(1, math.ceil(until_s - monotonic())) if number and options.deadline else 0
+        yield (*process.arguments, *([f"--disttest-deadline={left_s}"] if left_s else []))
 
 
 def _run_one(

@@ -402,7 +402,7 @@ class Supervisor:
         for handle in own:
             first, mine = own[0].collected or {}, handle.collected or {}
             words = tell_difference(nodeid, mine, first, f"rank {own[0].rank}")
-            if self._settings.spmd:  # what one rank alone would run, nobody runs
+            if self._settings.ranks_collect:  # what one rank alone would run, nobody runs
                 words = words or tell_extra(mine, first, f"rank {own[0].rank}")
             if words:
                 self.give_up(handle, words)
