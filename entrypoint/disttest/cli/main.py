@@ -138,7 +138,8 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _without_plugin_words(words: Sequence[str]) -> list[str]:
     """Take ``-p no:NAME`` from the words of commands that run no pytest; the plugins of this process are chosen already."""
-    if not words or words[0] not in command.commands or words[0] in _FOR_PYTEST:
+    runs = words[:1] and words[0] not in command.commands and not words[0].startswith("-")
+    if runs or _FOR_PYTEST.intersection(words[:1]):
         return list(words)
     kept: list[str] = []
     for word in words:
