@@ -1,7 +1,9 @@
 """The limits of a run on nodes, in seconds."""
 
-from disttest.limits import EVIDENCE_S
+from disttest.limits import EVIDENCE_S, TICK_S
 
+POLL_S = TICK_S
+"""A scheduler's module looks at its job so often while nothing happens."""
 EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
 """How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
 NODE_ALIVE_S = 5.0

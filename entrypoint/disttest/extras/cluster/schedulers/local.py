@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from disttest.errors import SchedulerError
-from disttest.extras.cluster.limits import JOB_CANCEL_S
+from disttest.extras.cluster.limits import JOB_CANCEL_S, POLL_S
 from disttest.extras.cluster.protocol.job import JobSpec
 from disttest.extras.cluster.protocol.launcher import (
     Capacity,
@@ -27,7 +27,6 @@ from disttest.extras.cluster.protocol.wire import CancelJob, encode_order
 from disttest.extras.cluster.schedulers.agent_command import agent_command, travelling
 from disttest.extras.cluster.schedulers.pipes import PipedProcesses, Program
 from disttest.host.process import signal_name
-from disttest.limits import TICK_S
 
 NODE_VARIABLES = NodeVariables(
     scheduler="local",
@@ -62,7 +61,7 @@ class LocalRun:
     def events(self) -> Iterator[RunEvent]:
         """Yield what happens."""
         yield Changed(description=self.describe())
-        for line in self._processes.lines(TICK_S):
+        for line in self._processes.lines(POLL_S):
             self._keep_limits()
             yield Output(line=line.text) if line is not None else Idle()
         yield JobEnded(end=self._end())
