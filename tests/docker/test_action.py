@@ -132,7 +132,7 @@ def test_a_request_that_makes_no_sense_is_not_infrastructure(job: Job) -> None:
 
 def test_in_place_where_disttest_is_installed(job: Job, tmp_path: Path) -> None:
     put_on_path(job, tmp_path / "bin")
-    done = job.run(suite="program.py", seed="3", pytest_args="-x")
+    done = job.run(suite="program.py", seed="3", pytest_args="-x", image="")
     assert done.exit_code == 0, done.log
     assert done.steps["environment"].outcome == "skipped"
     assert done.log.splitlines()[-1] == "in place: github-step in-place"
@@ -157,7 +157,7 @@ def test_in_place_cancelling_interrupts_the_tests_and_leaves_their_reports(job: 
     real = f'exec "{sys.executable}" -m disttest "$@"'
     put_on_path(job, tmp_path / "bin", f'PYTHONPATH="{ROOT / "entrypoint"}" {real}')
     (job.workspace / "test_it.py").write_text(TESTS.format(hangs=True))
-    done = job.run(suite="test_it.py", cancel_when=(job.workspace / "ready").exists)
+    done = job.run(suite="test_it.py", image="", cancel_when=(job.workspace / "ready").exists)
 
     assert done.exit_code == 130, done.log
     cases = JUnitXml.fromfile(str(job.workspace / "results" / "junit.xml"))

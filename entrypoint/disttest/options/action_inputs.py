@@ -165,11 +165,39 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
                 "tests import have to be installed there (in-place: always)"
             )
         return [command, *_flags(own, values), *tail]
+    if in_place and command in IN_CONTAINER:
+        _refuse_containment(inputs, values)
     if in_place or command not in IN_CONTAINER:
         return [command, *_flags([one for one in own if not one.is_for_nodes], values), *tail]
     outer = _flags([one for one in inputs if one.launch], values)
     inner = _flags([one for one in own if not one.launch], values)
     return ["launch", *outer, command, *inner, *tail]
+
+
+_CONTAINMENT = frozenset(("network", "read-only", "user", "image", "mount", "env", "time-limit"))
+"""Inputs that promise something about the container of the step."""
+
+
+def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> None:
+    """Refuse what only a container gives, instead of running without it.
+
+    Raises:
+        UsageError: such an input is set.
+    """
+    for one in inputs:
+        if (
+            one.name in _CONTAINMENT
+            and values[one.name] != one.default
+            and not _is_off(one, values[one.name])
+        ):
+            raise UsageError(
+                f"input {one.name}: disttest is installed here and runs without a container, which this input is for: "
+                "set in-place to never, or leave the input out"
+            )
+
+
+def _is_off(one: Input, value: str) -> bool:
+    return one.launch is not None and one.launch.is_switch and value.lower() == "false"
 
 
 def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:

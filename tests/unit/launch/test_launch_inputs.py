@@ -32,10 +32,24 @@ def test_a_launched_run() -> None:
 
 
 def test_in_place_only_the_run_remains() -> None:
-    values = {"suite": "ddp", "gpus": "all", "image": "x", "results": "out", "seed": "3"}
+    values = {"suite": "ddp", "gpus": "all", "pull": "never", "results": "out", "seed": "3"}
     assert step_arguments("run", values, in_place=True) == [
         "run", "--gpus=all", "--results=out", "--seed=3", "ddp",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["network", "read-only", "user", "image", "mount", "env", "time-limit"])
+def test_what_only_a_container_gives_is_refused_in_place(name: str) -> None:
+    values = {"suite": "ddp", name: "true"}
+    with pytest.raises(
+        UsageError, match=f"^input {name}: disttest is installed here and runs without a container"
+    ):
+        step_arguments("run", values, in_place=True)
+    assert step_arguments("run", values, in_place=False)[0] == "launch"
+
+
+def test_hardening_that_is_switched_off_is_no_promise() -> None:
+    assert step_arguments("run", {"suite": "ddp", "read-only": "false"}, in_place=True) == ["run", "ddp"]
 
 
 def test_with_a_launcher_the_run_is_in_place_and_the_image_is_the_nodes() -> None:
