@@ -158,7 +158,7 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
         run: its invocation and root directory.
 
     Returns:
-        A word for each, such as ``replay``, and its command line, quoted for a shell.
+        A word for each, such as ``again``, and its command line, quoted for a shell.
     """
 
 
