@@ -398,6 +398,30 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
 
 
+HOSTED = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class Hosted(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_one(self):
+            pass
+"""
+
+
+def test_a_watch_that_fails_over_ranks_of_a_class_is_named_and_the_test_does_not_pass(failing):
+    failing.write(test_hosted=HOSTED)
+
+    one = failing.run("run", "test_hosted.py", FAILS_IN="look").result("test_one")
+
+    assert (Outcome.ERROR, Cause.PLUGIN) == (one.outcome, one.cause)
+    assert "plugin fails failed in disttest_watch_ranks: ValueError: planted in look" in one.message
+
+
 def test_a_plugin_that_fails_while_a_failure_is_written_is_named(failing):
     failing.write(test_fails="def test_one():\n    assert 0\n")
 
