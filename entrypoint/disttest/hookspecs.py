@@ -33,6 +33,7 @@ import pluggy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import click
     import pytest
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import TestCase, TestResult, WorldKind, WorldShape
+    from disttest.model import Collective, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
@@ -345,6 +346,30 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec
+def disttest_rank_environment() -> Mapping[str, str]:
+    """Rank, and main process of a class, when it starts: environment variables, unless the user has set them.
+
+    Each plugin has variables of its own; the first test finds them.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_calls_of_rank(rank: int, since_s: float, folder: Path) -> Sequence[Collective] | None:
+    """Rank, also one that a class has started, when its test hangs: its last collectives, which explain the hang.
+
+    The hook runs in a thread of its own while the main thread may hang in any call; import nothing in it.
+
+    Args:
+        rank: this one.
+        since_s: start of the test, in seconds since the epoch.
+        folder: with the logs of the test; the plugin may write files there.
+
+    Returns:
+        The collectives, the oldest first; None if the plugin knows of none.
+    """
 
 
 @hookspec
