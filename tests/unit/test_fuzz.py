@@ -26,7 +26,7 @@ from disttest.cluster.protocol import wire
 from disttest.errors import ProtocolError, UsageError
 from disttest.model import Cause, Collective, Outcome, RankEnd, RankRecord, TestResult
 from disttest.options.option import Option
-from disttest.options.registry import RUN_OPTIONS
+from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS
 from disttest.options.run import resolve_options
 from disttest.reports import reporters, write_reports
 from disttest.reports.timeline import build_timeline, render_lanes
@@ -378,11 +378,13 @@ VALUES = st.one_of(
 @fuzzed
 @given(st.sampled_from(RUN_OPTIONS), VALUES, st.booleans())
 @example(next(option for option in RUN_OPTIONS if option.name == "slots"), "9" * 5000, False)
+@example(next(option for option in PLUGIN_OPTIONS if option in RUN_OPTIONS), "", False)
 def test_an_option_is_understood_or_refused(option: Option, text: str, by_variable: bool) -> None:
     flags, environ = ({}, {option.variable: text}) if by_variable else ({option.field: text}, {})
     try:
-        value = getattr(resolve_options(flags, environ=environ), option.field)
+        options = resolve_options(flags, environ=environ)
     except UsageError as error:
         assert option.variable in str(error) if by_variable else f"--{option.name}" in str(error)
         return
+    value = option.of(options) if option in PLUGIN_OPTIONS else getattr(options, option.field)
     assert not (isinstance(value, float) and not math.isfinite(value)), (option.name, text, value)
