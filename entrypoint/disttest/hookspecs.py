@@ -18,7 +18,8 @@ A hook runs in one of five kinds of processes. Each description names its kind:
 * command: the ``disttest`` process. It imports neither torch nor pytest; a plugin must import both inside its functions.
 * controller: the pytest process that collects the tests.
 * world: the process that starts the ranks of a world, gives them tests and judges what they report.
-* rank: a process of a world, which runs the tests.
+* rank: a process of a world, which runs the tests. The main process of a class that starts its ranks supervises them as a world
+  does.
 * node agent: a controller on a node of a cluster.
 
 A plugin that raises an exception ends in an error that names the plugin and the hook. No test passes by it.
