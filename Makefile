@@ -133,6 +133,7 @@ docs: $(READY)
 	$(BIN)/python tools/verdicts_doc.py
 	$(BIN)/python tools/command_doc.py
 	$(BIN)/python tools/marks_doc.py
+	$(BIN)/python tools/features_doc.py
 
 # The docs as a site, in build/site. `make picture` takes the pictures of a report and a summary anew (needs Chromium).
 site: $(READY)

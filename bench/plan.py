@@ -33,10 +33,10 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from disttest.extras.shards.pools import parse_pools
+from disttest.extras.shards.shard_plan import encode_plan, plan_shards
 from disttest.model import Gang, Isolation, Slot, TestCase, WorldShape
-from disttest.planning.pools import parse_pools
 from disttest.planning.schedule import GangScheduler, Start
-from disttest.planning.shard_plan import encode_plan, plan_shards
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.planning.timings import Sample, Timings
 

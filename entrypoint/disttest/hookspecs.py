@@ -42,19 +42,27 @@ if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import Collective, TestCase, TestResult, WorldKind, WorldShape
+    from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
+    from disttest.runtime.controller.session import TestSelection
+    from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
+    from disttest.runtime.guard.guard import PytestProcess
+    from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facets.facet import Facet
-    from disttest.runtime.rank.rank_test import Rank, RankTest
+    from disttest.runtime.rank.rank_spec import RankSpec
+    from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.judged_attempt import JudgedAttempt
     from disttest.runtime.world.rank_watch import RankWatch
+    from disttest.runtime.world.world_supervisor import WorldSupervisor
 
 PROJECT = "disttest"
 """The name of the entry point group, and pluggy's name of this interface."""
@@ -62,6 +70,8 @@ PROJECT = "disttest"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function as the implementation of the hook that has its name; pluggy documents its arguments."""
+of_pytest = pluggy.HookimplMarker("pytest")
+"""``pytest.hookimpl``, for plugins that the command imports, which must not import pytest."""
 
 WRAPPED = ("disttest_judge_attempt", "disttest_rank_test")
 """Hooks that the core implements, and that a plugin wraps."""
@@ -95,16 +105,51 @@ def disttest_addcommands(group: click.Group) -> None:
 
 
 @hookspec
-def disttest_prepare_run(request: RunRequest) -> Mapping[str, str]:
-    """Command, before a run begins here or on a cluster: refuse it, or change options of the plugin.
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
+    """Command, when the options of a run were read: change what was asked, or refuse it.
 
-    A :class:`disttest.errors.UsageError` ends the command with its message.
+    A :class:`disttest.errors.UsageError` ends the command with its message. ``dataclasses.replace`` and
+    ``RunRequest.with_option`` make a changed request. A plugin that sets ``place`` has the run run on other machines than this
+    one; plugins whose hook is ``trylast`` see it.
+
+    Args:
+        request: everything that was asked, as the plugin before this one returned it.
+
+    Returns:
+        The changed request; None to leave it as it is.
+    """
+
+
+@hookspec
+def disttest_check_collection(options: RunOptions) -> None:
+    """Command, before tests are listed or planned, or a part of a plan is run: refuse options by a :class:`UsageError`.
+
+    Args:
+        options: of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | None:
+    """Command, before the run begins: the pytest processes of the run, which run one after another.
+
+    Args:
+        options: of the run.
+
+    Returns:
+        The processes, in order; None for one.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_needs_terminal(request: RunRequest) -> bool | None:
+    """Command, before the run is shown: whether it reads from the terminal, so that no live view may cover it.
 
     Args:
         request: everything that was asked.
 
     Returns:
-        Field of an option of the plugin -> its value as text, in place of the one that was given.
+        True, or None for no answer.
     """
 
 
@@ -118,6 +163,18 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
     Returns:
         The exit code of the command; None to let the next plugin, at last the core, run it.
+    """
+
+
+@hookspec
+def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """Command, before a run on this machine: variables that the tests must not see. The command removes them and says so.
+
+    Args:
+        environ: the environment of the command.
+
+    Returns:
+        The program that set variables for processes of its own, and their names.
     """
 
 
@@ -147,6 +204,19 @@ def disttest_repeat_words(test: TestCase) -> Sequence[str] | None:
 
     Returns:
         The name of a command of ``disttest``, then its options; None for a test that ``disttest run`` repeats.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[str] | None:
+    """Command and controller, when a failure is written: the options that give a test its world when it is repeated.
+
+    Args:
+        test: that failed.
+        invocation: of the run.
+
+    Returns:
+        Options of ``disttest run``, in place of ``--world-sizes`` and ``--one-world``; None for those.
     """
 
 
@@ -195,7 +265,9 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 
 
 @hookspec
-def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> None:
+def disttest_modify_tests(
+    items: list[pytest.Item], config: pytest.Config, options: RunOptions, host: TargetHost
+) -> None:
     """Controller and fresh interpreters, after collection, when each item has its world.
 
     Change ``items`` in place. A :class:`disttest.errors.UsageError` ends the run with its message.
@@ -203,6 +275,51 @@ def disttest_modify_tests(items: list[pytest.Item], config: pytest.Config) -> No
     Args:
         items: all tests of the session, one for each world of a test.
         config: pytest's.
+        options: of the run.
+        host: the machine that the tests are collected for.
+    """
+
+
+@hookspec
+def disttest_place_tests(
+    pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
+) -> Sequence[str]:
+    """Controller, when all tests of the run are described: decide by all of them where each runs.
+
+    Args:
+        pairs: items and their tests; change the list in place.
+        config: pytest's.
+        options: of the run.
+
+    Returns:
+        Messages for the user.
+    """
+
+
+@hookspec
+def disttest_ordinary_tests_begin(options: RunOptions) -> None:
+    """Controller, when all worlds have ended, before the first test runs in this process.
+
+    Args:
+        options: of the run.
+    """
+
+
+@hookspec
+def disttest_select_tests(
+    items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
+) -> TestSelection | None:
+    """Controller, after collection, when the ids of tests and their worlds are final: say which tests this run owes.
+
+    A test runs if each plugin that answers keeps it. A :class:`disttest.errors.DisttestError` ends the run with its message.
+
+    Args:
+        items: all tests of the session, one for each world of a test.
+        describe: the test case of an item.
+        config: pytest's.
+
+    Returns:
+        The tests that are kept; None to keep all.
     """
 
 
@@ -261,14 +378,127 @@ def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> S
 
 
 @hookspec(firstresult=True)
-def disttest_takes_session(config: pytest.Config) -> bool | None:
-    """Controller, before collection: whether the plugin runs the tests of this process by ``disttest_run_session``.
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """Controller, whenever the core asks: whether this process runs no tests and opens no journal.
 
     Args:
         config: pytest's.
 
     Returns:
-        True, and the core takes no devices and writes no journal; None if it does not.
+        True when a plugin runs the tests in another way; None otherwise.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_timeout(item: pytest.Item) -> float | None:
+    """Controller, for each item without a ``timeout`` mark in a run without ``--timeout``: the limit of the test.
+
+    Args:
+        item: a test.
+
+    Returns:
+        Seconds; None for the usual limit.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_retries(item: pytest.Item) -> int | None:
+    """Controller, for each item that runs outside of this process, in a run without ``--retries``.
+
+    Args:
+        item: a test.
+
+    Returns:
+        How often the test is tried again once it has failed; None for no answer.
+    """
+
+
+@hookspec
+def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
+    """Controller, before the first world starts: arguments for other pytest processes that collect the same tests.
+
+    They have all arguments of this process already. Add what has been settled since, so that they collect the same.
+
+    Args:
+        config: pytest's.
+    """
+
+
+@hookspec
+def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
+    """Controller, and each process that collects for ranks, when the options are read: change fields of them.
+
+    A :class:`disttest.errors.UsageError` ends the run with its message.
+
+    Args:
+        config: pytest's.
+        options: of the run, as they were given.
+
+    Returns:
+        The value of each field of :class:`disttest.options.run.RunOptions` that the plugin sets. Two plugins cannot set one.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_marks_are_foreign(item: pytest.Item, options: RunOptions) -> bool | None:
+    """Controller, for each item with a ``world_size`` mark: whether the mark belongs to another harness.
+
+    Args:
+        item: a test.
+        options: of the run.
+
+    Returns:
+        True, and the test is not multiplied by its mark; None for no answer.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """Controller, once for each item: the world of a test that is not made by its marks.
+
+    Args:
+        item: a test.
+        options: of the run.
+        host: the machine that the tests are collected for.
+
+    Returns:
+        How the test meets its ranks; None where its marks say that.
+    """
+
+
+@hookspec
+def disttest_settle(config: pytest.Config, options: RunOptions) -> Any:
+    """Controller, before the first world starts: data of the plugin for every process of every world.
+
+    Args:
+        config: pytest's.
+        options: of the run.
+
+    Returns:
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``RankSpec.settled[NAME]`` as JSON data, where
+        NAME is the last part of the plugin's name.
+    """
+
+
+@hookspec
+def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
+    """Controller, before the first world starts.
+
+    Args:
+        items: the tests that run outside of this process.
+        config: pytest's.
+
+    Returns:
+        Notes for the record of the run.
+    """
+
+
+@hookspec
+def disttest_world_ended(scratch: Path) -> None:
+    """Controller, whenever a world has ended.
+
+    Args:
+        scratch: the directory of the world, which all its processes could write to. ``RankSpec.scratch`` is below it.
     """
 
 
@@ -319,6 +549,18 @@ def disttest_watch_ranks(
 
 
 @hookspec(firstresult=True)
+def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
+    """World, before its first process starts: the class that supervises it.
+
+    Args:
+        order: the tests, and what the world is told of the run.
+
+    Returns:
+        A subclass of :class:`disttest.runtime.world.world_supervisor.WorldSupervisor`; None for the usual one.
+    """
+
+
+@hookspec(firstresult=True)
 def disttest_make_attempt(test: TestCase) -> type[Attempt] | None:
     """World, before a test starts: the class that decides when the test is over.
 
@@ -347,6 +589,56 @@ def disttest_judge_attempt(attempt: JudgedAttempt) -> TestResult:
 
 
 # --- rank
+
+
+@hookspec(firstresult=True)
+def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
+    """Each process that a world starts, first of all: the function that is the life of this process.
+
+    Args:
+        spec: of the process.
+
+    Returns:
+        A function that runs tests until the world ends, and that never returns; None for the usual one of a rank.
+    """
+
+
+@hookspec
+def disttest_process_configure(spec: RankSpec, config: pytest.Config) -> None:
+    """Each process that a world starts, once: a rank, or the process in which a class or an ordinary test runs.
+
+    Earlier than :func:`disttest_rank_configure`: the process has its log, and nothing else is set up. ``spec.kind`` is the kind
+    of process.
+
+    Args:
+        spec: of the process; ``spec.settled[NAME]`` is the result of :func:`disttest_settle`.
+        config: pytest's.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_started_rank(
+    rank: int, spec: RankSpec, config: pytest.Config, hold: Callable[[bool], None] | None
+) -> PostMortem | None:
+    """Rank that a test class starts, once, before its test. Other hooks of ranks are not called there.
+
+    Args:
+        rank: its number.
+        spec: of the process that has started it.
+        config: pytest's; no test runs by pytest's protocol here.
+        hold: call it with whether users hold this rank; None unless the options have ``is_debugged``.
+
+    Returns:
+        A function that is called with each failure of a test; None for no interest.
+    """
+
+
+@hookspec
+def disttest_process_saves() -> None:
+    """Each process of a world in which tests run, after each test and when it leaves: write what the plugin has gathered.
+
+    Such a process ends without the hooks of Python that run at exit, and the next test may end it.
+    """
 
 
 @hookspec

@@ -17,20 +17,12 @@ LEASE_LONGEST_POLL_S = 0.1
 """flock cannot wait for one of several locks: the head of the line looks often, the others seldom."""
 EVIDENCE_POLL_S = 0.01
 """An answer is a file that grows."""
-SAVED_POLL_S = 0.05
-"""Between two looks at the files of tests, and more where a look takes long."""
 SETTLED_SOURCE_S = 2.0
 """After a source was saved; its kept byte code says when, in whole seconds."""
 KEEPER_POLL_S = 0.1
 """Whose process carries a mark is read from all of ``/proc``."""
 DEVICE_POLL_S = 0.1
 """The driver is asked again who holds a GPU."""
-KUBERNETES_FIRST_POLL_S = 0.5
-KUBERNETES_LONGEST_POLL_S = 5.0
-"""A pod that was deleted is gone a few seconds later, with the reason that it had."""
-SLURM_FIRST_POLL_S = 1.0
-SLURM_LONGEST_POLL_S = 30.0
-"""Slurm's controller has other clients; a job that has waited long may wait a little longer."""
 
 # --- the end of a process
 
@@ -67,8 +59,6 @@ MAIN_MARGIN_S = 3.0
 """A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
 MAIN_CANCEL_S = 1.2
 """The same when the run is cancelled, and everybody is in a hurry."""
-EVIDENCE_AGREED_S = EVIDENCE_S + 2.0
-"""How long ranks that have told what they were doing are kept, for the other nodes to ask theirs."""
 CONSEQUENCE_WAIT_S = 3.0
 """How long the others have after a rank has lost a peer: the one that it has lost may be cleaning up before it fails."""
 RENDERING_S = 10.0
@@ -107,10 +97,10 @@ CREW_CANCEL_S = 2.5
 """How long worlds may take to end in an orderly way when the run is cancelled."""
 GUARD_CANCEL_S = 3.5
 """How long pytest may take to stop in an orderly way; then come its kill and the reports."""
-CONTAINER_STOP_S = 6.0
-"""How long a container may take to end; removing it and handing files back has to fit behind it."""
 KEEPER_ORDERLY_S = 6.0
 """How long worlds whose command and controller were killed may take to end what is theirs."""
+REFUSAL_S = 2.0
+"""Before the run's deadline: a run that gets no GPU stops waiting, so that it has time to say who holds them."""
 DEADLINE_MARGIN_S = 5.0
 """The controller keeps the run's deadline itself; only if it is stuck does the guard step in, this much later."""
 OUTPUT_STALL_S = 60.0
@@ -160,94 +150,10 @@ PREFLIGHT_MARGIN_S = 30.0
 CUDA_ANSWER_S = 20.0
 """What a driver may take to answer; then the question goes to CUDA in this process, as if we were not here."""
 
-# --- more than one machine
+# --- the user's own preparation
 
-NODE_ALIVE_S = 5.0
-"""How often an agent says that it lives."""
-CLIENT_ALIVE_S = 10.0
-"""How often nodes hear that the client lives."""
-CLIENT_SILENCE_S = 60.0
-"""A client that has said nothing for so long is gone, whatever the scheduler thinks."""
-JOB_ARRIVAL_S = 60.0
-"""From an agent's start to the job's arrival."""
-NODES_READY_S = 300.0
-"""From the first word of a node until all have collected; the same until a world is up."""
-NODE_OVERRUN_S = 20.0
-"""Beyond a test's own limit, for evidence and for the end of its ranks."""
-JOB_START_S = 120.0
-"""What a job's limit allows for its start: interpreters, collection, torch from a slow file system."""
-JOB_LEAST_S = 600.0
-"""A job of a few short tests must survive a slow start, too."""
-AGENT_CANCEL_S = 5.0
-"""How long an agent's work may take to end in an orderly way, when the job is cancelled."""
-AGENT_FLUSH_S = 3.0
-"""How long an agent's last lines may take to leave."""
-JOB_CANCEL_S = AGENT_CANCEL_S + AGENT_FLUSH_S
-"""How long the agents of a cancelled run may take to end by themselves; then the scheduler ends them."""
-SLURM_KILL_S = 20.0
-"""From the cancellation: how long srun may take when Slurm was told to end the agents."""
-SLURM_ANSWER_S = 10.0
-"""How long a question to the controller may take; it is one of many that keep it busy."""
-SLURM_FINAL_S = 3.0
-"""How long the controller may take to notice that a job is over."""
-KUBERNETES_ANSWER_S = 10.0
-"""How long a question to the API server may take."""
-KUBERNETES_FINAL_S = 4.0
-"""From the end of its agent to a pod that says how it ended: the kubelet looks once a second, and writes when it can."""
-KUBERNETES_GRACE_S = 12
-"""Between TERM and KILL of a pod that is deleted: its agent ends its work in an orderly way, and says so."""
-KUBERNETES_KILL_S = 20.0
-"""From the cancellation: how long kubectl may hold on to a pod that was deleted; that of a lost node answers nobody."""
-KUBERNETES_RETRY_S = 5.0
-"""Between two attempts to create pods that a quota leaves no room for."""
-GANG_HOLD_S = 20.0
-"""How long the pods of a job may hold some nodes while they wait for others, which may wait for these in turn."""
-GOODBYE_S = 5.0
-"""From the last word of the last node to the scheduler's end of the job.
-
-Longer only when the scheduler's controller is away. All verdicts are there then; its own client (srun) is left
-to wait for it.
-"""
-SCHEDULERS_WORD_S = 20.0
-"""The same where the scheduler told a node to end: only it knows why, and that is what is told of the tests."""
-PIPE_DRAIN_S = 1.0
-"""After its end, a process's pipes may be held open by what it left behind; nobody waits for that longer."""
-PORT_PAUSE_S = 1.0
-"""Between two looks for a free port of a range."""
-
-# --- a resident parent
-
-RESIDENT_IDLE_S = 15 * 60.0
-"""It ends after that long without a run: its memory is worth a second of the next run only while somebody works."""
-RESIDENT_REQUEST_S = 10.0
-"""From a connection to what is asked."""
-RESIDENT_ANSWER_S = 30.0
-"""From what is asked to the first word, milliseconds on a machine with time; then the command runs by itself."""
-RESIDENT_START_S = WORLD_START_S
-"""The same of a parent that has torch to import first."""
-
-# --- containers
-
-CONTAINER_KILL_S = 30.0
-"""From SIGKILL to the engine's word that the container has ended."""
-CONTAINER_DRAIN_S = 2.0
-"""For the last output, once the container has ended."""
-CONTAINER_LIMIT_S = 6 * 3600.0
-"""A container without a deadline ends by itself after GitHub's longest job, whether or not anyone still watches."""
-CONTAINER_MARGIN_S = 60.0
-"""The container's own timer only strikes when the run's deadline has failed to."""
-CONTAINER_TERM_S = 15
-"""Between the TERM and the KILL of that timer: reports take up to five seconds."""
-CONTAINER_LEFT_S = 120.0
-"""So long after its limit a container that still runs was left behind."""
-ENGINE_ANSWER_S = 60
-"""For one question to the engine."""
-REQUIREMENTS_S = 1800
-"""For pip to install what the tests import besides, into a layer of the image."""
 SETUP_S = 1800.0
 """For the user's script that comes before the tests."""
-HAND_BACK_S = 60
-"""For handing the workspace's files back to their owner."""
 
 # --- what people see while a run lasts
 

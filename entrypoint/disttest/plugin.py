@@ -29,34 +29,22 @@ from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.values import spell_out
 from disttest.plugin_manager import plugin_manager
 from disttest.results.relay import hide_in_own_files, mask_terminal
-from disttest.runtime.controller import collect, early_skips
-from disttest.runtime.controller.expand import expand, expand_late, repeat_each, shape_of, tell_apart
+from disttest.runtime.controller import early_skips
+from disttest.runtime.controller.expand import expand, expand_late, repeat_each, tell_apart
 from disttest.runtime.controller.leaving_imports import report_of, staying
 from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.ordinary import stop_of_test
-from disttest.runtime.controller.other_plugins import (
-    NO_WORLDS_IN_WORKERS,
-    leave_hypothesis_unused,
-    need_no_failure_server,
-    overrule_xdist,
-)
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
-from disttest.runtime.controller.session import RunSession, inherit_results
+from disttest.runtime.controller.session import RUN, RunSession, inherit_results
 from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
-from disttest.runtime.controller.spmd import collect_as_rank_0
 from disttest.runtime.controller.terminal_end import write_end
 from disttest.runtime.controller.wanted_worlds import all_marks
-from disttest.runtime.hosting.recognise import HOSTING
-from disttest.runtime.hosting.scripts import find_siblings
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
-from disttest.runtime.rank.debug_adapter import tell_debugger
-from disttest.runtime.rank.inactive_plugins import write_nothing
 from disttest.testing.world import World, current_scratch, current_world
 
 T = TypeVar("T")
-_RUN = pytest.StashKey[RunSession]()
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
 _WORLDS = "disttest.runtime.controller.apart"
@@ -95,14 +83,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             help=f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
     internal = "(internal) given by the disttest command"
-    group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
-    group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
+    group.addoption("--disttest-part", dest="disttest_part", help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
     for switch in INTERNAL_SWITCHES:
         group.addoption(switch, action="store_true", help=internal)
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
-    group.addoption("--disttest-node-partition", dest="disttest_node_partition", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
     group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
     group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
@@ -139,7 +125,6 @@ def pytest_load_initial_conftests(
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
-    collect_as_rank_0(known)
     if known.disttest_guarded and not known.disttest_rank:
         die_with_parent(known.disttest_guarded)
         inherit_results(early_config)
@@ -151,17 +136,6 @@ def pytest_load_initial_conftests(
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
-    """Before pytest-xdist looks at what it was asked: under the command, slots do its work."""
-    if config.getoption("disttest_guarded") or config.getoption("disttest_rank"):
-        overrule_xdist(config)
-    need_no_failure_server(config)
-    if config.getoption("disttest_rank"):
-        write_nothing(config)
-    return (yield)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
@@ -169,7 +143,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", mark)
     if config.getoption("disttest_guarded") and (words := too_old()):
         raise pytest.UsageError(words)
-    run = config.stash[_RUN] = RunSession(config)
+    run = config.stash[RUN] = RunSession(config)
     config.pluginmanager.register(run, "disttest-run")
     columns = config.getoption("disttest_view")
     if columns and run.runs_tests and not config.option.collectonly:
@@ -178,7 +152,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Where ranks run, and how many worlds fit side by side; what was asked and is not done."""
-    run = config.stash[_RUN]
+    run = config.stash[RUN]
     slots = run.devices.size if run.devices else 0
     sizes = ",".join(map(str, run.options.world_sizes or run.host.default_sizes()))
     backends = ", ".join(run.options.backend or (run.host.default_backend(),))
@@ -186,17 +160,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"disttest {__version__}: {where}", *(f"disttest: {message}" for message in run.said)]
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Where a debugger is waited for: with ``-q``, too, which has no header."""
-    return [f"disttest: {line}" for line in tell_debugger(config.stash[_RUN].options)]
-
-
 # --- collection
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A rank in a fresh interpreter collects its own files only."""
-    order = config.stash[_RUN].rank_order
+    order = config.stash[RUN].rank_order
     if order is None or collection_path.is_dir() or collection_path.name == "__init__.py":
         return None
     return None if str(collection_path) in order.modules else True
@@ -207,10 +176,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """One test for each world."""
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
-    run = collector.config.stash[_RUN]
-    asked = collector.config.stash[HOSTING] or bool(collector.config.getoption("disttest_guarded"))
-    if isinstance(collector, pytest.Module) and collector.config.stash[HOSTING]:
-        find_siblings(collector.path)
+    run = collector.config.stash[RUN]
+    asked = bool(collector.config.getoption("disttest_guarded"))
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
             report: Any = yield
@@ -230,31 +197,31 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """When all hooks have had their say: worlds for the marks that they have added; the tests of this shard of the plan."""
     yield
-    run = config.stash[_RUN]
+    run = config.stash[RUN]
     run.leave_if_copy()
     try:
         expand_late(items, run.worlds_of)
-        plugin_manager().call("disttest_modify_tests", items=items, config=config)
+        given = {"config": config, "options": run.options, "host": run.host}
+        plugin_manager().call("disttest_modify_tests", items=items, **given)
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
-    run.name_worlds(items)
     repeat_each(items, run.options.repeat)
-    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(collect.needs_ranks, items)):
+    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         tell_apart(items)
-    run.keep_planned(items)
+    run.keep_selected(items)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Everything that is imported is imported: load torch if ranks will need it, and open the journal."""
     config = session.config
-    if not config.option.collectonly and any(map(collect.needs_ranks, session.items)):
+    run = config.stash[RUN]
+    if not config.option.collectonly and any(map(run.needs_ranks, session.items)):
         check_reports(config)
         from disttest.runtime.controller.preload import load_torch, load_what_tests_use
 
         load_torch()
         load_what_tests_use(config.rootpath)
-    run = config.stash[_RUN]
     elsewhere = config.option.collectonly and run.devices is None  # the runners have a torch of their own
     try:
         early_skips.skip_for_want_of_gpus(session.items, run.host.gpus)
@@ -264,9 +231,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(f"disttest: {error}") from None
     while _once_all_is_imported:
         _once_all_is_imported.pop()()
-    if config.stash[_RUN].runs_tests:
+    if config.stash[RUN].runs_tests:
         with _journal_is_written():
-            config.stash[_RUN].take(session.items)
+            config.stash[RUN].take(session.items)
 
 
 def _enable_gc() -> None:
@@ -294,13 +261,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
-    if hasattr(item.config, "workerinput") and shape_of(item) is not None:
-        pytest.fail(NO_WORLDS_IN_WORKERS, pytrace=False)
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Worlds first, while this process is clean; then the ordinary tests, by pytest's own loop."""
     with _journal_is_written():
@@ -308,7 +268,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def _run_tests(session: pytest.Session) -> bool | None:
-    run = session.config.stash[_RUN]
+    run = session.config.stash[RUN]
     run.leave_if_copy()
     if isinstance(run.rank_order, ParentOrder):
         from disttest.runtime.controller.parents import serve_collected
@@ -318,11 +278,6 @@ def _run_tests(session: pytest.Session) -> bool | None:
         from disttest.runtime.controller.starters import be_a_rank
 
         be_a_rank(session, run.rank_order, run.errors)
-    if order := session.config.getoption("disttest_node_partition"):
-        from disttest.cluster.node.partition import serve_partition
-
-        serve_partition(session, run, Path(order))
-        return True
     if plugin_manager().call("disttest_run_session", session=session):
         return True
     apart = run.recorder is not None and run.devices is not None
@@ -372,10 +327,7 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
     _be_an_ordinary_process()
     if thaw:
         gc.unfreeze()
-    if run.options.fast_spawn:
-        from disttest.runtime.rank.fast_spawn import use_fast_spawn
-
-        use_fast_spawn()
+    plugin_manager().call("disttest_ordinary_tests_begin", options=run.options)
     for index, item in enumerate(items):
         following = items[index + 1] if index + 1 < len(items) else None
         _note(item.config, f"running {item.nodeid}")
@@ -397,11 +349,10 @@ def _run_ordinary(session: pytest.Session, run: RunSession, *, thaw: bool) -> No
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Close the journal."""
-    run = session.config.stash.get(_RUN, None)
+    run = session.config.stash.get(RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
     if session.config.getoption("disttest_guarded"):
-        leave_hypothesis_unused(session.config)
         # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
         gc.collect()
         gc.freeze()
@@ -413,7 +364,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     hide_in_own_files(config)
     if config.getoption("disttest_guarded"):
         gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
-        run = config.stash.get(_RUN, None)
+        run = config.stash.get(RUN, None)
         if (note := config.stash.get(_LEAVING, None)) is not None:
             note.leaving(run.keepers.describe() if run is not None else "a plugin")
         if run is not None and run.pairs and not run.ordinary:
@@ -451,6 +402,6 @@ def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     """Say which tests are flaky, and which are red here that torch's own harness would have passed."""
-    run = config.stash.get(_RUN, None)
+    run = config.stash.get(RUN, None)
     if run is not None and run.recorder is not None:
         write_end(terminalreporter, run.recorder, without_worlds=run.without_worlds)

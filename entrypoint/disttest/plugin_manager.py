@@ -172,6 +172,28 @@ class Plugins:
                 raise
             raise _failure(name, hook, error) from error
 
+    def chain(self, hook: str, argument: str, value: T) -> T:
+        """Call a hook that may change a value; each plugin is given what the one before it returned.
+
+        Args:
+            hook: returns a value of this type, or None to leave it as it is.
+            argument: name of the hook's only argument.
+            value: for the first plugin.
+
+        Raises:
+            PluginError: a plugin raised an exception, or returned something else.
+        """
+        for implementation in reversed(self._caller(hook).get_hookimpls()):
+            with blaming(implementation.plugin_name, hook):
+                changed = implementation.function(**{argument: value})
+            if changed is not None and not isinstance(changed, type(value)):
+                raise PluginError(
+                    f"plugin {implementation.plugin_name} returned something else from {hook}: "
+                    f"a {type(value).__name__} or None is needed"
+                )
+            value = value if changed is None else changed
+        return value
+
     def implementing(self, hook: str) -> list[str]:
         """Names of the plugins that implement a hook, those of the core left out."""
         names = (each.plugin_name for each in self._caller(hook).get_hookimpls())

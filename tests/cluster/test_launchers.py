@@ -14,8 +14,8 @@ from fake_scheduler import FakeScheduler
 from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 from slurm_cluster import SlurmCluster
 
-from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
+from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
     NodeDone,
@@ -26,7 +26,7 @@ from disttest.cluster.protocol.wire import (
     Versions,
     encode_order,
 )
-from disttest.cluster.schedulers.local import LocalLauncher
+from disttest.extras.cluster.schedulers.local import LocalLauncher
 from disttest.extras.slurm.scheduler import SlurmLauncher
 from disttest.runtime.messages.protocol import Message
 

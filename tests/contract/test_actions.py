@@ -258,3 +258,43 @@ def check(*words: str) -> None:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+
+
+def plan_outputs(folder: Path, **inputs: str) -> tuple[int, str]:
+    """Run the last step of the action ``plan``, as GitHub's runner does: its exit code, and what it has published."""
+    (step,) = [
+        step
+        for step in yaml.safe_load((ROOT / "actions/plan/action.yml").read_text())["runs"]["steps"]
+        if step.get("id") == "matrix"
+    ]
+    names = {
+        "DISTTEST_FOLDER": "working-directory",
+        "DISTTEST_MATRIX": "matrix",
+        "DISTTEST_PLAN": "output",
+    }
+    assert step["env"].keys() == names.keys()
+    defaults = {"working-directory": ".", "matrix": "matrix.json", "output": "plan.json"}
+    environ = {variable: inputs.get(name, defaults[name]) for variable, name in names.items()}
+    output = folder / "github-output"
+    ended = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(output), **environ},
+        check=False,
+    )
+    return ended.returncode, output.read_text() if output.exists() else ""
+
+
+def test_the_matrix_of_a_plan_is_found_at_relative_and_absolute_paths(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "matrix.json").write_text('{"include": []}\n')
+    found = 'matrix={"include": []}\n'
+
+    relative = plan_outputs(tmp_path, **{"working-directory": "below"})
+    (tmp_path / "github-output").unlink()
+    absolute = plan_outputs(tmp_path, matrix=str(tmp_path / "below" / "matrix.json"), output="/x/plan.json")
+    (tmp_path / "github-output").unlink()
+
+    assert (0, f"{found}plan=below/plan.json\n") == relative
+    assert (0, f"{found}plan=/x/plan.json\n") == absolute
+    assert plan_outputs(tmp_path, matrix="no/such.json") == (1, "")

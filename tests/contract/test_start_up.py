@@ -77,7 +77,11 @@ OF_WORLDS = (
         "disttest.extras.sanitizers.order",
         "disttest.runtime.world",
     ),
-    *("disttest.runtime.rank.rank", "disttest.runtime.hosting.ranks", "disttest.runtime.controller.crew"),
+    *(
+        "disttest.runtime.rank.rank",
+        "disttest.plugins.launching_classes.ranks",
+        "disttest.runtime.controller.crew",
+    ),
 )
 NOTES_WHAT_IS_LOADED = """
 import sys

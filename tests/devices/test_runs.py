@@ -148,7 +148,7 @@ def test_a_run_that_gets_no_gpu_in_time_says_so_in_its_reports(host):
     host = host(fakes.plain(1))
     host.write(test_x="import pytest\n\n@pytest.mark.world_size(1)\ndef test_x(): pass\n")
     with holder(host, 1):
-        ended = host.run(".", "--deadline", "4")
+        ended = host.run(".", "--deadline", "8")
 
     assert ended.exit_code == 6, ended.output
     assert "0 of 1 GPUs are free" in ended.run.reason

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from engine import BASE, Engine, own_engine
 from launching import Launcher, ours, wait_until
+from sample_runs import SampleRun
+
+from disttest.results.journal import Journal
 
 READY_THEN_SLEEP = """
 import pathlib, time
@@ -186,6 +189,34 @@ def test_outputs_and_summary_are_written_from_inside(launcher: Launcher, probe: 
     )
     assert done.returncode == 0, done.stderr
     assert list(files) == [file.read_text() for file in files.values()]
+
+
+def test_a_run_that_was_killed_has_outputs_reports_and_a_summary(
+    launcher: Launcher, probe: str, tmp_path: Path
+) -> None:
+    files = {name: tmp_path / name.lower() for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    for file in files.values():
+        file.touch()
+        os.chown(file, 1234, 1234)
+    run = SampleRun()
+    run.test(name="test_a")
+    journal = Journal(launcher.workspace / "so-far.jsonl")
+    for event in run.events:
+        journal.append(event)
+    journal.close()
+    program = launcher.script(
+        "import os, shutil\nshutil.copy('so-far.jsonl', 'results/events.jsonl')\nos.kill(os.getpid(), 9)"
+    )
+    done = launcher.run(
+        "--image", probe, "--gpus", "none", "--results", "results", program,
+        env={name: str(file) for name, file in files.items()},
+    )  # fmt: skip
+
+    assert done.returncode == 137, done.stderr
+    outputs = files["GITHUB_OUTPUT"].read_text()
+    assert all(f"\n{value}\n" in outputs for value in ("137", "cancelled", "1")), outputs
+    assert (launcher.workspace / "results" / "junit.xml").exists()
+    assert files["GITHUB_STEP_SUMMARY"].read_text()
 
 
 def test_limits_and_sandbox_of_the_container(launcher: Launcher, probe: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lab import Lab
 
+from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Outcome
-from disttest.planning.shard_plan import decode_plan
 
 ECHO = """
     import torch.distributed as dist

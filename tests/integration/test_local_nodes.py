@@ -10,8 +10,8 @@ from cluster_programs import TALKS
 from lab import Ended, Lab
 from launching import wait_until
 
+from disttest.extras.shards.shard_plan import decode_plan
 from disttest.model import Cause, Outcome
-from disttest.planning.shard_plan import decode_plan
 
 # What has been here is remembered in files: they outlive worlds, and the nodes share a folder.
 FLAKY = """

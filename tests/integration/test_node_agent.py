@@ -10,8 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from lab import Lab
 
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.wire import CancelJob, LineReader, NodeDone, Refused, TakeJob, encode_order
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.wire import (
+    CancelJob,
+    LineReader,
+    NodeDone,
+    Refused,
+    TakeJob,
+    encode_order,
+)
 from disttest.runtime.messages.protocol import Message
 
 JOB = JobSpec(

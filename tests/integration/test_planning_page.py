@@ -9,7 +9,7 @@ from planning_cases import case
 from shard_runs import ShardRun
 from typed import types
 
-from disttest.planning.shard_plan import decode_plan
+from disttest.extras.shards.shard_plan import decode_plan
 
 TESTS = """
     import pytest

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 SPAWNS = """
+    import os
+    import signal
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
@@ -14,9 +16,25 @@ SPAWNS = """
         x = torch.ones(2)
         dist.all_reduce(x)
         if rank == 1:
-            assert hangs, "wrong sum"  # line 11
-            dist.recv(x, 0)  # line 12
-        dist.barrier()  # line 13
+            assert hangs, "wrong sum"  # line 13
+            dist.recv(x, 0)  # line 14
+        dist.barrier()  # line 15
+
+    def die(rank, how):
+        if rank == 1:
+            how()
+
+    def crash():
+        os.kill(os.getpid(), signal.SIGSEGV)  # line 22
+
+    def leave():
+        os._exit(3)
+
+    def test_crashes():
+        mp.spawn(die, args=(crash,), nprocs=2, join=True)
+
+    def test_leaves():
+        mp.spawn(die, args=(leave,), nprocs=2, join=True)
 
     def test_hangs(tmp_path):
         mp.spawn(work, args=(str(tmp_path / "f"), True), nprocs=2, join=True)
@@ -50,14 +68,22 @@ def spawned(lab):
 def test_ranks_of_mp_spawn_and_forks_are_named_with_their_lines(spawned):
     hung = spawned.result("test_spawns.py::test_hangs")
     assert hung.message.startswith("its process is in test_hangs at test_spawns.py:"), hung.message
-    assert "(rank 0 of mp.spawn) is in work at test_spawns.py:13" in hung.message
-    assert "(rank 1 of mp.spawn) is in work at test_spawns.py:12" in hung.message
+    assert "(rank 0 of mp.spawn) is in work at test_spawns.py:15" in hung.message
+    assert "(rank 1 of mp.spawn) is in work at test_spawns.py:14" in hung.message
     (record,) = hung.ranks
     assert 2 == record.stacks.count(" of mp.spawn):\n")
     assert "not available" not in record.stacks
 
     failed = spawned.result("test_spawns.py::test_fails")
-    assert "rank 1 of mp.spawn failed at test_spawns.py:11: AssertionError: wrong sum" == failed.message
+    assert "rank 1 of mp.spawn failed at test_spawns.py:13: AssertionError: wrong sum" == failed.message
+
+    crashed = spawned.result("test_spawns.py::test_crashes")
+    assert (
+        "rank 1 of mp.spawn was killed by SIGSEGV (a process crashed in crash at test_spawns.py:22)"
+        == crashed.message
+    )
+    assert 'test_spawns.py", line 22 in crash' in crashed.ranks[0].stacks
+    assert "rank 1 of mp.spawn exited with code 3" == spawned.result("test_spawns.py::test_leaves").message
 
     forked = spawned.result("test_forks.py::test_hangs")
     assert forked.message.startswith("its process is in test_hangs at test_forks.py:14; process "), (

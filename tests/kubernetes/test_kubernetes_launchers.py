@@ -13,8 +13,8 @@ from kubernetes_image import IMAGE
 from kubernetes_plane import KubernetesPlane
 from launcher_conformance import STUB, ExclusiveGPUs, ExitCodes, Heard, LauncherConformance, Make, job
 
-from disttest.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
-from disttest.cluster.protocol.wire import NodeReady, TakeJob, encode_order
+from disttest.extras.cluster.protocol.launcher import JobState, Launcher, LauncherOptions
+from disttest.extras.cluster.protocol.wire import NodeReady, TakeJob, encode_order
 from disttest.extras.kubernetes.scheduler import KubernetesLauncher
 
 

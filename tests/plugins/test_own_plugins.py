@@ -101,6 +101,34 @@ FAILS = """
 
 
     @hookimpl
+    def disttest_settle():
+        fail("settle")
+        return {"rows": [1, 2]}
+
+
+    @hookimpl
+    def disttest_worlds_begin(items):
+        fail("worlds_begin")
+        return [f"{len(items)} tests outside of this process"]
+
+
+    @hookimpl
+    def disttest_process_configure(spec):
+        fail("process_configure")
+        assert {"rows": [1, 2]} == spec.settled["fails"]
+
+
+    @hookimpl
+    def disttest_process_saves():
+        fail("process_saves")
+
+
+    @hookimpl
+    def disttest_world_ended(scratch):
+        fail("world_ended")
+
+
+    @hookimpl
     def disttest_rank_configure(rank):
         fail("rank_configure")
 
@@ -126,12 +154,11 @@ FAILS = """
     @hookimpl
     def disttest_prepare_run(request):
         fail("prepare_run")
-        return {}
 
 
     @hookimpl
-    def disttest_takes_session(config):
-        fail("takes_session")
+    def disttest_leaves_tests(config):
+        fail("leaves_tests")
 
 
     @hookimpl
@@ -370,6 +397,7 @@ def test_a_run_without_any_built_in_plugin_has_verdicts(lab):
     [
         ("before_test", "disttest_rank_test"),
         ("after_test", "disttest_rank_test"),
+        ("process_saves", "disttest_process_saves"),
         ("judge_attempt", "disttest_judge_attempt"),
         ("judge_once", "disttest_judge_attempt"),
         ("look", "disttest_watch_ranks"),
@@ -390,11 +418,15 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
     ("where", "hook"),
     [
         ("rank_configure", "disttest_rank_configure"),
+        ("process_configure", "disttest_process_configure"),
+        ("settle", "disttest_settle"),
+        ("worlds_begin", "disttest_worlds_begin"),
+        ("world_ended", "disttest_world_ended"),
         ("modify_tests", "disttest_modify_tests"),
         ("addreporters", "disttest_addreporters"),
         ("report_tables", "disttest_report_tables"),
         ("prepare_run", "disttest_prepare_run"),
-        ("takes_session", "disttest_takes_session"),
+        ("leaves_tests", "disttest_leaves_tests"),
         ("needs_new_ranks", "disttest_needs_new_ranks"),
         ("notes_on_tests", "disttest_notes_on_tests"),
         ("around_worlds", "disttest_around_worlds"),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import (
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import (
     Capacity,
     Changed,
     Idle,
@@ -18,7 +18,7 @@ from disttest.cluster.protocol.launcher import (
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
     LineWriter,

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import Changed, JobEnded, JobRun, JobState, Launcher, Output
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import Changed, JobEnded, JobRun, JobState, Launcher, Output
+from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     CloseWorld,
     FinishJob,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from disttest.cli.emulation import Emulation
 from disttest.emulated_device import build, emulated_environment
 from disttest.errors import UsageError
+from disttest.extras.cluster.option_rows import RUN_OPTIONS
+from disttest.extras.cluster.place import choose_nodes
+from disttest.options.run import RunOptions
 from disttest.options.values import emulated_gpus
 
 
@@ -26,7 +29,15 @@ def test_a_number_that_cannot_be_emulated(text):
 
 def test_gpus_of_other_machines_are_not_emulated():
     with pytest.raises(UsageError, match="emulates GPUs of this machine only: leave out --launcher"):
-        Emulation("emulated-cuda:2", launcher="slurm")
+        choose_nodes(
+            SimpleNamespace(
+                settings={row.field: row.default for row in RUN_OPTIONS} | {"launcher": "slurm"},
+                given_settings=(),
+                selection=SimpleNamespace(grant=None),
+                options=RunOptions(device="emulated-cuda:2"),
+                setup=None,
+            )
+        )
 
 
 def test_torch_without_cuda_cannot_be_given_emulated_gpus(tmp_path, monkeypatch):

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from rendered import render_final
 from sample_runs import SampleRun
 
-from disttest.cluster.protocol import wire
 from disttest.errors import ProtocolError, UsageError
+from disttest.extras.cluster.protocol import wire
+from disttest.extras.shards.merging import merge
 from disttest.model import Cause, Collective, Outcome, RankEnd, RankRecord, TestResult
 from disttest.options.option import Option
 from disttest.options.registry import PLUGIN_OPTIONS, RUN_OPTIONS
@@ -37,7 +38,6 @@ from disttest.results.events import TestCollected, TestFinished
 from disttest.results.fold import RunResult, fold
 from disttest.results.hang_findings import explain
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.merging import merge
 from disttest.runtime.messages import protocol
 from disttest.runtime.messages.protocol import Channel, PhaseEnded, TestJudged
 

@@ -1,15 +1,31 @@
-"""Whoever waits for something that has a limit of its own waits longer; all limits stand in one module."""
+"""A process that waits for something with a limit of its own waits longer; limits stand in the modules ``limits``."""
 
 import ast
+import importlib
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import disttest
-from disttest import limits
-from disttest.options.registry import default_of
+from disttest.extras.cluster.option_rows import SILENCE_LIMIT
+
+PACKAGE = Path(disttest.__file__).parent
+MODULES = sorted(PACKAGE.rglob("limits.py"))
+"""Those of the core, and those of plugins."""
+
+
+def limits_of(path: Path) -> dict[str, float]:
+    """The limits of a module by name."""
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return vars(importlib.import_module(name))
+
+
+limits = SimpleNamespace(
+    **{name: value for path in MODULES for name, value in limits_of(path).items() if name.isupper()}
+)
 
 GITHUB_TERM_S = 7.5
 """From GitHub's SIGINT to its SIGTERM."""
@@ -44,8 +60,8 @@ CHAINS = {
 
 NO_LIMITS = {
     "planning/timings.py": "estimates",
-    "planning/shard_plan.py": "the least work that is worth a shard",
-    "planning/allocations.py": "the least work that is worth a lease",
+    "extras/shards/shard_plan.py": "the least work that is worth a shard",
+    "extras/cluster/allocations.py": "the least work that is worth a lease",
     "results/durations.py": "how far clocks of two machines may differ",
     "reports/junit_case.py": "a time that publishers do not drop",
     "host/leftovers/strays.py": "the kernel's unit of time",
@@ -75,15 +91,14 @@ def test_what_has_to_fit_one_behind_the_other():
 
 
 def test_a_silent_node_is_one_that_has_missed_several_words():
-    assert 3 * limits.NODE_ALIVE_S <= default_of("silence-limit")
+    assert 3 * limits.NODE_ALIVE_S <= SILENCE_LIMIT.default
     assert 3 * limits.CLIENT_ALIVE_S <= limits.CLIENT_SILENCE_S
 
 
 def test_nobody_has_a_limit_of_his_own():
-    package = Path(disttest.__file__).parent
     own = {
-        str(path.relative_to(package)): name
-        for path in package.rglob("*.py")
+        str(path.relative_to(PACKAGE)): name
+        for path in PACKAGE.rglob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         if re.search(r"_S$|GRACE|TIMEOUT$", name := node.targets[0].id)
@@ -93,9 +108,8 @@ def test_nobody_has_a_limit_of_his_own():
 
 
 def test_every_limit_is_used():
-    package = Path(disttest.__file__).parent
-    texts = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "limits.py")
-    modules = (ast.parse(path.read_text()).body for path in package.rglob("limits.py"))
+    texts = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "limits.py")
+    modules = (ast.parse(path.read_text()).body for path in MODULES)
     named = [node.targets[0].id for body in modules for node in body if isinstance(node, ast.Assign)]
     unused = [name for name in named if not re.search(rf"\b{name}\b", texts)]
     assert [] == unused

@@ -5,8 +5,8 @@ import pytest
 from disttest import plugin_manager
 from disttest.extras.chaos import in_rank
 from disttest.plugins.flight_recorder import recorder
+from disttest.plugins.launching_classes import rank_host
 from disttest.results import hang_findings, narrative
-from disttest.runtime.hosting import rank_host
 from disttest.runtime.rank import rank
 from disttest.runtime.world import world_supervisor
 

@@ -109,7 +109,7 @@ def test_a_usage_error_of_a_plugin_reaches_the_user_as_it_is():
     plugins.add(plugin(disttest_modify_tests=disttest_modify_tests), "mine")
 
     with pytest.raises(UsageError, match=r"^tests make no sense$"):
-        plugins.call("disttest_modify_tests", items="tests", config=None)
+        plugins.call("disttest_modify_tests", items="tests", config=None, options=None, host=None)
 
 
 @pytest.mark.parametrize(

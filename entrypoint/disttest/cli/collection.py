@@ -15,9 +15,10 @@ from disttest.errors import ExitCode, UsageError
 from disttest.model import TestCase
 from disttest.options.flags import RegistryCommand, flags
 from disttest.options.project_file import read_project_settings
-from disttest.options.run import RunOptions, by_command, filled, resolve_options
+from disttest.options.run import by_command, filled, resolve_options
 from disttest.planning.backends import is_accelerator
 from disttest.planning.targets import resolve_targets, suite_names
+from disttest.plugin_manager import plugin_manager
 
 _COMPLETE = (ExitCode.PASSED, ExitCode.NOTHING_COLLECTED)
 
@@ -36,7 +37,7 @@ def list_command(leave: Callable[..., Any]) -> click.Command:
         from disttest.runtime.guard.listing import collect_tests, render_list
 
         flags = by_command(read_project_settings(targets).fill(given))
-        refuse_sizes(resolve_options(flags))
+        plugin_manager().call("disttest_check_collection", options=resolve_options(flags))
         with tempfile.TemporaryDirectory(prefix="disttest-list-") as folder:
             resolved = resolve_targets(targets or suite_names())
             collection = collect_tests(resolved, filled(flags, Path(folder)), pytest_args, Path(folder))
@@ -48,20 +49,6 @@ def list_command(leave: Callable[..., Any]) -> click.Command:
         leave(collection.exit_code, shown=True)
 
     return list_
-
-
-def refuse_sizes(options: RunOptions) -> None:
-    """Refuse several sizes of launcher mode.
-
-    Raises:
-        UsageError: there are several.
-    """
-    if len(options.spmd) > 1:
-        sizes = ",".join(map(str, options.spmd))
-        raise UsageError(
-            f"--spmd {sizes}: what is collected depends on the size, so lists and plans are of one: "
-            f"give --spmd {options.spmd[0]}"
-        )
 
 
 def collect_for_plan(
@@ -82,7 +69,7 @@ def collect_for_plan(
 
     told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
     options = resolve_options(flags)
-    refuse_sizes(options)
+    plugin_manager().call("disttest_check_collection", options=options)
     if is_accelerator(options.device) and not told:
         pytest_args = [*pytest_args, *for_gpu_runners(gpus, options.device)]
     with tempfile.TemporaryDirectory(prefix="disttest-plan-") as folder:

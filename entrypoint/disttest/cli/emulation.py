@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from disttest.cli.words import warn
-from disttest.errors import UsageError
 from disttest.options.environment import add_to_environment, environment
 from disttest.options.values import emulated_gpus
 
@@ -17,15 +16,8 @@ _FOLDER = ".emulated-gpus"
 class Emulation:
     """The emulated GPUs of one run; none, unless they were asked for."""
 
-    def __init__(self, device: str, *, launcher: str = "") -> None:
-        """Read what was asked for.
-
-        Raises:
-            UsageError: the ranks are to run on other machines, which a launcher starts.
-        """
+    def __init__(self, device: str) -> None:
         self.gpus = emulated_gpus(device)
-        if self.gpus and launcher:
-            raise UsageError(f"--device {device} emulates GPUs of this machine only: leave out --launcher")
 
     def start(self, flags: dict[str, Any]) -> dict[str, Any]:
         """Let this process's children see the GPUs, and give the flags with which the run goes on.

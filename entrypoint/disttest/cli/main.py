@@ -10,23 +10,19 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import disttest
 from disttest import github
-from disttest.cli.cluster import cluster_clean, node_agent
-from disttest.cli.collection import collect_for_plan, list_command
+from disttest.cli.collection import list_command
 from disttest.cli.completion import completion
 from disttest.cli.config import config
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
 from disttest.cli.init import init
 from disttest.cli.man import man
-from disttest.cli.merge import merge_command
-from disttest.cli.plan import plan_command
 from disttest.cli.report import report, trend
 from disttest.cli.run import run_command
 from disttest.cli.words import warn
@@ -35,9 +31,6 @@ from disttest.options.environment import environment
 from disttest.options.flags import ShowingCommand
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
-
-if TYPE_CHECKING:
-    from disttest.results.fold import RunResult
 
 _WORDS = {"record": ("run", "--record", "all")}
 """Other names for a command and its options."""
@@ -66,15 +59,6 @@ def command() -> None:
     disttest ddp                      a bundled suite (see: disttest list)
     disttest run tests/ -- -k reduce  your own tests; what follows -- is for pytest
     """
-
-
-def _write_reports(result: RunResult, results: Path) -> None:
-    from disttest.reports import write_reports
-    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
-
-    write_reports(result, results)
-    publish_outputs(run_outputs(result, results.absolute(), result.exit_code), environment())
-    publish_summary(result, results, environment())
 
 
 def _leave(code: int, *, shown: bool = False) -> NoReturn:
@@ -134,11 +118,7 @@ def _run(*typed: Any) -> NoReturn:
 
 command.add_command(run_command(_run))
 command.add_command(list_command(_leave))
-command.add_command(node_agent)
-command.add_command(cluster_clean)
 command.add_command(github_step)
-command.add_command(plan_command(collect_for_plan, _leave))
-command.add_command(merge_command(_write_reports, _leave))
 command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
@@ -157,7 +137,8 @@ def parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _without_plugin_words(words: Sequence[str]) -> list[str]:
     """Take ``-p no:NAME`` from the words of commands that run no pytest; the plugins of this process are chosen already."""
-    if not words or words[0] not in command.commands or words[0] in _FOR_PYTEST:
+    runs = words[:1] and words[0] not in command.commands and not words[0].startswith("-")
+    if runs or _FOR_PYTEST.intersection(words[:1]):
         return list(words)
     kept: list[str] = []
     for word in words:

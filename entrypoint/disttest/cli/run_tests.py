@@ -13,20 +13,18 @@ from typing import Any
 
 import msgspec
 
-from disttest.cli.cluster import ClusterChoice, run_cluster, take_cluster
-from disttest.cli.collection import refuse_sizes
 from disttest.cli.emulation import Emulation
 from disttest.cli.last_failed import only_failed
 from disttest.cli.progress_mode import choose_progress, runs_nothing
+from disttest.cli.run_place import PreparedRun, RunPlace
 from disttest.cli.selection import RunSelection, take_selection
 from disttest.cli.setup_script import run_setup
 from disttest.cli.words import warn
-from disttest.errors import UsageError
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S
 from disttest.masking import SHORTEST, masker
-from disttest.model import Hardware, Invocation
-from disttest.options.environment import environment
+from disttest.model import Hardware, Invocation, RunPart
+from disttest.options.environment import environment, remove_from_environment
 from disttest.options.flags import was_given
 from disttest.options.option import Option
 from disttest.options.project_file import ProjectSettings, read_project_settings
@@ -60,13 +58,37 @@ class RunRequest:
     options: RunOptions
     asked: dict[str, str]
     """The options that were given, by name."""
-    cluster: ClusterChoice
     selection: RunSelection
     setup: Path | None
     settings: Mapping[str, Any]
     """The options that only the command reads, by field."""
     given_settings: tuple[Option, ...]
     """Those of them that a flag or a variable has set."""
+    place: RunPlace | None = None
+    """Where the run runs; None: on this machine."""
+    part: RunPart | None = None
+    """Which part of a divided run it is; None: a whole one."""
+    selecting: tuple[str, ...] = ()
+    """Arguments of plugins that have pytest select tests; files in them are files of this machine."""
+    attachments: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    """Files that are copied into the results directory, by the names that they get there."""
+
+    def with_option(self, option: Option, text: str) -> RunRequest:
+        """This request with another value of a plugin's option, as if nobody had given one."""
+        settings = self.options
+        return dataclasses.replace(
+            self,
+            flags={**self.flags, option.field: text},
+            options=msgspec.structs.replace(
+                settings, plugin_options={**settings.plugin_options, option.field: text}
+            ),
+            asked={name: value for name, value in self.asked.items() if name != option.name},
+        )
+
+    @property
+    def selection_arguments(self) -> list[str]:
+        """The arguments that have pytest select and order tests."""
+        return [*self.selection.pytest_arguments(), *self.selecting]
 
     @property
     def needs_new_processes(self) -> tuple[str, ...]:
@@ -74,7 +96,7 @@ class RunRequest:
         device = self.options.device
         asked: dict[str, Any] = {
             "--setup": self.setup,
-            "--launcher": self.cluster.launcher,
+            self.place.option if self.place else "": self.place,
             f"--device {device}": emulated_gpus(device),
         }
         return tuple(name for name, value in asked.items() if value)
@@ -103,8 +125,6 @@ def run_tests(
     if code is not None:
         return code
     _hide(request.options.mask)
-    _refuse_what_does_not_go_together(request)
-    request = _prepared(request)
     began_s = time.monotonic()
     if request.setup is not None:
         signum = run_setup(request.setup, signals=signals, deadline_s=request.options.deadline)
@@ -128,20 +148,19 @@ def read_request(
     settings = {row.field: _setting(row, rest, project) for row in COMMAND_SETTINGS}
     selection = take_selection(rest)
     flags = selection.with_repeats(project.fill(rest))
-    cluster = take_cluster(flags, selection.grant)
-    return RunRequest(
+    request = RunRequest(
         targets=targets,
         pytest_args=pytest_args,
         progress=progress,
         flags=by_command(flags),
         options=resolve_options(flags),
         asked=given_options(flags),
-        cluster=cluster,
         selection=selection,
         setup=setup,
         settings=settings,
         given_settings=tuple(row for row in COMMAND_SETTINGS if was_given(row)),
     )
+    return plugin_manager().chain("disttest_prepare_run", "request", request)
 
 
 def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) -> Any:
@@ -151,37 +170,10 @@ def _setting(option: Option, given: dict[str, Any], project: ProjectSettings) ->
     return option.type.parse(text) if text else asked
 
 
-def _refuse_what_does_not_go_together(request: RunRequest) -> None:
-    options, launcher = request.options, request.cluster.launcher
-    if options.spmd and launcher:
-        raise UsageError("--spmd is for one machine: leave --launcher out")
-    if request.selection.plan is not None:
-        refuse_sizes(options)
-    if launcher and (options.debugpy or options.debug_rank is not None):
-        flag = "--debugpy" if options.debugpy else "--debug-rank"
-        raise UsageError(f"{flag} is for one machine: leave --launcher out")
-    if request.setup is not None and launcher:
-        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
-
-
 def _hide(values: Sequence[str]) -> None:
     masker.open_ledger()
     if short := masker.hide(values):
         warn(f"{len(short)} lines to be masked have fewer than {SHORTEST} characters and stay visible")
-
-
-def _prepared(request: RunRequest) -> RunRequest:
-    """With the options that plugins change for this run."""
-    changes = plugin_manager().mapping("disttest_prepare_run", str, request=request)
-    if not changes:
-        return request
-    options = request.options
-    return dataclasses.replace(
-        request,
-        flags={**request.flags, **changes},
-        options=msgspec.structs.replace(options, plugin_options={**options.plugin_options, **changes}),
-        asked={name: value for name, value in request.asked.items() if name.replace("-", "_") not in changes},
-    )
 
 
 def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
@@ -193,29 +185,30 @@ def _shortened(request: RunRequest, spent_s: float) -> RunRequest:
 
 
 def _run(request: RunRequest, signals: NotedSignals) -> int:
-    """Run it on this machine or on a cluster, and tell what it came to."""
+    """Run it on this machine or elsewhere, and report the result."""
     started_s = time.monotonic()
     selection = request.selection
     if selection.last_failed:
         failed = only_failed(request.targets, request.options.results, warn)
         request = dataclasses.replace(request, targets=tuple(failed))
     resolved = resolve_targets(request.targets)
-    emulation = Emulation(request.options.device, launcher=request.cluster.launcher)
+    emulation = Emulation(request.options.device)
     flags = emulation.start(dict(request.flags))
     options = resolve_options(flags)
     if runs_nothing(request.pytest_args):
         return _ask_pytest(request, resolved, flags)
-    hardware = None if request.cluster.launcher else Devices(options).machine.hardware()
+    hardware = None if request.place else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
     keep = request.settings[KEEP_RESULTS.field]
     if keep is not None:
         remove_old(directory.path, keep, warn)
     request = dataclasses.replace(request, flags=emulation.keep_in(directory.path, flags), options=options)
-    if selection.plan_file is not None:
-        shutil.copyfile(selection.plan_file, directory.path / "plan.json")
-    if hardware is None:
-        result, owes_failures = _run_on_cluster(request, resolved, directory, signals), True
+    for name, file in request.attachments.items():
+        shutil.copyfile(file, directory.path / name)
+    if request.place is not None:
+        result, owes_failures = request.place.run(_prepared(request, resolved, directory, signals)), True
     else:
+        assert hardware is not None
         result, owes_failures = _run_here(request, resolved, directory, hardware)
     from disttest.cli.finish import finish_run  # what it needs was loaded while tests ran
 
@@ -223,7 +216,7 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
         result,
         directory.path,
         floors=selection.floors,
-        empty_shard=selection.is_empty_shard,
+        empty_shard=request.part is not None and request.part.is_empty,
         failures=owes_failures,
         environ=environment(),
     )
@@ -235,24 +228,26 @@ def _run(request: RunRequest, signals: NotedSignals) -> int:
 
 def _ask_pytest(request: RunRequest, resolved: Targets, flags: Flags) -> int:
     """Hand on what pytest answers without running a test."""
-    extra = [*request.selection.pytest_arguments(), *request.pytest_args]
+    extra = [*request.selection_arguments, *request.pytest_args]
     with tempfile.TemporaryDirectory(prefix="disttest-") as folder:
         return ask_pytest(resolved, filled(flags, Path(folder)), extra)
 
 
-def _run_on_cluster(
+def _prepared(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, signals: NotedSignals
-) -> RunResult:
-    return run_cluster(
-        request.cluster,
-        request.targets,
-        filled(request.flags, directory.path),
-        request.options,
-        request.pytest_args,
-        directory,
-        request.selection,
-        _invocation(request, resolved),
-        signals,
+) -> PreparedRun:
+    return PreparedRun(
+        targets=request.targets,
+        flags=filled(request.flags, directory.path),
+        options=request.options,
+        pytest_args=request.pytest_args,
+        directory=directory,
+        selecting=tuple(request.selection_arguments),
+        timings=request.selection.timings,
+        failed_first=request.selection.failed_first,
+        part=request.part,
+        invocation=_invocation(request, resolved),
+        signals=signals,
     )
 
 
@@ -260,19 +255,23 @@ def _run_here(
     request: RunRequest, resolved: Targets, directory: ResultsDirectory, hardware: Hardware
 ) -> tuple[RunResult, bool]:
     """The result, and whether failures are still to be told in full."""
+    hidden = plugin_manager().mapping("disttest_hidden_variables", tuple, environ=environment())
+    for launcher, names in hidden.items():
+        warn(f"hidden from the tests, since {launcher} set them for ranks of its own: {', '.join(names)}")
+        remove_from_environment(names)
     options, selection = request.options, request.selection
-    debugged = ["--pdb"] if options.debug_rank is not None and options.debugpy is None else []
-    asked = [*debugged, *request.pytest_args]
+    needs_terminal = plugin_manager().call("disttest_needs_terminal", request=request)
+    asked = [*(["--pdb"] if needs_terminal else []), *request.pytest_args]
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
-    extra = [*selection.pytest_arguments(), *mode.pytest_arguments(), *request.pytest_args]
+    part = [f"--disttest-part={request.part.plan_id}:{request.part.shard}"] if request.part else []
+    extra = [*request.selection_arguments, *part, *mode.pytest_arguments(), *request.pytest_args]
     result = run_guarded(
         pytest_command(resolved, filled(request.flags, directory.path), extra),
         options,
         directory,
         invocation=_invocation(request, resolved),
         hardware=hardware,
-        plan=selection.plan,
-        shard=selection.shard,
+        part=request.part,
         view=mode.view,
     )
     return result, mode.owes_failures
@@ -283,7 +282,7 @@ def _invocation(request: RunRequest, resolved: Targets) -> Invocation:
         cwd=str(Path.cwd()),
         workspace=environment().get("GITHUB_WORKSPACE", ""),
         bundled=resolved.bundled,
-        options=request.asked | request.cluster.record(),
+        options={**request.asked, **(request.place.record() if request.place else {})},
         pytest_args=tuple(request.pytest_args),
         environment=variables_of_classes(environment()),
     )

@@ -1,14 +1,13 @@
-"""What ``disttest run`` takes from a plan, from earlier timings, and the floors under what it runs."""
+"""What ``disttest run`` takes from earlier timings, and the floors under what it runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from disttest.cli.merge import read_plan, read_text
+from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.planning.shard_plan import Grant, Plan, check_revision, find_shard
 from disttest.results.floors import Floors, make_floors
 
 UNTIL_FAIL = "100"
@@ -18,25 +17,11 @@ UNTIL_FAIL = "100"
 class RunSelection(Frozen):
     """The options, checked."""
 
-    plan_file: Path | None
-    plan: Plan | None
-    shard: int
     timings: tuple[Path, ...]
     failed_first: bool
     last_failed: bool
     until_fail: bool
     floors: Floors
-
-    @property
-    def is_empty_shard(self) -> bool:
-        """Whether the plan has nothing for this shard: then nothing to run is a success."""
-        return self.plan is not None and find_shard(self.plan, self.shard) is None
-
-    @property
-    def grant(self) -> Grant | None:
-        """The nodes of a scheduler that this shard asks for; None where it runs on this machine."""
-        shard = find_shard(self.plan, self.shard) if self.plan is not None else None
-        return shard.grant if shard else None
 
     def with_repeats(self, flags: dict[str, str | None]) -> dict[str, str | None]:
         """The flags of the run, which repeats each test if it is to go on until one fails."""
@@ -49,8 +34,6 @@ class RunSelection(Frozen):
             arguments.append("--disttest-failed-first")
         if self.until_fail:
             arguments.append("-x")
-        if self.plan_file is not None:
-            arguments += [f"--disttest-plan={self.plan_file.absolute()}", f"--disttest-shard={self.shard}"]
         return arguments
 
 
@@ -58,17 +41,9 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
     """Take the options out of what click gave, and check them.
 
     Raises:
-        UsageError: a file cannot be read, or the options contradict each other or the plan.
+        UsageError: a file cannot be read, or a value makes no sense.
     """
-    plan_file, shard, expect = given.pop("plan"), given.pop("shard"), given.pop("expect")
-    revision, stale = given.pop("revision"), given.pop("stale_plan")
-    if (plan_file is None) != (shard is None):
-        raise UsageError("--plan FILE and --shard K go together")
-    plan = read_plan(plan_file)
-    if plan is not None:
-        find_shard(plan, shard)
-        if not stale:
-            check_revision(plan, revision)
+    expect = given.pop("expect")
     floors = make_floors(
         min_tests=given.pop("min_tests"),
         min_worlds=given.pop("min_worlds"),
@@ -78,12 +53,21 @@ def take_selection(given: dict[str, Any]) -> RunSelection:
         strict=given.pop("strict"),
     )
     return RunSelection(
-        plan_file=plan_file,
-        plan=plan,
-        shard=0 if shard is None else shard,
         timings=given.pop("timings"),
         failed_first=given.pop("failed_first"),
         last_failed=given.pop("last_failed"),
         until_fail=given.pop("until_fail"),
         floors=floors,
     )
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return read_input(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} cannot be read from {path}: {error}") from error

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterable, Sequence
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 
@@ -18,6 +19,8 @@ from disttest.limits import KILL_S
 
 _TRACKER, _SERVER = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
 """Processes that Python starts once and keeps; nobody has left them behind."""
+_SHOWN = 80
+"""Characters of a command line in a message."""
 
 
 def children_of(pid: int | None = None) -> set[int]:
@@ -42,6 +45,22 @@ def command_of(pid: int) -> str:
         return " ".join(process.cmdline()) or process.name()
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(pid) from error
+
+
+def shown_command(pid: int) -> str:
+    """The command line as messages show it: without the folder of the program, and its beginning only.
+
+    A long path to the interpreter would leave no room for the words that tell processes apart.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    try:
+        process = psutil.Process(pid)
+        program, *words = process.cmdline() or [process.name()]
+    except psutil.NoSuchProcess as error:
+        raise ProcessLookupError(pid) from error
+    return " ".join([Path(program).name, *words])[:_SHOWN]
 
 
 def reap(pids: Iterable[int]) -> None:
@@ -144,7 +163,7 @@ def end_new_children(before: set[int]) -> tuple[str, ...]:
     left = {}
     for pid in filter(is_alive, started_children() - before - helpers):
         with contextlib.suppress(ProcessLookupError):
-            left[pid] = f"process {pid} ({command_of(pid)[:60]}), which was killed"
+            left[pid] = f"process {pid} ({shown_command(pid)}), which was killed"
     if left:
         kill_descendants(spare=helpers, spare_trees=tuple(before - helpers))
     return tuple(left.values())

@@ -24,7 +24,7 @@ from disttest.model.rank_record import (
 )
 from disttest.model.recorded import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.model.rules import FlakyRule, VerdictRule
-from disttest.model.run_facts import Hardware, Invocation, ShardSpan
+from disttest.model.run_facts import Hardware, Invocation, RunPart, ShardSpan
 from disttest.model.sections import Edge, HangCause, Section, WaitGraph
 from disttest.model.seen_calls import (
     FROM_ROOT,
@@ -67,6 +67,7 @@ __all__ = [
     "Recorded",
     "RecordedFact",
     "RecordedWarning",
+    "RunPart",
     "Seconds",
     "Section",
     "SeenCall",

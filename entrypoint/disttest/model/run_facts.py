@@ -45,6 +45,16 @@ class Invocation(Frozen):
     """Those variables that decide how classes of torch's kind run, where they were set."""
 
 
+class RunPart(Frozen):
+    """Which part of a divided run this run is."""
+
+    plan_id: str
+    shard: Count
+    """Number of the part in the plan."""
+    is_empty: bool = False
+    """The plan has no test for it, so nothing to run is a success."""
+
+
 class ShardSpan(Frozen):
     """What one shard brought into a merged result."""
 

@@ -14,12 +14,9 @@ from msgspec.structs import replace
 
 from disttest.errors import UsageError
 from disttest.model import Frozen
-from disttest.options.option import Option
+from disttest.options.option import PLANS, Option
 from disttest.options.registry import (
-    CLUSTER_OPTIONS,
     IN_CONTAINER,
-    MERGE_OPTIONS,
-    PLAN_OPTIONS,
     RUN_OPTIONS,
     SELECTION_OPTIONS,
     options_of,
@@ -58,7 +55,7 @@ class Input(Frozen):
     @property
     def is_for_nodes(self) -> bool:
         """Whether it means the container of the step, and with ``launcher`` the containers of the nodes."""
-        return self.launch is not None and self.own in CLUSTER_OPTIONS
+        return self.launch is not None and self.own is not None and self.own.elsewhere
 
 
 _SUITE = Input(
@@ -113,7 +110,7 @@ def _input(name: str, own: Option | None, launch: Option | None) -> Input:
 
 INPUTS = {command: _inputs(command) for command in ("run", "plan", "merge", "doctor")}
 """Command -> inputs of the action that runs it."""
-CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own in CLUSTER_OPTIONS and one.launch is None)
+CLUSTER_INPUTS = tuple(one for one in INPUTS["run"] if one.own and one.own.elsewhere and one.launch is None)
 """Where the runner is a machine that submits: the step runs in place, and the scheduler has the nodes."""
 
 _COMMON = frozenset(
@@ -126,7 +123,7 @@ _COMMON = frozenset(
 """What most users of an action ever give."""
 _GROUPS: tuple[tuple[str, Callable[[Input], bool]], ...] = (
     ("Common", lambda one: one.name in _COMMON),
-    ("Plans, timings and floors", lambda one: one.own in (*SELECTION_OPTIONS, *PLAN_OPTIONS, *MERGE_OPTIONS)),
+    (PLANS, lambda one: one.own in SELECTION_OPTIONS or (one.own is not None and one.own.title == PLANS)),
     ("How tests run", lambda one: one.own in RUN_OPTIONS),
     ("Nodes of a cluster", lambda one: one in CLUSTER_INPUTS),
     ("The step and its container", lambda _: True),

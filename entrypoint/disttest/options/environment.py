@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -44,6 +44,12 @@ def hash_seed(seed: int, environ: Mapping[str, str] | None = None) -> dict[str, 
 def environment() -> Mapping[str, str]:
     """The variables of this process."""
     return dict(os.environ)  # noqa: TID251
+
+
+def remove_from_environment(names: Iterable[str]) -> None:
+    """Remove variables of this process, and so of its later children."""
+    for name in names:
+        os.environ.pop(name, None)  # noqa: TID251
 
 
 def add_to_environment(variables: Mapping[str, str]) -> None:

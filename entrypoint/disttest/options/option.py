@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from disttest.model import Frozen
 from disttest.options.values import SWITCH, Type
 
+PLANS = "Plans, timings and floors"
+"""A title of options."""
 IN_CONTAINER = ("run", "plan", "doctor")
 """Commands that import tests, and so need torch: their actions may start the image. The others run on the host."""
 
@@ -49,6 +51,12 @@ class Option(Frozen):
     hidden: bool = False
     for_command: bool = False
     """Whether only the command reads it, and no pytest process; a project's file may have it, too."""
+    in_file: bool = True
+    """Whether a project's file may have it, if it is an option of ``run``."""
+    elsewhere: bool = False
+    """Whether it is about a run on other machines; an input of the action that has it is for the nodes."""
+    title: str = ""
+    """Heading of its group in the help of the command; empty for the usual ones."""
     of_every_run: bool = False
     """Whether commands of plugins that run tests have it, too."""
 

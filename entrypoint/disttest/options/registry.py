@@ -9,29 +9,21 @@ from disttest.errors import PluginError
 from disttest.options import run_rows
 from disttest.options.command_rows import (
     KEEP_RESULTS,
-    MERGE_OPTIONS,
     OTHER_OPTIONS,
-    PLAN_OPTIONS,
 )
-from disttest.options.option import IN_CONTAINER, Option
+from disttest.options.option import IN_CONTAINER, PLANS, Option
 from disttest.options.run_rows import (
-    CLUSTER_OPTIONS,
     FLOOR_OPTIONS,
-    LAUNCHERS,
     SELECTION_OPTIONS,
 )
 from disttest.plugin_manager import plugin_manager
 
 __all__ = [
-    "CLUSTER_OPTIONS",
     "COMMAND_SETTINGS",
     "FLOOR_OPTIONS",
     "IN_CONTAINER",
     "KEEP_RESULTS",
-    "LAUNCHERS",
-    "MERGE_OPTIONS",
     "OPTIONS",
-    "PLAN_OPTIONS",
     "PLUGIN_OPTIONS",
     "PLUGIN_SWITCHES",
     "PROJECT_OPTIONS",
@@ -51,7 +43,7 @@ def _of_plugins() -> Iterator[Option]:
     """
     known = {(name, option.name): "disttest" for option in run_rows.RUN_OPTIONS for name in option.commands}
     for plugin, option in plugin_manager().items("disttest_addoptions", Option):
-        if option.many and "run" in option.commands:
+        if option.many and "run" in option.commands and not option.for_command:
             raise PluginError(
                 f"plugin {plugin}: {option.flag} of run has many=True; let its type split one text instead"
             )
@@ -73,20 +65,22 @@ RUN_OPTIONS = (
 )
 """Those of every run, in this process and in the pytest processes that it starts."""
 
-COMMAND_SETTINGS = (*(option for option in PLUGIN_OPTIONS if option.for_command), KEEP_RESULTS)
+COMMAND_SETTINGS = (
+    *(option for option in PLUGIN_OPTIONS if option.for_command and "run" in option.commands),
+    KEEP_RESULTS,
+)
 """Options of a run that only the command reads."""
 
-PROJECT_OPTIONS = (*RUN_OPTIONS, *COMMAND_SETTINGS)
+PROJECT_OPTIONS = (*RUN_OPTIONS, *(option for option in COMMAND_SETTINGS if option.in_file))
 """What a project's file may say of a run."""
 
 OPTIONS = (
     *OTHER_OPTIONS,
+    *(option for option in PLUGIN_OPTIONS if option.title == PLANS),
     *SELECTION_OPTIONS,
-    *PLAN_OPTIONS,
-    *MERGE_OPTIONS,
-    *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS),
+    *(option for option in PLUGIN_OPTIONS if option not in RUN_OPTIONS and not option.title),
     *RUN_OPTIONS,
-    *CLUSTER_OPTIONS,
+    *(option for option in PLUGIN_OPTIONS if option.title not in ("", PLANS)),
 )
 
 _RUNNING = frozenset(name for _, name in plugin_manager().items("disttest_commands_that_run", str))
@@ -114,15 +108,19 @@ def groups_of(command: str) -> tuple[tuple[str, tuple[Option, ...]], ...]:
     options = options_of(command)
     if command != "run":
         return (("Options", options),)
+    titles = dict.fromkeys(filter(None, map(_title_of, options)))
     common = tuple(option for name in _COMMON for option in options if option.name == name)
     return (
         ("Common options", common),
         ("Further options of a run", tuple(row for row in PROJECT_OPTIONS if row not in common)),
-        ("Plans, timings and floors", SELECTION_OPTIONS),
-        ("Clusters", CLUSTER_OPTIONS),
+        *((title, tuple(row for row in options if _title_of(row) == title)) for title in titles),
     )
 
 
+def _title_of(option: Option) -> str:
+    return PLANS if option in SELECTION_OPTIONS else option.title
+
+
 def default_of(name: str) -> Any:
-    """The default of an option of a run, here or on a cluster."""
-    return next(option.default for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS) if option.name == name)
+    """The default of an option of a run."""
+    return next(option.default for option in RUN_OPTIONS if option.name == name)

@@ -33,17 +33,10 @@ class WorldSettings(Frozen):
     """Whether py-spy is asked for the C frames of ranks that hang."""
     verdict: VerdictRule = default_of("verdict")
     """Whose rules judge tests that start their ranks by themselves."""
-    spmd: tuple[int, ...] = default_of("spmd")
-    """How many ranks run each test, and collect it by themselves as under a launcher; empty: tests say what they need.
-    Several are run one after another, each by a pytest process of its own, which knows of one size only."""
-    fast_spawn: bool = default_of("fast-spawn")
-    """Whether what ordinary tests spawn is forked from a clean process."""
-    debug_rank: int | None = default_of("debug-rank")
-    """The rank that may be debugged; None: whichever fails first, if there is a terminal."""
-    debugpy: int | None = default_of("debugpy")
-    """The port at which a rank waits for a debugger; None: none does."""
-    terminal: str = ""
-    """Device of the terminal on which ranks are debugged; empty: none is."""
+    ranks_collect: bool = False
+    """Whether the ranks of a world collect its tests by themselves, as under a launcher, before they run any."""
+    is_debugged: bool = False
+    """Whether users may hold ranks, for example in a debugger: limits on what ranks do have no effect then."""
     plugin_options: dict[str, str] = msgspec.field(default_factory=dict)
     """Field of an option of a plugin -> its value as text, if it was given; ``Option.of`` reads it."""
     plugins: tuple[str, ...] = ()
@@ -51,21 +44,8 @@ class WorldSettings(Frozen):
     cpu_steps: bool = False
     """Whether the journal tells what each world has cost, step by step."""
 
-    def may_debug(self, rank: int) -> bool:
-        """Whether this rank may take the terminal."""
-        return bool(self.terminal) and self.debug_rank in (None, rank)
-
-    def awaits_debugger(self, rank: int) -> bool:
-        """Whether this rank waits for a debugger at :attr:`debugpy`."""
-        return self.debugpy is not None and rank == (self.debug_rank or 0)
-
-    @property
-    def is_debugged(self) -> bool:
-        """Whether any rank may be debugged, so that only its world knows how long a test takes."""
-        return bool(self.terminal) or self.debugpy is not None
-
     def unless_debugged(self, limit_s: float) -> float:
-        """A limit on what ranks do, or none where they may wait for somebody who debugs them."""
+        """A limit on what ranks do, or none where users may hold them."""
         return NO_LIMIT_S if self.is_debugged else limit_s
 
 
@@ -93,8 +73,6 @@ class RunOptions(WorldSettings):
     results: Path | None = None
     isolation: Isolation | None = None
     """None: warm where a test asks for ``world``, else fresh."""
-    host: bool = default_of("host")
-    """Supervise the ranks of classes that start them by themselves."""
     retries: int = default_of("retries")
     """How often a test that failed is tried again, each time in a new world."""
     infra_retries: int = default_of("infra-retries")
@@ -103,10 +81,10 @@ class RunOptions(WorldSettings):
     """How a test counts that passed only on a retry."""
     one_world: bool = default_of("one-world")
     """Whether tests of one shape run in one world, whatever their files."""
+    world_letter: str = "w"
+    """The names of worlds begin with it."""
     repeat: int = default_of("repeat")
     """How often each test is run."""
-    contain: bool = default_of("contain")
-    """Whether ordinary tests run in processes of their own, a file in each."""
     foreign_marks: tuple[str, ...] = default_of("foreign-marks")
     """Folders, relative to pytest's root directory, in which ``world_size`` is not our mark."""
     mask: tuple[str, ...] = default_of("mask")

@@ -1,4 +1,4 @@
-"""The rows of ``disttest run``: what every run takes, a shard of a plan, and a run on a cluster."""
+"""The rows of ``disttest run``: what every run takes, and what this command takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from disttest.options.values import (
     ISOLATION,
     LINES,
     NAMES,
-    PORT,
     RATIO,
     SECONDS,
     SECONDS_OR_NONE,
@@ -21,16 +20,10 @@ from disttest.options.values import (
     Type,
     devices,
     member_of,
-    one_of,
     path,
-    text,
 )
 from disttest.planning.backends import BACKENDS, DEVICES
 from disttest.planning.gpu_request import GpuShare, parse_share
-from disttest.planning.pools import SCHEDULERS
-
-LAUNCHERS = ("local", *SCHEDULERS)
-
 
 RUN_OPTIONS = (
     of_every_run(
@@ -121,14 +114,6 @@ RUN_OPTIONS = (
         default=VerdictRule.STRICT,
         repeated=True,
     ),
-    of_every_run(
-        "host",
-        SWITCH,
-        "Run classes that start ranks (torch's own, DeepSpeed's) on forked ranks, supervised, instead of their own way.",
-        default=False,
-        otherwise="true for the command, false under plain pytest",
-        by_command="true",
-    ),
     of_every_run("retries", WHOLE, "How often a failed test is tried again in a new world.", default=0),
     of_every_run(
         "infra-retries",
@@ -143,46 +128,11 @@ RUN_OPTIONS = (
         default=FlakyRule.PASS,
     ),
     of_every_run(
-        "debug-rank",
-        Type(form="K", parse=WHOLE.parse),
-        "Give rank K of each world the terminal, for breakpoint() and for a debugger where it fails.",
-        inputs_of_action=False,
-    ),
-    of_every_run(
-        "debugpy",
-        PORT,
-        "Have rank K of each world (--debug-rank, else rank 0) wait for VS Code at this port of 127.0.0.1.",
-        inputs_of_action=False,
-    ),
-    of_every_run(
         "repeat",
         COUNT,
         "Run every test N times, its ranks with another seed each time.",
         default=1,
         repeated=True,
-    ),
-    of_every_run(
-        "contain",
-        SWITCH,
-        "Run tests without a world in a process for each file, under a time limit.",
-        default=False,
-        otherwise="false",
-        repeated=True,
-    ),
-    of_every_run(
-        "fast-spawn",
-        SWITCH,
-        "Fork what tests without a world start by spawn from a process that has imported torch.",
-        default=False,
-        otherwise="false",
-        repeated=True,
-    ),
-    of_every_run(
-        "spmd",
-        WORLD_SIZES,
-        "Run every test in N ranks, each of which collects by itself, as torchrun -m pytest does; in turn for each N.",
-        default=(),
-        otherwise="as marked",
     ),
     of_every_run(
         "foreign-marks",
@@ -230,10 +180,6 @@ FLOOR_OPTIONS = (
 """What must have run for a run to count."""
 
 SELECTION_OPTIONS = (
-    _run("plan", path("FILE"), "Run a shard of this plan."),
-    _run("shard", Type(form="K", parse=WHOLE.parse), "Which shard of the plan."),
-    _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
-    _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
     rows_of("run", "plan")(
         "timings",
         path("FILE"),
@@ -260,100 +206,4 @@ SELECTION_OPTIONS = (
     ),
     *FLOOR_OPTIONS,
 )
-"""What a run takes from a plan and from earlier runs, and the floors under it."""
-
-CLUSTER_OPTIONS = (
-    _run(
-        "launcher",
-        one_of(*LAUNCHERS),
-        "Run on the nodes of a scheduler, instead of on this machine.",
-        default="",
-        has_variable=True,
-        repeated=True,
-    ),
-    _run("nodes", COUNT, "Nodes of each world that does not say so itself.", default=1, repeated=True),
-    _run(
-        "partition",
-        text("NAME"),
-        "Slurm's partition; for Kubernetes NAMESPACE or CONTEXT/NAMESPACE.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "account",
-        text("NAME"),
-        "Slurm's account; for Kubernetes a queue of Kueue.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "scheduler-args",
-        text("ARGS"),
-        "More arguments for srun, such as --qos=ci --mem=64G, or for kubectl, quoted as in a shell.",
-        default="",
-        repeated=True,
-    ),
-    _run(
-        "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
-    ),
-    _run(
-        "gpus-per-node",
-        WHOLE,
-        "GPUs that a job holds on each node.",
-        default=0,
-        otherwise="one for each rank",
-        repeated=True,
-    ),
-    _run(
-        "job-limit",
-        SECONDS,
-        "Wall time of a job.",
-        default=0.0,
-        otherwise="from the tests' limits, at most the partition's",
-    ),
-    _run("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0),
-    _run("silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0),
-    _run("image", text("IMAGE"), "Container image for the nodes.", default="", repeated=True),
-    _run(
-        "container",
-        one_of("pyxis", "docker"),
-        "How nodes run the image.",
-        default="",
-        otherwise="pyxis",
-        repeated=True,
-    ),
-    _run("mount", text("PATH[:PATH]"), "What a node's container sees of the node.", many=True, repeated=True),
-    _run(
-        "pod-template",
-        path("FILE"),
-        "A pod that those of Kubernetes are made from: a YAML file.",
-        repeated=True,
-    ),
-    _run(
-        "gpu-resource",
-        text("NAME"),
-        "What Kubernetes calls a GPU.",
-        default="",
-        otherwise="nvidia.com/gpu",
-        repeated=True,
-    ),
-    _run("pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True),
-    _run(
-        "node-dir",
-        text("DIR"),
-        "Working directory on the nodes.",
-        default="",
-        otherwise="as here",
-        repeated=True,
-    ),
-    _run("shared-dir", text("DIR"), "A directory that all nodes see.", default="", repeated=True),
-    _run(
-        "ports",
-        text("FIRST-LAST"),
-        "Ports that the rendezvous may use, where a firewall lets few through.",
-        default="",
-        repeated=True,
-    ),
-    _run("node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True),
-)
-"""What only a run on a cluster takes."""
+"""What a run takes from earlier runs, and the floors under it."""

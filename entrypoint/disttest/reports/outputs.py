@@ -19,7 +19,7 @@ OUTPUT_LIMIT = 200_000
 OUTPUTS = {
     "conclusion": "success, failure, cancelled, timed-out, infrastructure, empty or error.",
     "exit-code": "Exit code of disttest.",
-    "infrastructure": "true if a machine is broken, and not a test: run it again elsewhere.",
+    "infrastructure": "true if a repetition on another machine can change the result (exit codes 6 to 9).",
     "results": "Results directory.",
     "junit": "JUnit XML.",
     "report": "Everything about the run, as JSON.",
@@ -59,11 +59,8 @@ def conclude(exit_code: int) -> str:
 def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, str]:
     """Outputs of a run whose reports have been written."""
     counts = tally(run)
-    broken = exit_code in (ExitCode.NOT_ENOUGH_DEVICES, ExitCode.INFRASTRUCTURE) or counts.infrastructure > 0
     return {
-        "conclusion": conclude(exit_code),
-        "exit-code": str(exit_code),
-        "infrastructure": str(broken).lower(),
+        **_ending(exit_code),
         "results": str(results_dir),
         "junit": _path(results_dir, "junit"),
         "report": _path(results_dir, "json"),
@@ -82,12 +79,16 @@ def run_outputs(run: RunResult, results_dir: Path, exit_code: int) -> dict[str, 
 
 def failure_outputs(exit_code: int) -> dict[str, str]:
     """Outputs where no test ran: a container engine or a scheduler that refused, a request that makes no sense."""
+    return {**_ending(exit_code), "failed-tests": "[]"}
+
+
+def _ending(exit_code: int) -> dict[str, str]:
+    """The outputs that the exit code decides: a repetition elsewhere changes nothing about a cancelled run or a failed test."""
     conclusion = conclude(exit_code)
     return {
         "conclusion": conclusion,
         "exit-code": str(exit_code),
         "infrastructure": str(conclusion == "infrastructure").lower(),
-        "failed-tests": "[]",
     }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from disttest.model import RANKS_DISAGREE, Collective, RankEnd, RankRecord, rank_names, short_place
+from disttest.model import RANKS_DISAGREE, Collective, Outcome, RankEnd, RankRecord, rank_names, short_place
 from disttest.own_frames import HARNESS
 from disttest.planning.backends import backend_named
 
@@ -227,6 +227,8 @@ def _all_whereabouts(ranks: Sequence[RankRecord]) -> str:
 def whereabouts(rank: RankRecord) -> str:
     """``rank 2 is in worker at test_step.py:39``, or that it had finished."""
     if _has_finished(rank):
+        if rank.outcome is Outcome.SKIPPED:
+            return f"rank {rank.rank} had skipped the test ({rank.message})"
         return f"rank {rank.rank} had finished the test"
     frames = list(_frames(rank))
     frame = _user_frame(frames)
@@ -268,6 +270,17 @@ def _frames(rank: RankRecord) -> Iterator[Frame]:
 def _main_thread(stacks: str) -> Iterator[Frame]:
     for match in _FRAME.finditer(stacks.split("\n\n")[-1]):
         yield Frame(match["file"], int(match["line"]), match["function"])
+
+
+def crash_place(stacks: str) -> str:
+    """The user's line in which a process crashed, as ``work at test_step.py:39``; empty if there is none.
+
+    Args:
+        stacks: as faulthandler wrote them; the thread that crashed comes first.
+    """
+    crashed, *_ = stacks.split("\n\n")
+    frame = _user_frame([*_main_thread(crashed)])
+    return f"{frame.function} at {frame}" if frame else ""
 
 
 def _started_processes(rank: RankRecord) -> Iterator[str]:

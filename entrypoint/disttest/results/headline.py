@@ -22,6 +22,10 @@ _LATER = "Mismatched elements"
 _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
 _SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$", re.MULTILINE)
 """What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised."""
+_SPAWNED_DIED = re.compile(
+    r"ProcessExitedException: process (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<code>-?\d+))$"
+)
+"""The same of a process that left no traceback (``torch.multiprocessing.spawn.ProcessContext.join``)."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in ', re.MULTILINE)
 _MOST_LINES = 2
 _LONGEST = 300
@@ -36,6 +40,9 @@ def headline(text: str) -> str:
     first, *rest = lines
     if spawned := _SPAWNED.search(text):
         return f"rank {spawned['rank']} of mp.spawn failed{_place_of(text)}: {raised_line(text[spawned.end() :])}"
+    if died := _SPAWNED_DIED.search(first):
+        how = f"was killed by {died['signal']}" if died["signal"] else f"exited with code {died['code']}"
+        return f"rank {died['rank']} of mp.spawn {how}"
     if not _OPEN_END.search(first):
         return first
     if _TRACEBACK in rest:  # torch's threaded classes: one text of what all threads have raised

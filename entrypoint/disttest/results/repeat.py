@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from disttest.model import Invocation, TestCase, TestResult, WorldKind
-from disttest.options.registry import CLUSTER_OPTIONS, RUN_OPTIONS
+from disttest.options.registry import COMMAND_SETTINGS, RUN_OPTIONS
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager
 
@@ -84,9 +84,10 @@ def repeat_command(test: TestCase, run: Run, after: Sequence[str] = ()) -> str:
         after: the tests that ran before it in the same processes, and so are repeated before it.
     """
     asked = run.invocation
-    words = ["disttest", *_command(test, run, after), *_world(test, asked)]
+    of_plugin = plugin_manager().call("disttest_world_options", test=test, invocation=asked)
+    words = ["disttest", *_command(test, run, after), *_world(test, of_plugin)]
     # Without it, a world ends with its file, and a long file is split.
-    words += ["--one-world"] if after and test.world and not asked.options.get("spmd") else []
+    words += ["--one-world"] if after and test.world and of_plugin is None else []
     variables = asked.environment if test.kind in (WorldKind.MAIN, WorldKind.THREADS) else {}
     for option in RUN_OPTIONS:  # those that make the world come from the test itself
         if option.repeated and (value := asked.options.get(option.name)):
@@ -142,11 +143,11 @@ def seen_from_start(nodeid: str, run: Run) -> str:
     return f"{path}{colons}{rest}"
 
 
-def _world(test: TestCase, asked: Invocation) -> Iterator[str]:
+def _world(test: TestCase, of_plugin: Sequence[str] | None) -> Iterator[str]:
     if test.world is None:
         return
     if test.kind is WorldKind.RANKS:
-        yield from ("--spmd" if asked.options.get("spmd") else "--world-sizes", str(test.world.size))
+        yield from of_plugin or ("--world-sizes", str(test.world.size))
     yield from ("--backend", test.world.backend)
     if len(backend_named(test.world.backend).devices) != 1:
         yield from ("--device", test.world.device)
@@ -156,7 +157,7 @@ def _cluster(asked: Invocation) -> Iterator[str]:
     """The scheduler and what it was asked for; nothing of a run on one machine."""
     if not asked.options.get("launcher"):
         return
-    for option in CLUSTER_OPTIONS:
+    for option in COMMAND_SETTINGS:
         if not option.repeated or not (value := asked.options.get(option.name)):
             continue
         for each in value.splitlines() if option.many else [value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,11 @@ def provide_world(world: Callable[[], World], scratch: Callable[[], Path]) -> No
 
 def _this_process() -> _Provider:
     if _provider is None:
+        if "RANK" in os.environ:  # noqa: TID251 - of --spmd or of another launcher
+            raise LookupError(
+                "no world here: with --spmd or torchrun each test makes its process group itself; "
+                "run tests that use the fixture world without them"
+            )
         raise LookupError(
             "no world here: mark the test with @pytest.mark.world_size(N), "
             "so that disttest runs it in N ranks"

@@ -8,8 +8,8 @@ import time
 
 import msgspec
 
-from disttest.cluster.node.assignment import find_assignment
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.node.assignment import find_assignment
+from disttest.extras.cluster.protocol.wire import (
     CancelJob,
     FinishJob,
     LineWriter,

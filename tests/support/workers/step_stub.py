@@ -14,14 +14,14 @@ from pathlib import Path
 from planning_cases import case
 from shard_runs import ShardRun
 
-from disttest.model import Outcome
-from disttest.planning.shard_plan import (
+from disttest.extras.shards.shard_plan import (
     decode_plan,
     encode_plan,
     find_shard,
     plan_equal_shards,
     render_matrix,
 )
+from disttest.model import Outcome
 from disttest.planning.timings import Timings
 
 TESTS = [case("one"), case("two")]

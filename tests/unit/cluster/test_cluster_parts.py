@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disttest.cluster.client.division import jobs_at_once
-from disttest.cluster.client.node_verdict import (
+from disttest.errors import ProtocolError, SchedulerError, UsageError
+from disttest.extras.cluster.client.division import jobs_at_once
+from disttest.extras.cluster.client.node_verdict import (
     PartitionRecord,
     check_lease_result,
     judge_partitions,
     verdict,
 )
-from disttest.cluster.node.assignment import find_assignment
-from disttest.cluster.protocol.fingerprint import disagreement
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
-from disttest.cluster.protocol.names import dead_names, new_run_id
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.node.assignment import find_assignment
+from disttest.extras.cluster.protocol.fingerprint import disagreement
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import Capacity, JobOutcome, JobState, LauncherOptions
+from disttest.extras.cluster.protocol.names import dead_names, new_run_id
+from disttest.extras.cluster.protocol.wire import (
     SCHEDULER_ENDED,
     LineReader,
     LineWriter,
@@ -32,10 +33,9 @@ from disttest.cluster.protocol.wire import (
     NodeReady,
     Versions,
 )
-from disttest.cluster.schedulers.agent_command import travelling
-from disttest.cluster.schedulers.local import LocalLauncher
-from disttest.cluster.schedulers.pipes import room_for
-from disttest.errors import ProtocolError, SchedulerError, UsageError
+from disttest.extras.cluster.schedulers.agent_command import travelling
+from disttest.extras.cluster.schedulers.local import LocalLauncher
+from disttest.extras.cluster.schedulers.pipes import room_for
 from disttest.extras.slurm.queue import SlurmQueue
 from disttest.extras.slurm.submission import srun_arguments
 from disttest.extras.slurm.words import (
@@ -507,9 +507,11 @@ class TestRoom:
         self, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, room: int, raised: int | None
     ) -> None:
         set_to: list[tuple[int, int]] = []
-        monkeypatch.setattr("disttest.cluster.schedulers.pipes.resource.getrlimit", lambda _: (soft, hard))
         monkeypatch.setattr(
-            "disttest.cluster.schedulers.pipes.resource.setrlimit", lambda _, to: set_to.append(to)
+            "disttest.extras.cluster.schedulers.pipes.resource.getrlimit", lambda _: (soft, hard)
+        )
+        monkeypatch.setattr(
+            "disttest.extras.cluster.schedulers.pipes.resource.setrlimit", lambda _, to: set_to.append(to)
         )
         assert room_for(200) == room
         assert set_to == ([] if raised is None else [(raised, hard)])

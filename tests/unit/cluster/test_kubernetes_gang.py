@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from disttest.cluster.node.assignment import find_assignment
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import JobState, LauncherOptions
 from disttest.errors import SchedulerError
+from disttest.extras.cluster.node.assignment import find_assignment
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import JobState, LauncherOptions
 from disttest.extras.kubernetes import pods as manifests
 from disttest.extras.kubernetes.gang import PodGang, Turn
 from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard, clean
+from disttest.extras.kubernetes.limits import GANG_HOLD_S, KUBERNETES_LONGEST_POLL_S, KUBERNETES_RETRY_S
 from disttest.extras.kubernetes.objects import Node, WantedPod, WantedSpec
-from disttest.limits import GANG_HOLD_S, KUBERNETES_LONGEST_POLL_S, KUBERNETES_RETRY_S
 
 OPTIONS = LauncherOptions()
 QUOTA = (

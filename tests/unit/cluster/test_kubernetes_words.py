@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.kubernetes import words
 from disttest.extras.kubernetes.objects import ClusterEvent, Node, Pod
 

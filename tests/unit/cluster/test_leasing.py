@@ -9,13 +9,14 @@ import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
-from disttest.cluster.client.job_recorder import JobRecorder
-from disttest.cluster.client.leasing import LeaseConductor
-from disttest.cluster.node.lease_work import timings_journal
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
+from disttest.extras.cluster.client.job_recorder import JobRecorder
+from disttest.extras.cluster.client.leasing import LeaseConductor
+from disttest.extras.cluster.limits import GOODBYE_S, SCHEDULERS_WORD_S
+from disttest.extras.cluster.node.lease_work import timings_journal
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.wire import (
     SCHEDULER_ENDED,
     JournalLine,
     NodeDone,
@@ -24,7 +25,6 @@ from disttest.cluster.protocol.wire import (
     ToNode,
     Versions,
 )
-from disttest.limits import GOODBYE_S, SCHEDULERS_WORD_S
 from disttest.model import Cause, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
 from disttest.options.run import RunOptions
 from disttest.results.directory import Home

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from disttest.cluster.node.live_lines import A_SECOND, AT_ONCE, LiveLines
-from disttest.cluster.protocol.wire import RankOutput
+from disttest.extras.cluster.node.live_lines import A_SECOND, AT_ONCE, LiveLines
+from disttest.extras.cluster.protocol.wire import RankOutput
 
 FOLDER = "logs/test/attempt-1"
 LINE = "x" * 63 + "\n"

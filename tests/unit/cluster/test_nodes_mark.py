@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from disttest.cluster.node.partition import PORT_ATTEMPTS, listen
 from disttest.errors import InfrastructureError, UsageError
+from disttest.extras.cluster.node.partition import PORT_ATTEMPTS, listen
 from disttest.model import WorldShape
 from disttest.options.run import RunOptions
 from disttest.runtime.controller.target_host import TargetHost

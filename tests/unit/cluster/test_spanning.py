@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from fake_scheduler import FakeScheduler
 
-from disttest.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
-from disttest.cluster.client.job_recorder import JobRecorder
-from disttest.cluster.client.spanning import SpanningConductor
-from disttest.cluster.protocol.job import JobKind, JobShape, JobSpec
-from disttest.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.cluster.protocol.wire import (
+from disttest.extras.cluster.client.conductor import ExpectedNode, JobLimits, JobSetting, conduct
+from disttest.extras.cluster.client.job_recorder import JobRecorder
+from disttest.extras.cluster.client.spanning import SpanningConductor
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.wire import (
     SCHEDULER_ENDED,
     CancelJob,
     CloseWorld,

@@ -37,6 +37,26 @@ def test_ranks_are_told_with_their_tensors_at_the_first_call_that_differs(stage)
     )
 
 
+def test_an_all_to_all_that_was_aborted_is_told_with_the_tensors_of_all_and_has_no_odd_rank(stage):
+    for actor in stage.ranks:
+        actor.done(actor.do("alltoall_base", ALL, inputs=(tensor(actor.rank + 1),)))
+        actor.call("alltoall_base", ALL, inputs=(tensor(6 if actor.rank == 1 else 4),))
+
+    assert told(stage) == (
+        "ranks disagree at collective #2 of group default: "
+        "ranks 0,2 called all_to_all_single of float32[4], rank 1 called all_to_all_single of float32[6]"
+    )
+    assert odd_rank(stage, 1) is None
+
+
+def test_an_all_to_all_before_the_aborted_call_may_be_uneven(stage):
+    for actor in stage.ranks:
+        actor.done(actor.do("alltoall_base", ALL, inputs=(tensor(actor.rank + 1),)))
+        actor.call("allreduce", ALL, inputs=(tensor(4),))
+
+    assert told(stage) == ""
+
+
 def odd_rank(stage, aborted):
     return find_odd_rank({rank: stage.snapshot(rank) for rank in range(3)}, aborted)
 
@@ -73,13 +93,6 @@ def test_other_calls_at_one_number_are_told(stage):
     stage.ranks[1].do("broadcast", ALL, inputs=(tensor(8),), root=1)
 
     assert "rank 0 called all_reduce of float32[4], rank 1 called broadcast of float32[8]" in told(stage)
-
-
-def test_nothing_is_told_of_tensors_that_may_be_uneven(stage):
-    for actor in stage.ranks:
-        actor.do("alltoall_base", ALL, inputs=(tensor(actor.rank + 1),))
-
-    assert told(stage) == ""
 
 
 def test_shapes_leave_space_for_what_proofs_are_made_of(stage):

@@ -54,6 +54,13 @@ def test_a_partner_has_finished():
     assert deadlock.finished == (1,)
 
 
+def test_a_partner_has_skipped_the_test():
+    stage = stage_of(reduce, idle)
+    situation = msgspec.structs.replace(stage.situation(over=[1]), skipped={1: "no GPU here"})
+
+    assert edges(find_deadlock(situation))[0][3] == "which has skipped the test (no GPU here)"
+
+
 def test_a_partner_is_dead():
     deadlock = stage_of(reduce, idle).judge(dead=[1])
 

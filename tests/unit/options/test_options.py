@@ -18,7 +18,6 @@ from disttest.options.flags import ForeignOption, RegistryCommand, flags, take_s
 from disttest.options.option import Option
 from disttest.options.pytest_words import PYTEST_GROUP, PYTEST_WORDS
 from disttest.options.registry import (
-    CLUSTER_OPTIONS,
     OPTIONS,
     PLUGIN_OPTIONS,
     RUN_OPTIONS,
@@ -39,7 +38,15 @@ def test_every_option_has_a_field_and_a_variable():
     fields = set(RunOptions.__struct_fields__)
 
     # by the session or by plugins, not by an option of the core
-    found = {"cpu_steps", "given", "plugin_options", "plugins", "terminal"}
+    found = {
+        "cpu_steps",
+        "given",
+        "is_debugged",
+        "plugin_options",
+        "plugins",
+        "ranks_collect",
+        "world_letter",
+    }
     assert fields - found == {option.field for option in RUN_OPTIONS if option not in PLUGIN_OPTIONS}
     assert all(option.variable == f"DISTTEST_{option.field.upper()}" for option in RUN_OPTIONS)
 
@@ -269,7 +276,7 @@ def pytester_parser():
 
 
 def test_descriptions():
-    by_name = {option.name: option for option in (*RUN_OPTIONS, *CLUSTER_OPTIONS, *options_of("launch"))}
+    by_name = {option.name: option for option in (*RUN_OPTIONS, *options_of("run"), *options_of("launch"))}
 
     assert (
         "Time limit of a test without a timeout mark; 0: none (default: 300)."

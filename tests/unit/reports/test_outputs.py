@@ -48,8 +48,19 @@ def test_outputs_of_a_run_count_every_test_once(tmp_path: Path) -> None:
     expected_failures = sum(test.final.outcome == "xfailed" for test in run.tests)
     assert counted + expected_failures == int(outputs["tests"]) == len(run.tests)
     assert json.loads(outputs["failed-tests"]) == [test.test.nodeid for test in run.bad]
-    assert outputs["infrastructure"] == str(int(outputs["errors"]) > 0).lower()
     assert outputs["junit"] == str(tmp_path / "junit.xml")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(6, "true"), (7, "true"), (1, "false"), (124, "false"), (130, "false")]
+)
+def test_only_codes_that_a_repetition_elsewhere_can_change_are_infrastructure(
+    code: int, said: str, tmp_path: Path
+) -> None:
+    outputs = run_outputs(sample_runs.mixed_run(), tmp_path, code)
+
+    assert int(outputs["errors"]) > 0
+    assert outputs["infrastructure"] == said
 
 
 def test_a_failure_without_tests_says_whose_fault_it_is() -> None:

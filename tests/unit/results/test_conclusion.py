@@ -13,6 +13,7 @@ from planning_cases import case
 from shard_runs import ShardRun
 
 from disttest.errors import ExitCode
+from disttest.extras.shards.merging import merge
 from disttest.model import Cause, Outcome
 from disttest.results.conclusion import (
     Demands,
@@ -26,7 +27,6 @@ from disttest.results.conclusion import (
 from disttest.results.events import CollectionFailed
 from disttest.results.fold import fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.results.merging import merge
 
 FINISHED = Process(exit_code=0, ended="exit code 0")
 

@@ -1,5 +1,6 @@
 """One finding for each way to hang, from nothing but what the ranks told."""
 
+import msgspec
 import pytest
 
 from disttest.model import Collective, Outcome, RankEnd, RankRecord
@@ -52,6 +53,15 @@ CASES = {
         [hung(0, call("barrier", 1)), finished(1)],
         "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
         "rank 1 had finished the test",
+        1,
+    ),
+    "a rank has skipped the test": (
+        [
+            hung(0, call("barrier", 1)),
+            msgspec.structs.replace(finished(1), outcome=Outcome.SKIPPED, message="no GPU here"),
+        ],
+        "rank 1 never joined barrier #1 (group default): rank 0 waits at test_step.py:44, "
+        "rank 1 had skipped the test (no GPU here)",
         1,
     ),
     "two ranks are missing": (

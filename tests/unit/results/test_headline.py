@@ -82,6 +82,14 @@ To execute this test, run the following from the base repo dir:
             '  File "/work/test_step.py", line 14, in work\n    assert x == 3, "wrong sum"\nAssertionError: wrong sum\n',
             "rank 1 of mp.spawn failed at test_step.py:14: AssertionError: wrong sum",
         ),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV",
+            "rank 1 of mp.spawn was killed by SIGSEGV",
+        ),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 12 terminated with exit code 3",
+            "rank 12 of mp.spawn exited with code 3",
+        ),
         ("RuntimeError: stop!", "RuntimeError: stop!"),
         ("RuntimeError: stop!\nTo execute this test, run", "RuntimeError: stop!"),
         ("", ""),

@@ -116,7 +116,7 @@ def _prepare(
     # One attempt of each, judged by its contract alone.
     flags |= {"sanitize": "off", "record": "off", "retries": "0", "repeat": "1", "flaky": "pass"}
     options = resolve_options(flags)
-    if options.spmd:
+    if "spmd" in options.given:
         raise UsageError("disttest chaos harms tests with a world_size mark: leave --spmd out")
     resolved = resolve_targets(targets)
     invocation = Invocation(

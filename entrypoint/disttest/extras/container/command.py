@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from disttest.errors import DisttestError
 from disttest.extras.container.options import LaunchOptions
 from disttest.masking import masker
 from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
@@ -47,7 +46,6 @@ def launch(
     from disttest.extras.container.launch_host import this_host
     from disttest.extras.container.launching import launch as run_launch
     from disttest.extras.container.launching import preview
-    from disttest.reports.outputs import failure_outputs, publish_outputs
 
     host = this_host()
     # Behind the first argument, which may be the name of a command.
@@ -58,12 +56,7 @@ def launch(
     if dry_run:
         click.echo(render_preview(preview(options, host)))
         return
-    try:
-        code = run_launch(options, host, say=lambda line: click.echo(f"disttest launch: {line}", err=True))
-    except DisttestError as error:
-        publish_outputs(failure_outputs(error.exit_code), host.environ)
-        raise
-    context.exit(code)
+    context.exit(run_launch(options, host, say=lambda line: click.echo(f"disttest launch: {line}", err=True)))
 
 
 def _pytest_part(pytest_args: Sequence[str] | None) -> tuple[str, ...]:

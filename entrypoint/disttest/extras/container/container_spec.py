@@ -8,7 +8,7 @@ from typing import Any
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from disttest.extras.container.gpus import ALL, CDI_KIND, GpuGrant, Way
-from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_TERM_S
+from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_TERM_S
 from disttest.model import Frozen
 
 STACK_BYTES = 64 * 1024**2

@@ -15,7 +15,7 @@ from docker.errors import BuildError, ImageNotFound
 from disttest.errors import UsageError
 from disttest.extras.container.engine import engine_errors
 from disttest.extras.container.left_containers import PREFIX
-from disttest.limits import REQUIREMENTS_S
+from disttest.extras.container.limits import REQUIREMENTS_S
 
 NAME = "disttest-requirements"
 SHOWN_LINES = 12

@@ -16,7 +16,7 @@ from disttest.errors import EngineError
 from disttest.extras.container.endpoints import Endpoint, connection_arguments, endpoints
 from disttest.extras.container.engine_advice import ENGINE_ADVICE, explain
 from disttest.extras.container.gpus import CDI_KIND, EngineGpus
-from disttest.limits import ENGINE_ANSWER_S
+from disttest.extras.container.limits import ENGINE_ANSWER_S
 from disttest.model import Frozen
 
 PULL_ATTEMPTS = 4

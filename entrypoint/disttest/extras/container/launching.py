@@ -33,9 +33,8 @@ from disttest.extras.container.supervise import ContainerOutcome, supervise
 from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.results.conclusion import Facts, conclude
-from disttest.results.journal import FILE_NAME as JOURNAL
 
-SIGKILL_CODE = 137
+SIGKILL_CODE, NOT_EXECUTABLE, NOT_FOUND = 137, 126, 127
 LIMITS_REFUSED = "[ulimit-refused]"
 Say = Callable[[str], None]
 
@@ -43,9 +42,24 @@ Say = Callable[[str], None]
 def launch(options: LaunchOptions, host: Host, *, say: Say) -> int:
     """Start the image, stay with it, and return the exit code of the run inside.
 
+    Whatever ends the launch, the outputs of the step are published.
+
     Raises:
         DisttestError: the launch itself failed; EngineError where the engine refused.
     """
+    from disttest.extras.container.aftermath import Aftermath
+
+    aftermath = Aftermath(options.results, host.environ, say)
+    try:
+        code = _launch(options, host, say)
+    except DisttestError as error:
+        aftermath.settle(error.exit_code)
+        raise
+    aftermath.settle(code)
+    return code
+
+
+def _launch(options: LaunchOptions, host: Host, say: Say) -> int:
     with catch_signals() as switch:
         try:
             with _engine(options, host) as client:
@@ -133,8 +147,10 @@ def _run(
         )
     if outcome.killed:
         say("the run did not end within its grace and was killed")
-    if outcome.code == SIGKILL_CODE and options.results is not None:
-        _rebuild_reports(options, say)
+    if outcome.code in (NOT_EXECUTABLE, NOT_FOUND):
+        say(
+            f"image {spec.image} has no command disttest that can be run: build it from the released one [image-empty]"
+        )
     return exit_code(outcome)
 
 
@@ -171,18 +187,6 @@ def write_through(out: bytes | None, err: bytes | None) -> None:
         if data:
             stream.buffer.write(data)
             stream.buffer.flush()
-
-
-def _rebuild_reports(options: LaunchOptions, say: Say) -> None:
-    """A killed run could not write its reports; its journal is here."""
-    if options.results is None or not (options.results / JOURNAL).exists():
-        return
-    from disttest.reports import rebuild
-
-    try:
-        rebuild(options.results)
-    except (DisttestError, OSError) as error:
-        say(f"reports could not be rebuilt from the journal: {error}")
 
 
 def _out_of_memory(container: docker.models.containers.Container) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from disttest.extras.container.limits import CONTAINER_LEFT_S
 from disttest.host.proc import ProcessIdentity, is_running
-from disttest.limits import CONTAINER_LEFT_S
 from disttest.model import Frozen
 
 PREFIX = "io.disttest."

@@ -15,8 +15,8 @@ import docker
 from disttest.errors import UsageError
 from disttest.extras.container.engine import EngineFacts, engine_errors
 from disttest.extras.container.left_containers import PREFIX
+from disttest.extras.container.limits import HAND_BACK_S
 from disttest.host.shared import SharedFolder
-from disttest.limits import HAND_BACK_S
 from disttest.model import Frozen
 
 WORKSPACE, OWNER, SINCE = f"{PREFIX}workspace", f"{PREFIX}owner", f"{PREFIX}since"

@@ -11,10 +11,10 @@ from disttest.extras.container.container_spec import Bind, LaunchSpec, choose_sh
 from disttest.extras.container.engine import EngineFacts
 from disttest.extras.container.gpus import ALL, AUTO, GpuGrant, HostGpu, choose_gpus
 from disttest.extras.container.left_containers import job_of, make_labels
+from disttest.extras.container.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S
 from disttest.extras.container.options import DEFAULT_TARGET, IMAGE, LaunchOptions
 from disttest.extras.container.ownership import HandBack, choose_user, needs_hand_back, owner_of
 from disttest.host.proc import ProcessIdentity
-from disttest.limits import CONTAINER_LIMIT_S, CONTAINER_MARGIN_S
 from disttest.model import Frozen
 
 FORBIDDEN = (

@@ -20,8 +20,8 @@ from docker.errors import APIError, DockerException
 from disttest.errors import EngineError
 from disttest.extras.container.engine import engine_errors
 from disttest.extras.container.engine_advice import explain
+from disttest.extras.container.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
 from disttest.extras.container.switch import SignalSwitch
-from disttest.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S, CONTAINER_STOP_S
 from disttest.model import Frozen
 
 Write = Callable[[bytes | None, bytes | None], None]

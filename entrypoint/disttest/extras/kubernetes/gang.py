@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
 from disttest.extras.kubernetes import words
 from disttest.extras.kubernetes.kubectl import Kubectl, KubectlRefusal, PodBoard
-from disttest.extras.kubernetes.objects import Node, Owned, Pod
-from disttest.extras.kubernetes.pods import JOB, Manifest, owner_manifest, pod_manifests
-from disttest.limits import (
+from disttest.extras.kubernetes.limits import (
     GANG_HOLD_S,
     KUBERNETES_FINAL_S,
     KUBERNETES_FIRST_POLL_S,
     KUBERNETES_LONGEST_POLL_S,
     KUBERNETES_RETRY_S,
-    TICK_S,
 )
+from disttest.extras.kubernetes.objects import Node, Owned, Pod
+from disttest.extras.kubernetes.pods import JOB, Manifest, owner_manifest, pod_manifests
+from disttest.limits import TICK_S
 
 _PATIENT_AFTER = 20
 """Looks at pods that do not run yet; from then on they are looked at ever less often."""

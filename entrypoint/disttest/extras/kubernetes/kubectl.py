@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from disttest.cluster.protocol.launcher import LauncherOptions
-from disttest.cluster.schedulers.scheduler_command import call
 from disttest.errors import SchedulerError
+from disttest.extras.cluster.protocol.launcher import LauncherOptions
+from disttest.extras.cluster.schedulers.scheduler_command import call
+from disttest.extras.kubernetes.limits import KUBERNETES_ANSWER_S
 from disttest.extras.kubernetes.objects import ClusterEvent, ListOf, Node, Pod
 from disttest.extras.kubernetes.pods import CLIENT, JOB
-from disttest.limits import KUBERNETES_ANSWER_S
 from disttest.model import UNREADABLE
 
 _T = TypeVar("_T")

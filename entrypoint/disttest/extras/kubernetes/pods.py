@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import Capacity, LauncherOptions
 from disttest.errors import SchedulerError
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import Capacity, LauncherOptions
+from disttest.extras.kubernetes.limits import KUBERNETES_GRACE_S
 from disttest.extras.kubernetes.objects import Node, Taint, WantedPod
 from disttest.extras.kubernetes.words import CONTAINER, amount_of
-from disttest.limits import KUBERNETES_GRACE_S
 
 GPU_RESOURCE = "nvidia.com/gpu"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "disttest"}

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import (
+from disttest.errors import SchedulerError
+from disttest.extras.cluster.limits import CLIENT_ALIVE_S, JOB_CANCEL_S
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import (
     Capacity,
     Changed,
     Idle,
@@ -27,17 +29,17 @@ from disttest.cluster.protocol.launcher import (
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.protocol.names import dead_names, new_run_id
-from disttest.cluster.protocol.wire import CancelJob, SetVariables, StillHere, encode_order, is_ours
-from disttest.cluster.schedulers.agent_command import NOT_INSIDE, travelling
-from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
-from disttest.errors import SchedulerError
+from disttest.extras.cluster.protocol.names import dead_names, new_run_id
+from disttest.extras.cluster.protocol.wire import CancelJob, SetVariables, StillHere, encode_order, is_ours
+from disttest.extras.cluster.schedulers.agent_command import NOT_INSIDE, travelling
+from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
 from disttest.extras.kubernetes import pods as manifests
 from disttest.extras.kubernetes.gang import PodGang, Turn
 from disttest.extras.kubernetes.kubectl import Kubectl, PodBoard, clean
+from disttest.extras.kubernetes.limits import KUBERNETES_KILL_S, KUBERNETES_RETRY_S
 from disttest.extras.kubernetes.objects import ListOf, Node, Owned, WantedPod
 from disttest.extras.kubernetes.words import CONTAINER, stream_refusal
-from disttest.limits import CLIENT_ALIVE_S, JOB_CANCEL_S, KUBERNETES_KILL_S, KUBERNETES_RETRY_S, TICK_S
+from disttest.limits import TICK_S
 
 NODE_VARIABLES = NodeVariables(
     scheduler="kubernetes",

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-from disttest.cluster.protocol.launcher import JobOutcome, JobState
-from disttest.cluster.protocol.wire import CLIENT_GONE, is_ours
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.wire import CLIENT_GONE, is_ours
 from disttest.extras.kubernetes.objects import ClusterEvent, Node, Pod, TerminatedContainer
 
 CONTAINER = "disttest"

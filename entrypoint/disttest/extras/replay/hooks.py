@@ -37,20 +37,20 @@ def disttest_addcommands(group: click.Group) -> None:
     group.add_command(replay)
 
 
-@hookimpl
-def disttest_prepare_run(request: RunRequest) -> Mapping[str, str]:
+@hookimpl(trylast=True)
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
     """Refuse recordings of values that are masked; record nothing on nodes, where a recording would stay."""
     if RECORD.of(request.options) is RecordRule.OFF:
-        return {}
+        return None
     if request.options.mask:
         raise UsageError("--record and --mask: values in a recording cannot be hidden, leave one of them out")
-    if not request.cluster.launcher:
-        return {}
+    if request.place is None:
+        return None
     from disttest.cli.words import warn
 
     # It may be a project's setting, so it is no mistake.
-    warn("ranks on nodes are not recorded: --record has no effect with --launcher")
-    return {RECORD.field: str(RecordRule.OFF)}
+    warn(f"ranks on nodes are not recorded: --record has no effect with {request.place.option}")
+    return request.with_option(RECORD, str(RecordRule.OFF))
 
 
 @hookimpl
@@ -98,8 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @hookimpl
-def disttest_takes_session(config: pytest.Config) -> bool | None:
-    """In the process of ``disttest replay``."""
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """In the process of ``disttest replay``, which is the rank of a recording."""
     return bool(config.getoption("disttest_replay")) or None
 
 

@@ -17,6 +17,7 @@ from disttest.descriptors import MOST_AT_ONCE
 from disttest.extras.resident.endpoint import ParentEndpoint, endpoint_of
 from disttest.extras.resident.fitness import variables_that_matter
 from disttest.extras.resident.handover import describe, first_of, follow, inheritable
+from disttest.extras.resident.limits import RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
 from disttest.extras.resident.messages import (
     Ask,
     ForkRefused,
@@ -31,7 +32,7 @@ from disttest.extras.resident.terms import ForkTerms
 from disttest.host.proc import identity_of, process_state
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.host.signals import NotedSignals
-from disttest.limits import KILL_S, RESIDENT_ANSWER_S, RESIDENT_IDLE_S, RESIDENT_START_S
+from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.options.environment import hash_seed
 from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK

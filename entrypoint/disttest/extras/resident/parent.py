@@ -36,6 +36,7 @@ from disttest.extras.resident.fitness import (
     is_foreign,
     variables_that_matter,
 )
+from disttest.extras.resident.limits import RESIDENT_REQUEST_S
 from disttest.extras.resident.messages import (
     Ask,
     ForkEnded,
@@ -52,7 +53,6 @@ from disttest.host.compute_threads import import_single_threaded
 from disttest.host.cuda_touch import check_by_nvml, unwatch_cuda, watch_cuda
 from disttest.host.fork_hazard import fork_hazard
 from disttest.host.process import Child, Exit, fork_here, leave
-from disttest.limits import RESIDENT_REQUEST_S
 from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import load_reporters

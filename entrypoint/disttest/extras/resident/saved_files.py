@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from disttest.planning.touched import read_names
+from disttest.extras.resident.touched import read_names
 
 _CONFIGURATION = frozenset({"pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg"})
 _NOT_SOURCES = frozenset({"__pycache__", "node_modules", "build", "dist", "site-packages"})

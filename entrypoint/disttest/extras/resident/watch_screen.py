@@ -18,11 +18,12 @@ from typing import NamedTuple, NoReturn
 from disttest.descriptors import new_streams
 from disttest.errors import UsageError
 from disttest.extras.resident.handover import run_by_parent
+from disttest.extras.resident.limits import SAVED_POLL_S
 from disttest.extras.resident.saved_files import SavedFiles
+from disttest.extras.resident.touched import find_touched
 from disttest.host.process import Child, end_all, fork_child, leave
-from disttest.limits import GUARD_CANCEL_S, SAVED_POLL_S, TICK_S
+from disttest.limits import GUARD_CANCEL_S, TICK_S
 from disttest.options.environment import environment
-from disttest.planning.touched import find_touched
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events

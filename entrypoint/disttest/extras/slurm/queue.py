@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from disttest.cluster.schedulers.scheduler_command import call
+from disttest.extras.cluster.schedulers.scheduler_command import call
 from disttest.extras.slurm import words
-from disttest.limits import SLURM_ANSWER_S, SLURM_FINAL_S
+from disttest.extras.slurm.limits import SLURM_ANSWER_S, SLURM_FINAL_S
 
 
 class SlurmQueue:

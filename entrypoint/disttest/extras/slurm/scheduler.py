@@ -13,8 +13,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.cluster.protocol.job import NAME_PREFIX, JobSpec
-from disttest.cluster.protocol.launcher import (
+from disttest.errors import SchedulerError
+from disttest.extras.cluster.limits import JOB_CANCEL_S
+from disttest.extras.cluster.protocol.job import NAME_PREFIX, JobSpec
+from disttest.extras.cluster.protocol.launcher import (
     Capacity,
     Changed,
     Idle,
@@ -27,23 +29,21 @@ from disttest.cluster.protocol.launcher import (
     RunDescription,
     RunEvent,
 )
-from disttest.cluster.protocol.names import dead_names
-from disttest.cluster.protocol.wire import CancelJob, encode_order, is_ours
-from disttest.cluster.schedulers.agent_command import travelling
-from disttest.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
-from disttest.cluster.schedulers.scheduler_command import call
-from disttest.errors import SchedulerError
+from disttest.extras.cluster.protocol.names import dead_names
+from disttest.extras.cluster.protocol.wire import CancelJob, encode_order, is_ours
+from disttest.extras.cluster.schedulers.agent_command import travelling
+from disttest.extras.cluster.schedulers.pipes import OutputLine, PipedProcesses, Program
+from disttest.extras.cluster.schedulers.scheduler_command import call
 from disttest.extras.slurm import words
-from disttest.extras.slurm.queue import SlurmQueue
-from disttest.extras.slurm.submission import srun_arguments
-from disttest.limits import (
-    JOB_CANCEL_S,
+from disttest.extras.slurm.limits import (
     SLURM_ANSWER_S,
     SLURM_FIRST_POLL_S,
     SLURM_KILL_S,
     SLURM_LONGEST_POLL_S,
-    TICK_S,
 )
+from disttest.extras.slurm.queue import SlurmQueue
+from disttest.extras.slurm.submission import srun_arguments
+from disttest.limits import TICK_S
 
 _COMPLAINTS_KEPT = 50
 _WHY_CANCELLED = (JobState.TIME_LIMIT, JobState.PREEMPTED, JobState.OUT_OF_MEMORY)

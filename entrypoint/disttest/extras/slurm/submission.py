@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Sequence
 
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.launcher import LauncherOptions
-from disttest.cluster.schedulers.agent_command import NOT_INSIDE, agent_command
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import LauncherOptions
+from disttest.extras.cluster.schedulers.agent_command import NOT_INSIDE, agent_command
 
 
 def srun_arguments(

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from disttest.cluster.protocol.launcher import Capacity, JobOutcome, JobState
 from disttest.errors import SchedulerError
+from disttest.extras.cluster.protocol.launcher import Capacity, JobOutcome, JobState
 from disttest.model import Frozen
 
 OLDEST = (20, 11)

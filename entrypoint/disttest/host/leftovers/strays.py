@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from disttest.clock import monotonic
-from disttest.host.descendants import command_of, is_helper
+from disttest.host.descendants import is_helper, shown_command
 from disttest.host.proc import age_of
 
 _MOST_NAMED = 10
@@ -23,7 +23,7 @@ def name_strays(pids: Iterable[int], began: Sequence[tuple[str, float]]) -> tupl
     for pid in [pid for pid in sorted(pids) if not is_helper(pid)][:_MOST_NAMED]:
         try:
             started_s = monotonic() - age_of(pid)
-            process = f"{pid} ({command_of(pid)[:60]})"
+            process = f"{pid} ({shown_command(pid)})"
         except ProcessLookupError:
             continue
         named.append(_accuse(began, started_s, f"left a process, which was killed: {process}"))

@@ -37,10 +37,12 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         The first collective of the aborted rank for which others called something else, or brought other tensors; empty
         if none is known.
     """
-    for group, seq, called in _differing(ranks, aborted):
-        name = wait_words.group_name(group, ranks[aborted].groups[group])
-        return f"{RANKS_DISAGREE}{seq} of group {name}: {_tell(called)}"
-    return ""
+    found = next(_differing(ranks, aborted), None) or _uneven(ranks, aborted)
+    if found is None:
+        return ""
+    group, seq, called = found
+    name = wait_words.group_name(group, ranks[aborted].groups[group])
+    return f"{RANKS_DISAGREE}{seq} of group {name}: {_tell(called)}"
 
 
 def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
@@ -96,6 +98,25 @@ def _differing(
             called = dict(_called(ranks, group, seq))
             if aborted in called and _differ(called):
                 yield group, seq, called
+
+
+def _uneven(
+    ranks: Mapping[int, Snapshot], aborted: int
+) -> tuple[GroupKey, int, Mapping[int, IssuedCollective]] | None:
+    """The last collective of the aborted rank, if its ranks may bring different tensors and did; None if none is known.
+
+    Their sizes may fit all the same, so no rank is the odd one.
+    """
+    for group, state in ranks[aborted].groups.items():
+        last = max(state.calls, default=0)
+        called = dict(_called(ranks, group, last))
+        if (
+            aborted in called
+            and called[aborted].op in _UNEVEN
+            and len({each.tensors for each in called.values()}) > 1
+        ):
+            return group, last, called
+    return None
 
 
 def _called(

@@ -58,6 +58,8 @@ class Situation(Frozen):
     """When the test ends in any case."""
     dead: frozenset[int] = frozenset()
     """Those that are over since their process has ended."""
+    skipped: Mapping[int, str] = {}
+    """Those that are over since they skipped the test, and why they did."""
 
 
 def find_deadlock(situation: Situation) -> Deadlock | None:
@@ -357,6 +359,8 @@ def _reason(each: Open, situation: Situation) -> str:
     over = [rank for rank in each.ranks if rank in situation.over]
     if not over or each.kind is DeadlockKind.STORE:
         return ""
+    if len(over) == 1 and over == list(each.ranks) and over[0] in situation.skipped:
+        return f"which has skipped the test ({situation.skipped[over[0]]})"
     ended = "process has ended" if situation.dead.issuperset(over) else ""
     if over == list(each.ranks):
         verb = "have" if len(over) > 1 else "has"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -17,7 +17,7 @@ from disttest.boards import Board
 from disttest.clock import monotonic
 from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_rest
 from disttest.limits import TICK_S
-from disttest.model import HangCause
+from disttest.model import HangCause, Outcome
 from disttest.observe.records import WaitKind
 from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
 from disttest.plugins.deadlock.layout import SLOT
@@ -163,6 +163,7 @@ class DeadlockWatch(RankWatch):
             ranks=ranks,
             over=over,
             dead=frozenset(p.rank for p in attempt.ranks if p.death is not None or p.lost),
+            skipped=dict(_skips(attempt)),
             now_s=now_s,
             began_s=attempt.started_s,
             deadline_s=attempt.started_s + attempt.paused_s + attempt.limit_s,
@@ -193,6 +194,14 @@ class DeadlockWatch(RankWatch):
             else confirm_waits(text, _threads(situation.ranks[rank]))
             for rank, text in stacks.items()
         )
+
+
+def _skips(attempt: Attempt) -> Iterator[tuple[int, str]]:
+    """Each rank that skipped the test, and why."""
+    for progress in attempt.ranks:
+        reasons = [report.message for report in progress.reports if report.outcome is Outcome.SKIPPED]
+        if progress.is_over and reasons and not all(report.partial for report in progress.reports):
+            yield progress.rank, reasons[0]
 
 
 def waits_for_gpu(snapshot: Snapshot) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from disttest.model import WorldKind
 from disttest.plugin_manager import plugin_manager
-from disttest.runtime.controller.contain import is_ordinary
+from disttest.runtime.controller.collect import is_ordinary
 from disttest.runtime.controller.controller import Controller, DeadlinePassed, RunStopped
 from disttest.runtime.controller.parents import parents_of
 from disttest.runtime.controller.session import RunSession
@@ -35,6 +35,11 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
     assert run.devices is not None
     apart = [(item, test) for item, test in run.pairs if not is_ordinary(test)]
     plugin_manager().call("disttest_load_parts", config=session.config)
+    items = [item for item, _ in apart]
+    for _, message in plugin_manager().items(
+        "disttest_worlds_begin", str, items=items, config=session.config
+    ):
+        run.recorder.noted(message)
     making = parents_of(
         session,
         {test.nodeid: item for item, test in apart},
@@ -42,7 +47,7 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
         run.recorder,
         host=run.host,
         scratch=run.workplace.scratch,
-        apart=bool(run.options.spmd),
+        apart=run.options.ranks_collect,
     )
     with making as parents:
         control = functools.partial(
@@ -59,8 +64,6 @@ def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], No
             failed_first=session.config.getoption("disttest_failed_first"),
         )
         note("running the worlds")
-        # Launcher mode has a pytest process for each size, and one journal for all.
-        letter = f"w{run.options.spmd[0]}." if run.options.spmd else "w"
-        control(letter=letter).run([pair for pair in apart if pair[1].world is not None])
+        control(letter=run.options.world_letter).run([pair for pair in apart if pair[1].world is not None])
         note("running ordinary tests in processes of their own")
         control(letter="p").run([pair for pair in apart if pair[1].kind is WorldKind.PROCESS])

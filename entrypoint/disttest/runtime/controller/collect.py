@@ -13,22 +13,23 @@ import pytest
 from disttest.errors import UsageError
 from disttest.limits import NO_LIMIT_S
 from disttest.masking import masker
-from disttest.model import FlakyRule, Isolation, TestCase, WorldKind, WorldShape
+from disttest.model import Isolation, TestCase, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_seconds
-from disttest.planning.backends import CPU, backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.expand import closest_mark, collected_as, shape_of
-from disttest.runtime.controller.other_plugins import limit_of
-from disttest.runtime.controller.spmd import spmd_shape
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.controller.wanted_worlds import marked_device
-from disttest.runtime.hosting.recognise import Hosted, hosted, ranks_may_differ
+from disttest.runtime.controller.wanted_worlds import (
+    OwnWorld,
+    new_ranks_for_plugins,
+    own_world,
+    ranks_may_differ,
+)
 
 
-def needs_ranks(item: pytest.Item) -> bool:
-    """Whether processes will be started for the item, by us or by its class."""
-    return shape_of(item) is not None or hosted(item) is not None
+def is_ordinary(test: TestCase) -> bool:
+    """Whether a test runs in the pytest process."""
+    return test.world is None and test.kind is not WorldKind.PROCESS
 
 
 def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> TestCase:
@@ -40,17 +41,9 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
     path, line, _ = item.location
     module, _, rest = item.nodeid.partition("::")
     *classes, name = rest.split("::") if rest else [module]
-    by_host = hosted(item)
-    kind = by_host.kind if by_host else _kind(item, options)
-    world = (
-        _hosted_shape(item, by_host, options, host)
-        if by_host
-        else shape_of(item) or spmd_shape(options, host)
-    )
-    needs_new: str = plugin_manager().call(
-        "disttest_needs_new_ranks", world=world, kind=kind, options=options
-    )
-    why_new = _why_new_ranks(item, by_host, options, host, by_plugin=needs_new)
+    own = own_world(item, options, host)
+    kind = own.kind if own else WorldKind.RANKS
+    world = own.shape if own else shape_of(item)
     return TestCase(
         nodeid=item.nodeid,
         collected_as=collected_as(item),
@@ -62,29 +55,14 @@ def describe_item(item: pytest.Item, options: RunOptions, host: TargetHost) -> T
         suite=_suite(module),
         world=world,
         kind=kind,
-        isolation=_isolation(item, options, kind, needs_new=bool(needs_new)),
-        reuses_ranks=why_new == "",
-        new_ranks_because=why_new or "",
-        timeout_s=_timeout_s(item, options),
+        isolation=_isolation(item, options, own, world),
+        reuses_ranks=own is not None and own.new_ranks_because == "",
+        new_ranks_because=(own and own.new_ranks_because) or "",
+        timeout_s=_timeout_s(item, options, own),
         exclusive=closest_mark(item, "exclusive") is not None or options.is_debugged,
-        ranks_may_differ=bool(options.spmd) or ranks_may_differ(item),
+        ranks_may_differ=(own is not None and own.ranks_may_differ) or ranks_may_differ(item),
         data=msgspec.to_builtins(plugin_manager().named("disttest_test_data", object, item=item)),
     )
-
-
-def _hosted_shape(item: pytest.Item, by_host: Hosted, options: RunOptions, host: TargetHost) -> WorldShape:
-    if shape_of(item) is not None:
-        raise UsageError(
-            f"{item.nodeid}: a world_size mark on a test whose class starts its ranks by itself; "
-            "set the world_size of the class instead"
-        )
-    # Such a class says by itself which backends it uses: unless it is marked, it may need what the run has.
-    device = marked_device(item) or host.device
-    suitable = (
-        name for name in options.backend if device != CPU or not backend_named(name).needs_accelerator
-    )
-    backend = next(suitable, host.default_backend(device))
-    return WorldShape(size=by_host.size, backend=backend, device=device)
 
 
 def _suite(module: str) -> str:
@@ -93,53 +71,32 @@ def _suite(module: str) -> str:
     return path.stem if parent == "." else parent
 
 
-def _kind(item: pytest.Item, options: RunOptions) -> WorldKind:
-    return (
-        WorldKind.PROCESS
-        if options.contain and not options.spmd and shape_of(item) is None
-        else WorldKind.RANKS
-    )
-
-
-def _isolation(item: pytest.Item, options: RunOptions, kind: WorldKind, *, needs_new: bool) -> Isolation:
+def _isolation(
+    item: pytest.Item, options: RunOptions, own: OwnWorld | None, world: WorldShape | None
+) -> Isolation:
     if closest_mark(item, "fresh_world") is not None:
         return Isolation.FRESH
-    if needs_new and kind is WorldKind.RANKS:
+    kind = own.kind if own else WorldKind.RANKS
+    if kind is WorldKind.RANKS and new_ranks_for_plugins(world, kind, options):
         return Isolation.FRESH
     if options.isolation is not None:
         return options.isolation
-    if kind is not WorldKind.RANKS or options.spmd:
-        return Isolation.WARM  # the main process; ranks are new for each test, or kept, as the class has it
+    if own is not None:
+        return (
+            Isolation.WARM
+        )  # of a main process; its ranks are new for each test, or kept, as the class has it
     return Isolation.WARM if "world" in getattr(item, "fixturenames", ()) else Isolation.FRESH
 
 
-def _why_new_ranks(
-    item: pytest.Item, by_host: Hosted | None, options: RunOptions, host: TargetHost, *, by_plugin: str | None
-) -> str | None:
-    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
-    if by_host is None or by_host.why_new_ranks is None or options.isolation is not Isolation.WARM:
-        return None
-    reasons = {
-        "marked fresh_world": closest_mark(item, "fresh_world") is not None,
-        "each repetition is an attempt of its own": options.repeat > 1,
-        "--flaky=fail": options.flaky is FlakyRule.FAIL,
-        "ranks are debugged": options.is_debugged,
-        by_plugin or "": bool(by_plugin),
-        "ranks on GPUs": (marked_device(item) or host.device) != CPU,
-    }
-    return next((why for why, holds in reasons.items() if holds), by_host.why_new_ranks)
-
-
-def _timeout_s(item: pytest.Item, options: RunOptions) -> float:
+def _timeout_s(item: pytest.Item, options: RunOptions, world: OwnWorld | None) -> float:
     mark = closest_mark(item, "timeout")
     if mark is None:
-        by_host = hosted(item)
         asked = "timeout" in options.given
-        own = None if asked else limit_of(item.config)
+        own = None if asked else plugin_manager().call("disttest_timeout", item=item)
         if own is not None:
-            return own
+            return float(own)
         limit_s = options.timeout or NO_LIMIT_S
-        return limit_s if asked or by_host is None or not by_host.limit_s else by_host.limit_s
+        return limit_s if asked or world is None or not world.limit_s else world.limit_s
     value = mark.args[0] if mark.args else mark.kwargs.get("timeout")
     if value == 0 and not isinstance(value, bool):
         return NO_LIMIT_S

@@ -6,6 +6,7 @@ It lives in the pytest process, touches no GPU and starts no thread, so that wor
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,15 +27,9 @@ from disttest.planning.schedule import GangScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
-from disttest.runtime.controller.allure_results import tell_allure
 from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
 from disttest.runtime.controller.live_output import LiveOutput
-from disttest.runtime.controller.other_plugins import (
-    notes_on_plugins,
-    retries_of,
-    settled_by_plugins,
-)
 from disttest.runtime.controller.parents import Parents
 from disttest.runtime.controller.retries import Retries
 from disttest.runtime.controller.run_devices import Devices
@@ -45,7 +40,6 @@ from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
-from disttest.runtime.rank.measured import merge_coverage
 
 
 class DeadlinePassed(Exception):
@@ -92,7 +86,9 @@ class Controller(Listener):
         self._tests: dict[str, TestCase] = {}
         self._letter = letter
         """What the names of its worlds begin with."""
-        self._settled = settled_by_plugins(session.config)
+        self._settled = msgspec.to_builtins(
+            plugin_manager().named("disttest_settle", object, config=session.config, options=options)
+        )
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
@@ -127,7 +123,7 @@ class Controller(Listener):
         """
         self._items = {test.nodeid: item for item, test in pairs}
         self._tests = {test.nodeid: test for _, test in pairs}
-        self._heed_plugins()
+        self._allow_retries()
         runnable = self._verdicts.begin(self._items, self._tests)
         if not runnable:
             return
@@ -140,7 +136,7 @@ class Controller(Listener):
             "cpu_slots": len(self._devices.cpu_slots),
             "spare": self._spare.count if self._spare is not None else 0,
         }
-        together = bool(self._options.spmd) or self._options.one_world
+        together = self._options.one_world
         for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):
             self._scheduler.submit(gang)
         with contextlib.ExitStack() as ending:
@@ -162,14 +158,13 @@ class Controller(Listener):
             with blaming(name, "disttest_around_worlds"):
                 ending.enter_context(around)
 
-    def _heed_plugins(self) -> None:
-        """What plugins of others were asked for these tests: done, or told."""
-        tell_allure(self._session.config, self._items)
-        for note in notes_on_plugins(self._items.values()):
-            self._recorder.noted(note)
-        asked = {nodeid: retries_of(item) for nodeid, item in self._items.items()}
-        if "retries" not in self._options.given:
-            self._retries.allow({nodeid: count for nodeid, count in asked.items() if count is not None})
+    def _allow_retries(self) -> None:
+        """As often as plugins say, unless the run says it."""
+        if "retries" in self._options.given:
+            return
+        ask = functools.partial(plugin_manager().call, "disttest_retries")
+        asked = {nodeid: ask(item=item) for nodeid, item in self._items.items()}
+        self._retries.allow({nodeid: count for nodeid, count in asked.items() if count is not None})
 
     def _loop(self) -> None:
         while not self._scheduler.idle or self._retries.open or self._device_health.busy:
@@ -277,7 +272,7 @@ class Controller(Listener):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
         self._recorder.world_ended(world.world_id, reason, self._cpu_steps_of(world))
-        merge_coverage(Path(world.order.scratch_dir))
+        plugin_manager().call("disttest_world_ended", scratch=Path(world.order.scratch_dir))
         for nodeid, left in closed.leftovers if closed else ():
             self._recorder.noted(left, nodeid)
         for note in closed.notes if closed else ():

@@ -37,9 +37,8 @@ from disttest.runtime.messages.protocol import (
 )
 from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import speak_into
-from disttest.runtime.world.contained_world import make_world
 from disttest.runtime.world.rank_handles import HasFileno
-from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
+from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor, make_world
 
 WorldMaker = Callable[[WorldOrder, Channel, RankStarter, Callable[[], float]], WorldSupervisor]
 """Makes the world in its own process: by default the whole of it, else the share of one node."""

@@ -12,8 +12,7 @@ from disttest.errors import UsageError
 from disttest.options.run import RunOptions
 from disttest.planning.backends import backend_named, build_of
 from disttest.runtime.controller.expand import shape_of
-from disttest.runtime.controller.wanted_worlds import needed_gpus
-from disttest.runtime.hosting.recognise import TORCHS_RULES, hosted
+from disttest.runtime.controller.wanted_worlds import OWN_WORLD, needed_gpus
 from disttest.testing.skips import early_skip
 
 if TYPE_CHECKING:
@@ -68,10 +67,9 @@ def known_skip(item: pytest.Item) -> str | None:
 
 
 def vacuous(item: pytest.Item) -> str | None:
-    """Why no rank of the item would run here, where torch's rules, which pass it for that, are not those of the run."""
-    by_host = hosted(item)
-    strict = not item.config.stash.get(TORCHS_RULES, False)
-    return by_host.refusal or None if by_host and strict else None
+    """Why no rank of the item would run here, where that is a failure."""
+    own = item.stash.get(OWN_WORLD, None)
+    return own.refusal or None if own else None
 
 
 def skip_for_want_of_gpus(items: Iterable[pytest.Item], found: int) -> None:

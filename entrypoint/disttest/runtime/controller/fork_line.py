@@ -26,8 +26,7 @@ from disttest.model import Frozen
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.rank.child import speak_into
-from disttest.runtime.world.contained_world import make_world
-from disttest.runtime.world.world_supervisor import RankStarter
+from disttest.runtime.world.world_supervisor import RankStarter, make_world
 
 _LARGEST = 4096
 """Bytes of a message; what is longer is a file."""

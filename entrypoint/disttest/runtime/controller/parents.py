@@ -24,6 +24,7 @@ from disttest.host.other_threads import threads
 from disttest.host.process import Child
 from disttest.limits import COLLECT_S, KILL_S
 from disttest.model import Frozen, Gang
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.collect import modules_of
 from disttest.runtime.controller.crew import WorldByFork, WorldStarter
 from disttest.runtime.controller.fork_line import (
@@ -36,7 +37,6 @@ from disttest.runtime.controller.fork_line import (
 )
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.orders import ParentOrder
-from disttest.runtime.controller.other_plugins import arguments_for_ranks
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
@@ -56,6 +56,17 @@ class CollectedFile(Frozen):
     """False unless it must not be forked either."""
     tests: tuple[str, ...]
     """Node ids."""
+
+
+_MAIN_MODULE = "--use-main-module"
+"""By this, ``python FILE --use-pytest`` of torch says to the conftest of its repository that the file is ``__main__``."""
+
+
+def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:
+    """Arguments for processes that collect for ranks: those of this one, and what plugins have settled since."""
+    more = plugin_manager().items("disttest_collecting_arguments", str, config=config)
+    own = (word for word in map(str, config.invocation_params.args) if word != _MAIN_MODULE)
+    return (*own, *(word for _, word in more))
 
 
 @contextlib.contextmanager
@@ -124,7 +135,7 @@ class Parents:
         if not hazards and not apart:
             _rest_pools()
             return
-        recipe = Recipe(arguments=arguments_for_ranks(session.config), host=host)
+        recipe = Recipe(arguments=_arguments_for_ranks(session.config), host=host)
         self._zygote = Zygote(scratch / "zygote.log", recipe)
         if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -19,10 +20,9 @@ from disttest.errors import DisttestError, ExitCode, InfrastructureError, Journa
 from disttest.host.devices import detect_machine
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import leave_if_copy
-from disttest.limits import LEASE_WAIT_S
+from disttest.limits import LEASE_WAIT_S, REFUSAL_S
 from disttest.masking import masker
-from disttest.model import Slot, TestCase, VerdictRule, WorldKind
-from disttest.planning.shard_plan import check_device, select
+from disttest.model import Frozen, Slot, TestCase, WorldKind
 from disttest.planning.timings import Timings, hardware_key
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home, ResultsDirectory, adopt
@@ -30,40 +30,34 @@ from disttest.results.durations import read_timings
 from disttest.results.events import RunStarted
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.kept_logs import drop_folder, make_folder
-from disttest.runtime.controller.collect import describe_item
-from disttest.runtime.controller.contain import is_ordinary, place_contained
+from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
-from disttest.runtime.controller.expand import WantedWorld
+from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
 from disttest.runtime.controller.keepers import Keepers
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
-from disttest.runtime.controller.orders import InterpreterOrder
 from disttest.runtime.controller.ordinary import OrdinaryTests
-from disttest.runtime.controller.other_plugins import overruled
 from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
+    OPTIONS,
     claim_results,
     foreign_host,
     host_in_order,
     invocation_of,
     only_of,
     options_of,
-    plan_of,
+    part_of,
     rank_order,
-    with_terminal,
+    with_plugins,
 )
-from disttest.runtime.controller.spmd import name_worlds, spmd_shape, without_spmd
 from disttest.runtime.controller.time_limits import TimeLimits
-from disttest.runtime.controller.wanted_worlds import needed_gpus, worlds_of
+from disttest.runtime.controller.wanted_worlds import needed_gpus, own_world, worlds_of
 from disttest.runtime.controller.workplace import Workplace
-from disttest.runtime.hosting.recognise import HOSTING, TORCHS_RULES
 from disttest.runtime.messages.protocol import clean_text
-from disttest.runtime.rank import worker_id
 from disttest.runtime.rank.bridge import leave_as_copy
-from disttest.runtime.rank.suite_hooks import leave_hooks_to_ranks
 
 _INHERITED = pytest.StashKey[ResultsDirectory]()
 
@@ -77,6 +71,15 @@ def inherit_results(config: pytest.Config) -> None:
         config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_guarded)
 
 
+class TestSelection(Frozen):
+    """The tests that a plugin keeps."""
+
+    kept: frozenset[str]
+    """Node ids."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Node ids, and what the report says of each."""
+
+
 class RunSession:
     """The state between hooks; one per pytest configuration.
 
@@ -87,19 +90,12 @@ class RunSession:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.started_s = monotonic()
-        self.options = with_terminal(options_of(config), config)
+        self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
         self._guarded: int = config.getoption("disttest_guarded")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
-        if isinstance(self.rank_order, InterpreterOrder) and self.options.spmd:
-            config.stash[worker_id.RANK] = self.rank_order.spec.rank
-            config.pluginmanager.register(worker_id, "disttest-worker-id")
-        elif not (self._guarded or self.rank_order or config.option.collectonly):
-            self.options = without_spmd(self.options)
-        config.stash[HOSTING] = self.options.host or self.rank_order is not None
-        config.stash[TORCHS_RULES] = self.options.verdict is VerdictRule.TORCH
-        self.said: list[str] = overruled(config)
+        self.said: list[str] = []
         self._shown: set[str] = set()
         """What the terminal has of it."""
         self._broken: DisttestError | None = None
@@ -126,10 +122,9 @@ class RunSession:
         """None where nobody asked for results, or they are somebody else's to keep."""
         self._kept_logs: Path | None = None
         """Where they are then."""
-        self._plan = plan_of(config)
         self._only = only_of(config)
-        self._shard: int = config.getoption("disttest_shard")
-        self._plan_notes: tuple[tuple[str, str], ...] = ()
+        self._selection_notes: list[tuple[str, str]] = []
+        self._part = part_of(config)
         self._refused: DisttestError | None = None
         """Why the shard cannot be run here."""
 
@@ -150,11 +145,9 @@ class RunSession:
 
     @property
     def runs_tests(self) -> bool:
-        """Whether this process runs the tests: not as a rank, and not where pytest-xdist hands them out."""
-        under_xdist = self.config.pluginmanager.hasplugin("dsession") or hasattr(self.config, "workerinput")
-        if self.rank_order is not None or under_xdist:
-            return False
-        return not plugin_manager().call("disttest_takes_session", config=self.config)
+        """Whether this process runs the tests: it is not a rank, and no plugin runs them in another way."""
+        left = plugin_manager().call("disttest_leaves_tests", config=self.config)
+        return self.rank_order is None and not left
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -201,28 +194,31 @@ class RunSession:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
         return worlds_of(item, self.options, self.host)
 
-    def name_worlds(self, items: list[pytest.Item]) -> None:
-        """In launcher mode, have the ids of tests say in which world they run."""
-        if (shape := spmd_shape(self.options, self.host)) is not None:
-            name_worlds(items, shape)
-            if self.rank_order is None:
-                leave_hooks_to_ranks(self.config)
-
-    def keep_planned(self, items: list[pytest.Item]) -> None:
-        """Keep the tests of this shard, if the run has a plan."""
-        if self._only is not None and self.rank_order is None:
-            self._keep(items, self._only)
-        if self._plan is None or self.rank_order is not None:
-            return
-        selection = select(self._plan, self._shard, [self._describe(item) for item in items])
+    def needs_ranks(self, item: pytest.Item) -> bool:
+        """Whether processes are started for an item while other tests run in this one: by its marks, or by its class."""
         try:
-            check_device(self._plan, self._shard, selection, self.host.device)
+            own = own_world(item, self.options, self.host)
+        except UsageError as error:
+            raise pytest.UsageError(f"disttest: {error}") from None
+        return shape_of(item) is not None or (own is not None and own.kind is not WorldKind.RANKS)
+
+    def keep_selected(self, items: list[pytest.Item]) -> None:
+        """Keep the tests that this process was given, and of these what plugins select."""
+        if self.rank_order is not None:
+            return
+        if self._only is not None:
+            self._keep(items, self._only)
+        try:
+            selections: list[TestSelection] = plugin_manager().call(
+                "disttest_select_tests", items=items, describe=self._describe, config=self.config
+            )
         except DisttestError as error:
             self._refused = error  # pytest finishes the collection whatever is raised in it
             items.clear()
             return
-        self._plan_notes = selection.notes()
-        self._keep(items, frozenset(selection.run))
+        for selection in selections:
+            self._selection_notes += selection.notes
+            self._keep(items, selection.kept)
 
     def _keep(self, items: list[pytest.Item], mine: frozenset[str]) -> None:
         self.config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in mine])
@@ -238,9 +234,11 @@ class RunSession:
             self._end_early(self._broken)
         # Under plain pytest, tests that need no world are none of our business: no GPU is taken for them.
         shapes = {test.world for _, test in self.pairs if test.world}
-        self.pairs, findings = place_contained(self.pairs, self.config)
+        findings = plugin_manager().items(
+            "disttest_place_tests", str, pairs=self.pairs, config=self.config, options=self.options
+        )
         contained = any(test.kind is WorldKind.PROCESS for _, test in self.pairs)
-        for finding in findings:
+        for _, finding in findings:
             self._say(finding)
         on_gpus = any(shape.device != "cpu" for shape in shapes) or any(map(self._takes_gpu, self.pairs))
         if on_gpus:
@@ -248,7 +246,7 @@ class RunSession:
             self._ask_torch()
         if self.devices is not None and (contained or any(shape.device == "cpu" for shape in shapes)):
             self.devices.reserve_cpu_slots(beside_gpus=on_gpus)
-        if not self.options.spmd and any(
+        if not self.options.ranks_collect and any(
             test.world and test.kind is WorldKind.RANKS for _, test in self.pairs
         ):
             for finding in reads_at_import(self.config.rootpath):
@@ -353,9 +351,10 @@ class RunSession:
         """Lease the GPUs of the run; without them it ends here, with a journal that says why."""
         if self.devices is None or not self.runs_tests or self.config.option.collectonly:
             return
-        left_s = self.deadline_s - monotonic() if self.deadline_s else LEASE_WAIT_S
+        left_s = self.deadline_s - monotonic() if self.deadline_s else math.inf
+        wait_s = min(left_s - min(REFUSAL_S, left_s / 4), LEASE_WAIT_S)
         try:
-            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=min(left_s, LEASE_WAIT_S))
+            self.devices.take(name_run(self.config.args), say=self._say, timeout_s=wait_s)
         except DisttestError as error:
             self._end_early(error)
 
@@ -400,13 +399,13 @@ class RunSession:
             hardware=machine.hardware(),
             slots=len(self.slots),
             cpu_slots=len(self.devices.cpu_slots) if self.devices else 0,
-            plan_id=self._plan.plan_id if self._plan else "",
-            shard=self._shard if self._plan else None,
+            plan_id=self._part.plan_id if self._part else "",
+            shard=self._part.shard if self._part else None,
             invocation=started.invocation if isinstance(started, RunStarted) else invocation_of(self.config),
         )
         for message in (*(self.devices.findings() if self.devices else ()), *self.said):
             recorder.noted(message, shown=message in self._shown)
-        for nodeid, message in self._plan_notes:
+        for nodeid, message in self._selection_notes:
             recorder.noted(message, nodeid)
         for nodeid, message in self.errors:
             recorder.collection_failed(nodeid, message)
@@ -454,3 +453,7 @@ def _check_names(nodeids: Iterable[str]) -> None:
             f"disttest: {names[equal[0]]} tests are called {equal[0]} once masked values are hidden: "
             "give their parameters ids of their own (pytest.param(…, id=…))"
         )
+
+
+RUN = pytest.StashKey[RunSession]()
+"""The session of pytest's configuration."""

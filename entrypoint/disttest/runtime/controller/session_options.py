@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,24 +10,23 @@ import pytest
 
 from disttest.beneath import read_input
 from disttest.errors import UsageError
-from disttest.model import Invocation
+from disttest.model import Invocation, RunPart
 from disttest.options.environment import environment
 from disttest.options.project_file import read_project_settings
 from disttest.options.registry import PLUGIN_SWITCHES, RUN_OPTIONS
 from disttest.options.run import RunOptions, given_options, resolve_options
 from disttest.options.values import spell_out
 from disttest.planning.backends import GPU, is_accelerator
-from disttest.planning.shard_plan import Plan, decode_plan
 from disttest.planning.targets import suites_dir
+from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.orders import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
-from disttest.runtime.rank.debug_adapter import check_debugger
 
 INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
 """What only the command gives, and takes no value."""
-_TOLD = ("guarded", "rank", "node_partition", "told")
+_TOLD = ("guarded", "rank", "told")
 """What only the command gives, which has read the project's file for its processes."""
 
 
@@ -93,26 +91,21 @@ def options_of(config: pytest.Config) -> RunOptions:
     return msgspec.structs.replace(options, cpu_steps=config.getoption("disttest_cpu_steps"))
 
 
-def with_terminal(options: RunOptions, config: pytest.Config) -> RunOptions:
-    """The options with the terminal on which ranks are debugged, if they are.
+OPTIONS = pytest.StashKey[RunOptions]()
+"""Of a pytest configuration: the options of its run."""
+
+
+def with_plugins(options: RunOptions, config: pytest.Config) -> RunOptions:
+    """The options, as plugins change them.
 
     Raises:
-        pytest.UsageError: a rank is to be debugged, and there is no terminal, or none of what a debugger connects to.
+        pytest.UsageError: a plugin cannot do as it was asked.
     """
-    if options.debugpy is not None:
-        if not config.getoption("disttest_rank"):
-            _check_debugger(options.debugpy)
-        return options
-    if options.debug_rank is None and not config.getoption("usepdb", default=False):
-        return options
     try:
-        return msgspec.structs.replace(options, terminal=os.ttyname(_stdin(config)))
-    except OSError:
-        if options.debug_rank is None or config.getoption("disttest_rank"):
-            return options
-        raise pytest.UsageError(
-            "disttest: --debug-rank needs a terminal, and standard input is none"
-        ) from None
+        changed = plugin_manager().mapping("disttest_set_options", object, config=config, options=options)
+    except UsageError as error:
+        raise pytest.UsageError(f"disttest: {error}") from None
+    return msgspec.structs.replace(options, **changed)
 
 
 def check_reports(config: pytest.Config) -> None:
@@ -125,20 +118,6 @@ def check_reports(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "disttest: tests with ranks need pytest's plugin reports, which -p no:reports has switched off"
         )
-
-
-def _check_debugger(port: int) -> None:
-    try:
-        check_debugger(port)
-    except UsageError as error:
-        raise pytest.UsageError(f"disttest: {error}") from None
-
-
-def _stdin(config: pytest.Config) -> int:
-    """Descriptor of the standard input, which pytest has put aside while it captures."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    source = getattr(getattr(capture, "_global_capturing", None), "in_", None)
-    return getattr(source, "targetfd_save", 0)
 
 
 def rank_order(config: pytest.Config) -> InterpreterOrder | ParentOrder | None:
@@ -170,14 +149,10 @@ def only_of(config: pytest.Config) -> frozenset[str] | None:
     return frozenset(msgspec.json.decode(read_input(path), type=tuple[str, ...])) if path else None
 
 
-def plan_of(config: pytest.Config) -> Plan | None:
-    """The plan of which this run is one shard.
-
-    Raises:
-        UsageError: the file is no plan.
-    """
-    path = config.getoption("disttest_plan")
-    return decode_plan(read_input(path), path) if path else None
+def part_of(config: pytest.Config) -> RunPart | None:
+    """Which part of a divided run this is; None for a whole run."""
+    plan_id, _, shard = (config.getoption("disttest_part") or "").partition(":")
+    return RunPart(plan_id=plan_id, shard=int(shard)) if shard else None
 
 
 def claim_results(path: Path) -> ResultsDirectory:

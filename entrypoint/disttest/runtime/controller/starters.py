@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,18 @@ from disttest.descriptors import append_to
 from disttest.errors import ExitCode
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
-from disttest.model import WorldKind
 from disttest.options.environment import hash_seed
 from disttest.plugin_manager import plugin_manager, plugins_differ
 from disttest.runtime.controller.orders import InterpreterOrder, write_order
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.hosting.main_process import serve_main
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import Channel, Collected
 from disttest.runtime.rank.child import use_cuda_freely
-from disttest.runtime.rank.contained import serve_contained
 from disttest.runtime.rank.rank import serve
 from disttest.runtime.rank.rank_spec import RankSpec
-from disttest.runtime.rank.spmd_rank import serve_spmd
+
+ProcessMain = Callable[[RankSpec, Channel, pytest.Session, Mapping[str, pytest.Item]], None]
+"""The life of a process that a world has started, with the tests that it may be told to run; it never returns."""
 
 
 class ForkStarter:
@@ -55,13 +54,8 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
     ):
         os.write(append_to(spec.log), f"disttest: {words}\n".encode())
         leave(ExitCode.INTERNAL)
-    lives = {WorldKind.RANKS: serve, WorldKind.PROCESS: serve_contained}
-    life = (
-        serve_spmd
-        if spec.settings.spmd and spec.kind is WorldKind.RANKS
-        else lives.get(spec.kind, serve_main)
-    )
-    life(spec, channel, session, items)
+    main = plugin_manager().call("disttest_process_main", spec=spec) or serve
+    main(spec, channel, session, items)
 
 
 def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:

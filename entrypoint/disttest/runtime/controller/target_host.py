@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from disttest.errors import NotEnoughDevices
 from disttest.host.devices.nccl import loaded_nccl
 from disttest.model import Frozen, WorldShape
+from disttest.options.run import RunOptions
+from disttest.options.values import AUTO
 from disttest.planning.backends import (
     ANY_CPU_BACKEND,
     CPU,
+    GPU,
     Backend,
     backend_named,
     default_backend,
@@ -88,6 +92,30 @@ class TargetHost(Frozen):
                 "install torch 2.14.1 or newer"
             )
         return ""
+
+
+def host_of_nodes(
+    *, gpus: int, pool: int, nodes: int, options: RunOptions, scheduler: str = ""
+) -> TargetHost:
+    """The machine that tests are collected for if nodes of a scheduler run them.
+
+    Args:
+        gpus: GPUs of a node.
+        pool: nodes that there are.
+        nodes: over how many a world is spread that does not say so itself.
+        options: of the run.
+        scheduler: its name for messages.
+
+    Raises:
+        NotEnoughDevices: worlds are to span more nodes than there are.
+    """
+    if nodes > pool:
+        raise NotEnoughDevices(
+            f"--nodes {nodes}, and the pool has {pool} nodes that work ({scheduler}): ask for fewer, "
+            "or for another partition"
+        )
+    device = options.device if options.device != AUTO else GPU if gpus else CPU
+    return TargetHost(gpus=gpus, device=device, pool=pool, nodes=nodes)
 
 
 def _registered_devices(backend: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from disttest.errors import UsageError
-from disttest.model import WorldShape
+from disttest.model import Frozen, WorldKind, WorldShape
 from disttest.options.run import RunOptions
 from disttest.options.values import check_world_size
 from disttest.planning.backends import CPU, DEVICES, backend_named
@@ -30,7 +30,6 @@ MARKS = (
     "needs_gpus(n): skip the test, with or without a world, in a run with fewer GPUs",
     "fresh_world: give the test processes of its own, before and after",
     "timeout(seconds): time limit of the test; 0: none",
-    "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on supervised forks, as --disttest-host does for all",
     "exclusive: run nothing else at the same time",
     "ranks_may_differ: ranks may skip the test, or expect it to fail, where others do not; those that ran it decide",
 )
@@ -39,6 +38,43 @@ MARKS = (
 def all_marks() -> tuple[str, ...]:
     """The marks of the core and of plugins, each with what it does, as pytest's ``markers`` has them."""
     return (*MARKS, *(mark for _, mark in plugin_manager().items("disttest_marks", str)))
+
+
+class OwnWorld(Frozen):
+    """The world of a test that asks for none by a mark."""
+
+    shape: WorldShape
+    kind: WorldKind = WorldKind.RANKS
+    limit_s: float = 0.0
+    """How long the test may take, unless the user says it; 0: as usual."""
+    ranks_may_differ: bool = False
+    """Whether ranks may skip what others run, or expect a failure where others do not."""
+    new_ranks_because: str | None = None
+    """Why ranks that its class starts are new for the test, empty if they need not be; None where that is no question."""
+    refusal: str = ""
+    """Why none of its ranks would run here; empty when some would."""
+
+
+OWN_WORLD = pytest.StashKey[OwnWorld | None]()
+
+
+def own_world(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """The world that a plugin gives a test; None where its marks decide."""
+    if OWN_WORLD not in item.stash:
+        asked = {"item": item, "options": options, "host": host}
+        item.stash[OWN_WORLD] = plugin_manager().call("disttest_world_of", **asked)
+    return item.stash[OWN_WORLD]
+
+
+def new_ranks_for_plugins(world: WorldShape | None, kind: WorldKind, options: RunOptions) -> str:
+    """Why a plugin wants new ranks for a test; empty if none does."""
+    asked = {"world": world, "kind": kind, "options": options}
+    return plugin_manager().call("disttest_needs_new_ranks", **asked) or ""
+
+
+def ranks_may_differ(item: pytest.Item) -> bool:
+    """Whether a test says that its ranks may end in different ways."""
+    return item.get_closest_marker("ranks_may_differ") is not None
 
 
 def wanted_shapes(node: pytest.Item | Any, options: RunOptions, host: TargetHost) -> tuple[WorldShape, ...]:
@@ -131,8 +167,8 @@ def worlds_of(node: pytest.Item, options: RunOptions, host: TargetHost) -> tuple
 
 
 def _is_foreign(node: pytest.Item, options: RunOptions) -> bool:
-    """Whether world_size is the mark of another harness here: DeepSpeed's classes say so, else the user does."""
-    if options.spmd or getattr(getattr(node, "cls", None), "is_dist_test", False):
+    """Whether world_size is the mark of another harness here: a plugin says so, or the user does."""
+    if plugin_manager().call("disttest_marks_are_foreign", item=node, options=options):
         return True
     return any(node.path.is_relative_to(node.config.rootpath / folder) for folder in options.foreign_marks)
 

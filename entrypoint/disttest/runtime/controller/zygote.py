@@ -126,8 +126,11 @@ class CollectingStarter:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             speak_into(spec.log)
             use_cuda_freely()
-            # What only ranks have comes after the collection, as in a fork of the controller; a launcher is earlier.
-            os.environ.update(spec.environment() if spec.settings.spmd else spec.machine_environment())  # noqa: TID251
+            # Variables that only ranks have come after the collection, as in a fork of the controller, unless the ranks
+            # collect: a launcher sets them earlier.
+            is_launched = spec.settings.ranks_collect
+            variables = spec.environment() if is_launched else spec.machine_environment()
+            os.environ.update(variables)  # noqa: TID251
             leave(self._collect(spec, channel))
 
         return fork_child(rank, new_group=True)

@@ -30,12 +30,12 @@ from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_chi
 from disttest.host.signals import NotedSignals
 from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_LEAVE_S, PYTEST_TERM_S, TICK_S
 from disttest.masking import masker
-from disttest.model import Frozen, Hardware, Invocation
+from disttest.model import Frozen, Hardware, Invocation, RunPart
 from disttest.options.environment import hash_seed
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
-from disttest.planning.shard_plan import Plan
 from disttest.planning.targets import Targets, suites_dir
+from disttest.plugin_manager import plugin_manager
 from disttest.reports.views import RunView
 from disttest.reports.write import load_reporters
 from disttest.results.conclusion import Conclusion, Facts, Process, conclude, facts_of, join_exit_codes
@@ -50,6 +50,15 @@ from disttest.runtime.guard.standby import take_standby
 from disttest.runtime.messages.leaving import LeaveBoard
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class PytestProcess(Frozen):
+    """One of the pytest processes of a run, which run one after another."""
+
+    name: str = ""
+    """Options that tell it from the others."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments for the process."""
 
 
 class Ending(Frozen):
@@ -120,8 +129,7 @@ def run_guarded(
     *,
     invocation: Invocation,
     hardware: Hardware,
-    plan: Plan | None = None,
-    shard: int = 0,
+    part: RunPart | None = None,
     view: RunView | None = None,
 ) -> RunResult:
     """Run pytest to its end, or end it; nothing of it is left when this returns. Launcher mode has one for each size.
@@ -132,8 +140,7 @@ def run_guarded(
         directory: where the results go, claimed; it may lie elsewhere when this returns.
         invocation: what the user asked, for the record.
         hardware: the machine, for the record.
-        plan: the plan that this run is a shard of.
-        shard: which one; without a plan it means nothing.
+        part: which part of a divided run it is.
         view: shows the run while it lasts; without one, the terminal is pytest's.
     """
     hold_signals()
@@ -147,26 +154,26 @@ def run_guarded(
             hardware=hardware,
             slots=0,
             disttest=disttest.__version__,
-            plan_id=plan.plan_id if plan else "",
-            shard=shard if plan else None,
+            plan_id=part.plan_id if part else "",
+            shard=part.shard if part else None,
             invocation=invocation,
         )
     )
     adopt_orphans()
+    processes = plugin_manager().call("disttest_processes_of_run", options=options) or (PytestProcess(),)
     sweep = Sweep(lambda: directory.home.now())
     watch = Watch(journal.path, view, journal.now)
     until_s = monotonic() + options.deadline if options.deadline else math.inf
     ends: list[_End] = []
     try:
-        for words in _each_size(options, until_s):
+        for words in _arguments_of(processes, options, until_s):
             ends.append(_run_one([*argv, *words], watch, directory, journal, options.seed, until_s))
             if ends[-1].is_early:
                 break
     finally:
         watch.close()
-    if left := options.spmd[len(ends) :]:
-        sizes = ",".join(map(str, left))
-        _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with --spmd {sizes}: see above"))
+    for process in processes[len(ends) :]:
+        _append(journal, watch, Noted(at_s=journal.now(), message=f"not run with {process.name}: see above"))
     _close_journal(journal, ends, watch, sweep, directory)
     hide_what_was_learned(directory.path)
     # What was learned to be hidden late stands in what was folded on the way.
@@ -175,17 +182,19 @@ def run_guarded(
     return run
 
 
-def _each_size(options: RunOptions, until_s: float) -> Iterator[tuple[str, ...]]:
-    """What each pytest process of the run is told beside: in launcher mode there is one for each size, one after another.
+def _arguments_of(
+    processes: Sequence[PytestProcess], options: RunOptions, until_s: float
+) -> Iterator[tuple[str, ...]]:
+    """Further arguments for each pytest process.
 
     Args:
+        processes: those of the run.
         options: of the run.
         until_s: its deadline, on the monotonic clock.
     """
-    yield (f"--disttest-spmd={options.spmd[0]}",) if options.spmd else ()
-    for size in options.spmd[1:]:
-        left_s = max(1, math.ceil(until_s - monotonic())) if options.deadline else 0
-        yield f"--disttest-spmd={size}", *([f"--disttest-deadline={left_s}"] if left_s else [])
+    for number, process in enumerate(processes):
+        left_s = max(1, math.ceil(until_s - monotonic())) if number and options.deadline else 0
+        yield (*process.arguments, *([f"--disttest-deadline={left_s}"] if left_s else []))
 
 
 def _run_one(

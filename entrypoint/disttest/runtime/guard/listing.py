@@ -93,8 +93,12 @@ def _run(argv: Sequence[str], wait: Callable[[Child], None]) -> tuple[Exit, str]
 
 def for_gpu_runners(gpus: int, device: str = GPU) -> tuple[str, ...]:
     """Arguments that collect as on a runner with that many GPUs (0: as many as any), whatever this machine has."""
-    host = TargetHost(gpus=gpus or MOST_GPUS, device=device)
-    return (f"--disttest-collect-for={msgspec.json.encode(host).decode()}",)
+    return (collect_argument(TargetHost(gpus=gpus or MOST_GPUS, device=device)),)
+
+
+def collect_argument(host: TargetHost) -> str:
+    """The argument with which pytest collects for this machine."""
+    return f"--disttest-collect-for={msgspec.json.encode(host).decode()}"
 
 
 def ask_pytest(targets: Targets, flags: dict[str, str], extra: Sequence[str]) -> int:

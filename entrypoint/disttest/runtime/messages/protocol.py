@@ -29,7 +29,6 @@ from disttest.model import (
 )
 from disttest.options.run import WorldSettings
 from disttest.results.directory import Home
-from disttest.runtime.messages.settled import Settled
 
 MAX_MESSAGE = 64 * 1024 * 1024
 _HEADER = struct.Struct(">I")
@@ -328,7 +327,8 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Rank -> its failed tests in earlier worlds of the run; ranks without any are left out."""
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
-    settled: Settled = Settled()
+    settled: dict[str, Any] = {}
+    """Name of a plugin -> its data for every process of the world, as JSON."""
 
     @property
     def forks(self) -> int:

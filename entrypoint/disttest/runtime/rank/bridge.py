@@ -31,10 +31,21 @@ from disttest.runtime.messages.raised import (
     stop_of,
 )
 from disttest.runtime.rank.recording import TestRecorder
-from disttest.runtime.rank.suite_hooks import OF_REPORTS, remove_hooks
 
+OF_REPORTS = ("pytest_runtest_logstart", "pytest_runtest_logreport", "pytest_runtest_logfinish")
 DETAILS_LIMIT = 256 * 1024
 _REPORT_LIMIT = 4 * 1024 * 1024
+
+
+def remove_hooks(
+    config: pytest.Config, names: tuple[str, ...], *, of: Callable[[object], bool] = lambda _: True
+) -> None:
+    """Remove the implementations of these hooks that some plugins have."""
+    for name in names:
+        hook = getattr(config.hook, name)
+        for implementation in list(hook.get_hookimpls()):
+            if of(implementation.plugin):
+                hook._remove_plugin(implementation.plugin)  # noqa: SLF001  # pluggy has no public way per hook
 
 
 class Bridge:

@@ -6,6 +6,7 @@ fresh interpreter that collected them itself; from :func:`serve` on the two are 
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from disttest.hookspecs import hookimpl
 from disttest.host.cpu_marks import CpuMarks
 from disttest.host.oom import volunteer_for_oom
 from disttest.host.process import die_with_parent, flush_output, leave, leave_if_copy
-from disttest.model import MAIN_RANK, Isolation, WorldKind, WorldShape
+from disttest.model import Isolation, WorldShape
 from disttest.planning.backends import backend_named
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseCell
@@ -44,14 +45,9 @@ from disttest.runtime.rank.child import (
     renew_libraries,
     use_cuda_freely,
 )
-from disttest.runtime.rank.debug_adapter import StopsWhereATestFails, await_debugger
-from disttest.runtime.rank.debugging import debug_in_rank
 from disttest.runtime.rank.facets.facet_table import take_facet_errors
 from disttest.runtime.rank.gloo_loops import calm_gloo_loops
-from disttest.runtime.rank.hypothesis_tests import draw_alike
-from disttest.runtime.rank.inactive_plugins import stand_aside
 from disttest.runtime.rank.log_capture import hasten_log_capture
-from disttest.runtime.rank.measured import begin_coverage, save_coverage
 from disttest.runtime.rank.own_port import heed_own_port
 from disttest.runtime.rank.own_store import reach_own_store
 from disttest.runtime.rank.rank_spec import RankSpec
@@ -181,15 +177,10 @@ def serve(
     """Run tests until told to leave or until the world is gone. Never returns."""
     marks = CpuMarks("rank", asked=spec.settings.cpu_steps)
     channel = settle_in(spec, channel, session.config)
-    draw_alike(session.config, spec, together=True)
     use_cuda_freely()
     flight.answer_questions(spec.questions, spec.rank)  # a thread: not in a process that forks
     os.environ.update(spec.environment())  # noqa: TID251
     phase = PhaseCell(spec.phases, spec.place)
-    debug_in_rank(spec.settings, spec.rank, session.config, phase.hold)
-    if spec.settings.awaits_debugger(spec.rank):
-        stop = await_debugger(spec.settings, phase.hold)
-        session.config.pluginmanager.register(StopsWhereATestFails(stop), "disttest-debugger")
     is_reused = spec.isolation is not Isolation.FRESH
     watch_waits(spec.watches, spec.place, is_reused=is_reused)  # before it is noted what torch looks like
     heed_own_port(spec.master_port)
@@ -208,7 +199,7 @@ def serve(
     while (message := next_order(channel)) is not None and _run(state, message, session, items):
         pass
     tear_down_rest(session)
-    save_coverage()
+    save()
     _destroy_accelerator_group(spec.shape)
     leave(0)
 
@@ -226,9 +217,7 @@ def settle_in(spec: RankSpec, channel: Channel, config: pytest.Config) -> Channe
     register_stacks(spec.stacks)
     watchdog.count_starts()
     renew_libraries(spec.threads)
-    stand_aside(config)
-    if spec.settled.coverage is not None:
-        begin_coverage(spec.settled.coverage, config, spec.scratch.parent)
+    plugin_manager().call("disttest_process_configure", spec=spec, config=config)
     return channel
 
 
@@ -261,8 +250,6 @@ def serve_orders(
         silences: whether the reporting hooks of a plugin are removed.
     """
     phase = PhaseCell(spec.phases, spec.place)
-    rank = MAIN_RANK if spec.kind is WorldKind.MAIN else spec.rank
-    debug_in_rank(spec.settings, rank, session.config, phase.hold)
     bridge = Bridge(channel, session.config, on_phase=lambda name, xfail: phase.write(name, xfail=xfail))
     bridge.take_over(silences=silences)
     own_tmp_path(session.config, spec.scratch)
@@ -270,6 +257,15 @@ def serve_orders(
     while (order := next_order(channel)) is not None:
         run(order)
     tear_down_rest(session)
+
+
+def save() -> str:
+    """Have plugins write what they have gathered, since the next test may end this process.
+
+    Returns:
+        The error of a plugin that failed; empty if none did.
+    """
+    return _call_plugins("disttest_process_saves")
 
 
 def run_protocol(items: Mapping[str, pytest.Item], order: RunTest) -> None:
@@ -299,7 +295,7 @@ def _run(state: _Session, order: RunTest, session: pytest.Session, items: Mappin
     cleanup = state.tidying.end(shared_fixtures=shared)
     of_gpu = state.gpu.leaks(shared_fixtures=shared) if state.gpu else ()
     flush_output()
-    save_coverage()
+    plugin_error = plugin_error or save()
     state.marks.mark("after the test")
     leaks = (*cleanup.leaks, *of_gpu, *watchdog.stop_leftover())
     state.channel.send(
@@ -333,9 +329,17 @@ class Protocol:
 
 def run_with_plugins(test: RankTest) -> str:
     """Run a test inside the wrappers of plugins; the error of one that failed, else nothing."""
+    return _error_of(begin_waits) or _call_plugins("disttest_rank_test", test=test)
+
+
+def _call_plugins(hook: str, **arguments: Any) -> str:
+    return _error_of(functools.partial(plugin_manager().call, hook, **arguments))
+
+
+def _error_of(call: Callable[[], object]) -> str:
+    """Call a part of a plugin; the error of one that failed, else nothing."""
     try:
-        begin_waits()
-        plugin_manager().call("disttest_rank_test", test=test)
+        call()
     except PluginError as error:
         return clean_text(f"{error}\n{error.trace}")
     return ""

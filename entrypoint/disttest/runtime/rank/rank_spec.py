@@ -15,7 +15,6 @@ from disttest.planning.backends import visible_devices
 from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home
 from disttest.runtime.messages.protocol import NodePartition
-from disttest.runtime.messages.settled import Settled
 
 
 def place_variables(rank: int, size: str, partition: NodePartition | None = None) -> dict[str, str]:
@@ -76,7 +75,8 @@ class RankSpec(Frozen):
     """Fresh: it runs one test."""
     partition: NodePartition | None = None
     """None: the whole world is on this machine."""
-    settled: Settled = Settled()
+    settled: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Name of a plugin -> its data for every process of the run, as JSON."""
     watches: dict[str, Any] = msgspec.field(default_factory=dict)
     """Name of a plugin that watches the ranks -> data for its part in this one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from disttest.observe import Tool
 from disttest.options.run import WorldSettings
 from disttest.runtime.messages.protocol import Channel, RankNoted, RunTest
 from disttest.runtime.rank.rank_spec import RankSpec
+
+Report = Callable[[], tuple[str, str]]
+"""Reports the failure of a test to the process that has started this rank; returns its headline and its traceback."""
+PostMortem = Callable[[BaseException, Report], None]
+"""Shows the user the exception of a test; calls the other function as soon as the report may end the world."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -45,8 +50,8 @@ class Rank:
 
     @property
     def is_launched(self) -> bool:
-        """Whether the suite runs as under a launcher (``--spmd``): it makes its groups by itself, and nothing is put back."""
-        return bool(self.spec.settings.spmd)
+        """Whether the suite runs as under a launcher: it makes its groups by itself, and nothing is put back."""
+        return self.spec.settings.ranks_collect
 
     @property
     def spans_nodes(self) -> bool:

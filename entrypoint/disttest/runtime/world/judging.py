@@ -131,7 +131,7 @@ def judge_attempt(
     outdated = [f"{NEW_RANKS}: {each.outdated}" for each in attempt.ranks[0].joined if each.outdated]
     if told := [*map(_tell_superseded, superseded), *outdated]:
         result = msgspec.structs.replace(result, notes=(*result.notes, *told))
-    return _with_deaths(result, attempt.ranks[0]) if attempt.test.kind is WorldKind.PROCESS else result
+    return result
 
 
 def _with_broken_groups(record: RankRecord, progress: RankProgress) -> RankRecord:
@@ -163,15 +163,6 @@ def _that_counts(joined: Sequence[RanksJoined], main: RankRecord, *, may_differ:
 
 def _is_bad(record: RankRecord) -> bool:
     return record.outcome is None or record.outcome.is_bad
-
-
-def _with_deaths(result: TestResult, progress: RankProgress) -> TestResult:
-    """The result of a contained test, with what is known of processes of its own that died."""
-    if not result.outcome.is_bad or not progress.deaths_below:
-        return result
-    if progress.hung:  # it probably waited for them
-        return msgspec.structs.replace(result, message=f"{progress.deaths_below} ({result.message})")
-    return msgspec.structs.replace(result, notes=(*result.notes, progress.deaths_below))
 
 
 def speaking_reports(attempt: Attempt, result: TestResult) -> tuple[str, ...]:

@@ -30,13 +30,14 @@ class RankLog:
         self._half = max(_BLOCK, limit // 2 // _BLOCK * _BLOCK)
 
     def trim(self) -> None:
-        """Free the disk space of the middle, if the file is over the limit; cheap when it is not."""
-        try:
+        """Free the disk space of the middle, if the file is over the limit; cheap when it is not.
+
+        A test may remove the file, or put a file in the place of its folder: its verdict does not depend on a log.
+        """
+        with contextlib.suppress(OSError):
             size = self.path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size > 2 * self._half:
-            self._punch(size)
+            if size > 2 * self._half:
+                self._punch(size)
 
     def _punch(self, size: int) -> None:
         length = (size - 2 * self._half) // _BLOCK * _BLOCK
@@ -92,13 +93,13 @@ class RankLog:
         return masker.data(head, cut_end=True) + mark + masker.data(tail, cut_start=True)
 
     def tail(self, size: int) -> str:
-        """The last bytes as text, without what is to be hidden; empty if there is no file."""
+        """The last bytes as text, without what is to be hidden; empty if the file cannot be read."""
         try:
             with self.path.open("rb") as file:
                 start = max(0, file.seek(0, os.SEEK_END) - size)
                 file.seek(start)
                 data = masker.data(file.read(), cut_start=start > 0)
-        except FileNotFoundError:
+        except OSError:
             return ""
         return data.decode("utf-8", "replace").strip()
 

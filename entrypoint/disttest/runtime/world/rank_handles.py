@@ -311,9 +311,13 @@ class Supervisor:
             progress.start_log = RankLog(handle.log, limit=self._settings.log_limit).tail(_START_LOG_KEPT)
         progress.last_words = self._last_words(progress, attempt)
         if progress.death and progress.death.signal is not None:
-            stacks = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
-            progress.crash = masker.text(with_code(stacks))
+            self.read_crash(progress)
         attempt.note_death(progress)
+
+    def read_crash(self, progress: RankProgress) -> None:
+        """Take the stacks from a rank's log that faulthandler wrote there as a signal ended a process."""
+        stacks = crash_stacks(self._log(progress).tail(_CRASH_KEPT))
+        progress.crash = masker.text(with_code(stacks))
 
     def _last_words(self, progress: RankProgress, attempt: Attempt) -> str:
         """Why a rank was killed, as far as the kernel, its log or the watch of a plugin tells."""
@@ -398,7 +402,7 @@ class Supervisor:
         for handle in own:
             first, mine = own[0].collected or {}, handle.collected or {}
             words = tell_difference(nodeid, mine, first, f"rank {own[0].rank}")
-            if self._settings.spmd:  # what one rank alone would run, nobody runs
+            if self._settings.ranks_collect:  # what one rank alone would run, nobody runs
                 words = words or tell_extra(mine, first, f"rank {own[0].rank}")
             if words:
                 self.give_up(handle, words)

@@ -26,6 +26,7 @@ from disttest.host.process import Child, SignalLine, adopt_orphans, end_all
 from disttest.limits import BROKEN_LEAVE_S, ORPHANS_S, RANKS_LEAVE_S, TICK_S, WORLD_START_S
 from disttest.masking import masker
 from disttest.model import ALONE, TestCase, TestResult, WorldKind, WorldShape
+from disttest.plugin_manager import plugin_manager
 from disttest.runtime.messages.phases import PhaseBoard
 from disttest.runtime.messages.protocol import (
     Cancel,
@@ -47,6 +48,15 @@ from disttest.runtime.world.store import has_store, host_store
 
 RankStarter = Callable[[RankSpec, Channel, Sequence[int]], Child]
 """Starts a rank: who it is, its end of the channel, and descriptors that it must close."""
+
+
+def make_world(
+    order: WorldOrder, controller: Channel, start_rank: RankStarter, clock: Callable[[], float]
+) -> WorldSupervisor:
+    """The supervisor that these tests need."""
+    kind = plugin_manager().call("disttest_make_world", order=order) or WorldSupervisor
+    world: WorldSupervisor = kind(order, controller, start_rank, clock)
+    return world
 
 
 class WorldSupervisor:

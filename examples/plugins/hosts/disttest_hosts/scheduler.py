@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from disttest.cluster.protocol import launcher as api
-from disttest.cluster.protocol.job import JobSpec
-from disttest.cluster.protocol.wire import CancelJob, encode_order
-from disttest.cluster.schedulers.agent_command import agent_command, travelling
-from disttest.cluster.schedulers.pipes import PipedProcesses, Program
-from disttest.limits import JOB_CANCEL_S, TICK_S
+from disttest.extras.cluster.limits import JOB_CANCEL_S, POLL_S
+from disttest.extras.cluster.protocol import launcher as api
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.wire import CancelJob, encode_order
+from disttest.extras.cluster.schedulers.agent_command import agent_command, travelling
+from disttest.extras.cluster.schedulers.pipes import PipedProcesses, Program
 
 SSH = ("ssh", "-o", "BatchMode=yes")
 
@@ -47,7 +47,7 @@ class HostsRun:
         try:
             while not self._hosts and not self._cancelled:
                 self._hosts = self._launcher.take(self._job.shape.nodes)
-                time.sleep(0.0 if self._hosts else TICK_S)
+                time.sleep(0.0 if self._hosts else POLL_S)
                 yield api.Idle()
             if self._hosts:
                 yield from self._run()
@@ -61,7 +61,7 @@ class HostsRun:
             self._processes.start(self._launcher.program(self._job, node, host, self._hosts[0]))
         self._processes.send(bytes(self._held))
         yield api.Changed(description=self.describe())
-        for line in self._processes.lines(TICK_S):
+        for line in self._processes.lines(POLL_S):
             # 3. What an agent prints on its standard error is for people; its standard output is the protocol.
             yield api.Idle() if line is None or line.error else api.Output(line=line.text)
             if self._cancelled and time.monotonic() - self._cancelled_s > JOB_CANCEL_S:

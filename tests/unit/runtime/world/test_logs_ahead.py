@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disttest.results.directory import Home
-from disttest.runtime.world.logs import LogStore
+from disttest.runtime.world.logs import LogStore, RankLog
 
 FIRST, SECOND = (tuple(f"logs/{test}/attempt-1/rank{rank}.log" for rank in range(2)) for test in "ab")
 
@@ -56,3 +56,13 @@ def test_only_who_needs_them_hears_that_they_can_not_be_made(room, tmp_path):
 
     with pytest.raises(OSError, match="logs"):
         room.claim(FIRST)
+
+
+def test_a_file_in_the_place_of_its_folder_makes_a_log_empty_and_fails_no_test(tmp_path):
+    (tmp_path / "logs").touch()
+    log = RankLog(tmp_path / "logs" / "rank0.log", limit=1 << 20)
+
+    log.trim()
+    log.finish()
+
+    assert log.tail(100) == ""

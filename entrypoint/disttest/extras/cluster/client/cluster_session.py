@@ -1,0 +1,302 @@
+"""A run on a cluster: collected here, divided into jobs, conducted side by side, folded into one result."""
+
+from __future__ import annotations
+
+import math
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+import disttest
+from disttest.errors import DisttestError, ExitCode, UsageError
+from disttest.extras.cluster.client.conductor import Conductor, ExpectedNode, JobLimits, JobSetting, conduct
+from disttest.extras.cluster.client.division import Division, divide, jobs_at_once
+from disttest.extras.cluster.client.job_recorder import JobRecorder
+from disttest.extras.cluster.client.leasing import LeaseConductor
+from disttest.extras.cluster.client.spanning import SpanningConductor
+from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.extras.cluster.protocol.job import JobKind, JobShape, JobSpec
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState, Launcher
+from disttest.extras.cluster.protocol.names import new_run_id
+from disttest.extras.cluster.schedulers.pipes import room_for
+from disttest.host.devices import detect_machine
+from disttest.host.process import Child, signal_name
+from disttest.host.signals import NotedSignals
+from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, TICK_S
+from disttest.model import Frozen, Invocation
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions
+from disttest.planning.targets import resolve_targets
+from disttest.planning.timings import Timings
+from disttest.results.conclusion import Facts, conclude, facts_of
+from disttest.results.directory import ResultsDirectory
+from disttest.results.events import CollectionFailed, RunFinished, RunStarted, TestCollected
+from disttest.results.fold import RunResult, fold
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.runtime.controller.target_host import TargetHost, host_of_nodes
+from disttest.runtime.guard.listing import Collection, collect_argument, collect_tests
+
+
+class ClusterRequest(Frozen):
+    """What a run on a cluster was asked for, beyond the options of every run."""
+
+    targets: tuple[str, ...]
+    flags: dict[str, str]
+    """Options of the run, by field name, as they were given."""
+    pytest_arguments: tuple[str, ...] = ()
+    live_output: bool = False
+    """Whether what ranks print is shown while they run."""
+    collection_arguments: tuple[str, ...] = ()
+    """More arguments for pytest, here only: what they select is all that the nodes hear of."""
+    invocation: Invocation = Invocation()
+    plan_id: str = ""
+    shard: int | None = None
+    nodes: int = 1
+    """Over how many nodes a world is spread that does not say so itself."""
+    jobs: int = 0
+    """Jobs that are with the scheduler at once, at most; 0: as many as keep its nodes busy."""
+    gpus_per_node: int = 0
+    job_limit_s: float = 0.0
+    limits: JobLimits = JobLimits()
+    environment: tuple[str, ...] = ()
+    image: str = ""
+    directory: str = ""
+    shared_dir: str = ""
+    failed_first: bool = False
+    ports: tuple[int, int] = (0, 0)
+
+
+def run_on_cluster(
+    request: ClusterRequest,
+    options: RunOptions,
+    launcher: Launcher,
+    directory: ResultsDirectory,
+    *,
+    timings: Timings,
+    signals: NotedSignals,
+    tell: Callable[[str], None],
+) -> RunResult:
+    """Run to the end, or until a signal has come; nothing of it is left with the scheduler when this returns.
+
+    Raises:
+        SchedulerError: the scheduler is not there, or refuses.
+        NotEnoughDevices: a world is to span more nodes than there are.
+        UsageError: a target or an option makes no sense.
+    """
+    stop = _Stop(options.deadline, signals)
+    run_id = new_run_id()
+    capacity = launcher.capacity()
+    host = host_of_nodes(
+        gpus=capacity.gpus_per_node,
+        pool=capacity.nodes,
+        nodes=request.nodes,
+        options=options,
+        scheduler=capacity.scheduler,
+    )
+    journal = Journal(directory.path / FILE_NAME)
+    recorder = JobRecorder(journal, directory.home, tell)
+    for name in remove_leftovers(launcher):
+        recorder.noted(f"{name}: left by a client that is dead, cancelled")
+    collection = _collect_for(host, request, stop)
+    root = Path(collection.root or Path.cwd())
+    _begin(recorder, collection, request, run_id)
+    tests = collection.tests
+    template = _template(request, options, run_id, host)
+    division = Division(
+        jobs=jobs_at_once(request.jobs, capacity),
+        gpus_per_node=request.gpus_per_node,
+        limit_s=request.job_limit_s,
+        deadline_s=options.deadline,
+        retries=options.retries,
+        failed=timings.failed_among(tests) if request.failed_first else frozenset(),
+        together=options.one_world,
+    )
+    jobs = divide(tests, timings, capacity=capacity, division=division, template=template) if tests else ()
+    expected = {
+        job.job_id: ExpectedNode(versions=versions_here(), digest=digest_tests(job.tests, root))
+        for job in jobs
+    }
+    _conduct_all(jobs, expected, request, division.jobs, options, launcher, recorder, stop)
+    if restored := directory.restore(journal):
+        recorder.noted(restored)
+    code, reason = conclude(_facts(fold(journal.events()), stop))
+    recorder.event(RunFinished(at_s=recorder.now(), exit_code=code, reason=reason))
+    run = fold(journal.events())
+    journal.close()
+    return run
+
+
+def remove_leftovers(launcher: Launcher) -> Sequence[str]:
+    """End what dead clients of this machine have left; returns the names."""
+    left = launcher.leftovers()
+    if left:
+        launcher.remove(left)
+    return left
+
+
+def _collect_for(host: TargetHost, request: ClusterRequest, stop: _Stop) -> Collection:
+    """Collect here what the nodes will run, or a part of it where the run must end.
+
+    Raises:
+        UsageError: pytest could not be started as asked.
+    """
+    with tempfile.TemporaryDirectory(prefix="disttest-collect-") as folder:
+        flags = {**request.flags, "results": folder}
+        extra = [*request.collection_arguments, *request.pytest_arguments, collect_argument(host)]
+        collection = collect_tests(
+            resolve_targets(request.targets), flags, extra, Path(folder), wait=stop.wait_for
+        )
+    fine = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INTERRUPTED, ExitCode.NOTHING_COLLECTED)
+    failed = collection.exit_code == ExitCode.FAILED and not collection.errors
+    if (collection.exit_code not in fine or failed) and not stop():
+        raise UsageError(f"the tests could not be collected:\n{collection.output}")
+    return collection
+
+
+def _template(request: ClusterRequest, options: RunOptions, run_id: str, host: TargetHost) -> JobSpec:
+    secret = {option.field for option in RUN_OPTIONS if option.secret}
+    flags = {name: text for name, text in request.flags.items() if name != "results" and name not in secret}
+    if options.device == "auto":
+        flags["device"] = host.device
+    return JobSpec(
+        job_id="",
+        run_id=run_id,
+        kind=JobKind.LEASE,
+        shape=JobShape(nodes=1, ranks_per_node=1),
+        tests=(),
+        targets=request.targets,
+        limit_s=0.0,
+        flags=flags,
+        pytest_arguments=request.pytest_arguments,
+        live_output=request.live_output,
+        environment=request.environment,
+        image=request.image,
+        directory=request.directory or str(Path.cwd()),
+        shared_dir=request.shared_dir,
+        collected_for=msgspec.json.encode(host).decode(),
+        ports=request.ports,
+    )
+
+
+def _begin(recorder: JobRecorder, collection: Collection, request: ClusterRequest, run_id: str) -> None:
+    recorder.event(
+        RunStarted(
+            at_s=recorder.now(),
+            run_id=run_id,
+            argv=tuple(sys.argv[1:]),
+            root=collection.root or str(Path.cwd()),
+            hardware=detect_machine().hardware(),
+            slots=0,
+            disttest=disttest.__version__,
+            plan_id=request.plan_id,
+            shard=request.shard,
+            invocation=request.invocation,
+        )
+    )
+    for nodeid, message in collection.notes:
+        recorder.noted(message, nodeid)
+    for nodeid, message in collection.errors:
+        recorder.event(CollectionFailed(at_s=recorder.now(), nodeid=nodeid, message=message))
+    for test in collection.tests:
+        recorder.event(TestCollected(at_s=recorder.now(), test=test))
+
+
+def _conduct_all(
+    jobs: Sequence[JobSpec],
+    expected: dict[str, ExpectedNode],
+    request: ClusterRequest,
+    at_once: int,
+    options: RunOptions,
+    launcher: Launcher,
+    recorder: JobRecorder,
+    stop: _Stop,
+) -> None:
+    """Conduct the jobs, each in a thread: this process forks nothing but commands of the scheduler."""
+    if not jobs:
+        return
+    for job in jobs:
+        recorder.told(f"{job.name}: {len(job.tests)} tests on {job.shape}")
+    at_once = min(at_once, len(jobs))
+    if (room := room_for(at_once)) < at_once:
+        recorder.noted(
+            f"{room} jobs at once instead of {at_once}: the limit on open files (ulimit -n) lets no more be held"
+        )
+    with ThreadPoolExecutor(max_workers=room, thread_name_prefix="job") as pool:
+        running = [
+            pool.submit(
+                _conduct_one,
+                JobSetting(job, recorder, expected[job.job_id], request.limits, options),
+                launcher,
+                stop,
+            )
+            for job in jobs
+        ]
+        while any(not each.done() for each in running):
+            stop.wait(TICK_S)
+    for each in running:
+        each.result()
+
+
+def _conduct_one(setting: JobSetting, launcher: Launcher, stop: _Stop) -> None:
+    kind = SpanningConductor if setting.job.kind is JobKind.WORLD else LeaseConductor
+    # It counts the time in the queue from here on.
+    conductor: Conductor = kind(setting)
+    if why := stop():
+        conductor.close(JobOutcome(state=JobState.CANCELLED, reason=why))
+        return
+    try:
+        run = launcher.start(setting.job)
+    except DisttestError as error:
+        conductor.refuse(str(error))
+        conductor.close(JobOutcome(state=JobState.REJECTED, reason=str(error)))
+        return
+    conduct(run, conductor, stop)
+
+
+def _facts(run: RunResult, stop: _Stop) -> Facts:
+    why = stop()  # which notes a signal, too
+    return msgspec.structs.replace(facts_of(run), deadline=why, signal=stop.signal or 0)
+
+
+class _Stop:
+    """Why the run must end now: a signal, or its deadline, from the moment on in which this is made."""
+
+    def __init__(self, deadline_s: float, signals: NotedSignals) -> None:
+        self.signal: int | None = None
+        self._signals = signals
+        self._deadline_s = time.monotonic() + deadline_s if deadline_s else math.inf
+        self._limit_s = deadline_s
+
+    def __call__(self) -> str:
+        if self.signal is None and (number := self._signals.first()) is not None:
+            self.signal = number
+        if self.signal is not None:
+            return f"the run was cancelled by {signal_name(self.signal)}"
+        if time.monotonic() >= self._deadline_s:
+            return f"the deadline of the run ({self._limit_s:g} s) passed"
+        return ""
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for a signal, not longer than this."""
+        select.select([] if self.signal else [self._signals], [], [], limit_s)
+        self()
+
+    def wait_for(self, child: Child) -> None:
+        """Stay with a child of pytest to its end; after a signal, or well after the deadline, it is asked to end."""
+        heard: tuple[Child | NotedSignals, ...] = (child, self._signals)
+        while child.poll() is None and not self._is_urgent():
+            select.select(heard, [], [], TICK_S)
+        if child.poll() is None:
+            child.signal(signal.SIGINT)
+            child.wait(GUARD_CANCEL_S)
+
+    def _is_urgent(self) -> bool:
+        self()
+        return self.signal is not None or time.monotonic() >= self._deadline_s + DEADLINE_MARGIN_S

@@ -1,0 +1,325 @@
+"""The client's side of one job: hears its nodes, tells them what to do, judges, and knows when to give up.
+
+No process and no clock of its own: messages and the time in, orders out. :func:`conduct` connects it to a run.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from disttest.errors import ProtocolError
+from disttest.extras.cluster.client.job_recorder import JobRecorder
+from disttest.extras.cluster.limits import (
+    CLIENT_ALIVE_S,
+    GOODBYE_S,
+    NODE_OVERRUN_S,
+    NODES_READY_S,
+    SCHEDULERS_WORD_S,
+)
+from disttest.extras.cluster.option_rows import QUEUE_LIMIT, SILENCE_LIMIT
+from disttest.extras.cluster.protocol.fingerprint import disagreement
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.launcher import (
+    Changed,
+    JobEnded,
+    JobOutcome,
+    JobRun,
+    JobState,
+    Output,
+    RunDescription,
+)
+from disttest.extras.cluster.protocol.wire import (
+    SCHEDULER_ENDED,
+    FromNode,
+    LineReader,
+    LogText,
+    NodeDone,
+    NodeNote,
+    NodeReady,
+    RankOutput,
+    Refused,
+    StillHere,
+    TakeJob,
+    Versions,
+    encode_order,
+    is_ours,
+)
+from disttest.model import Frozen
+from disttest.options.run import RunOptions
+from disttest.runtime.messages.protocol import Message
+
+_OUTPUT_KEPT = 30
+_SCHEDULERS_WORD = (
+    JobState.TIME_LIMIT,
+    JobState.PREEMPTED,
+    JobState.EVICTED,
+    JobState.OUT_OF_MEMORY,
+    JobState.NODE_LOST,
+)
+"""Why a scheduler ends a job that its client did not want to end: it knows more than the nodes that it told to."""
+
+
+class JobLimits(Frozen):
+    """How long the client waits, in seconds."""
+
+    queue_s: float = QUEUE_LIMIT.default
+    """In the scheduler's queue."""
+    start_s: float = NODES_READY_S
+    """From the first word of a node until all have collected; the same until a world is up."""
+    silence_s: float = SILENCE_LIMIT.default
+    """A node that says nothing for so long is lost."""
+    overrun_s: float = NODE_OVERRUN_S
+    """Beyond a test's own limit, for evidence and for the end of its ranks."""
+
+
+class ExpectedNode(Frozen):
+    """What nodes are compared with."""
+
+    versions: Versions
+    digest: str
+
+
+class JobSetting(NamedTuple):
+    """What a conductor is made of."""
+
+    job: JobSpec
+    recorder: JobRecorder
+    expected: ExpectedNode
+    limits: JobLimits
+    options: RunOptions
+    clock: Callable[[], float] = time.monotonic
+
+
+class Conductor(ABC):
+    """What the two kinds of jobs have in common."""
+
+    def __init__(self, setting: JobSetting) -> None:
+        self.job = setting.job
+        self.failure: JobOutcome | None = None
+        """Why the job is given up; None while it is not."""
+        self.refusal = ""
+        """Why its nodes must not run it; empty while they may."""
+        self._recorder = setting.recorder
+        self._expected = setting.expected
+        self._limits = setting.limits
+        self._clock = setting.clock
+        self._ready: dict[int, NodeReady] = {}
+        self._offsets_s: dict[int, float] = {}
+        self._heard_s: dict[int, float] = {}
+        self._done: set[int] = set()
+        self._done_s: float | None = None
+        self._queued_s = self._clock()
+        self._running_s: float | None = None
+        self._said_s = self._clock()
+        self._scheduler = RunDescription(scheduler="", job_id="", name=self.job.name, state=JobState.QUEUED)
+        self._output: list[str] = []
+        self._ended_by_scheduler = False
+
+    # --- for `conduct`
+
+    def hear(self, node: int, message: FromNode) -> Sequence[Message]:
+        """A node said something; what it is answered."""
+        now_s = self._clock()
+        self._heard_s[node] = now_s
+        self._running_s = self._running_s or now_s
+        match message:
+            case NodeReady():
+                return self._on_ready(node, message)
+            case Refused(host=host, message=text):
+                self.refuse(f"node {host}: {text}")
+            case LogText(path=path, text=text):
+                self._recorder.log(path, text)
+            case RankOutput(rank=rank, lines=lines):
+                self._recorder.output(rank, lines)
+            case NodeNote(message=text):
+                self._recorder.noted(text)
+            case NodeDone(reason=reason):
+                self._on_done(node, reason)
+            case _ if not self.refusal:
+                # The last words of nodes that are told to end count; what they would be answered does not.
+                orders = self.on_message(node, message)
+                return () if self.failure else orders
+        return ()
+
+    def tick(self) -> Sequence[Message]:
+        """Time has passed; what to say, apart from an answer."""
+        now_s = self._clock()
+        if self.failure is None and len(self._done) < self.job.shape.nodes:
+            self._check_limits(now_s)
+        orders = () if self.failure else self.on_tick()
+        if self._running_s and now_s - self._said_s >= CLIENT_ALIVE_S:
+            self._said_s = now_s
+            return (*orders, StillHere())
+        return orders
+
+    def fail(self, state: JobState, reason: str, advice: str = "") -> None:
+        """Give the job up; the first reason counts."""
+        self.failure = self.failure or JobOutcome(state=state, reason=reason, advice=advice)
+
+    def refuse(self, reason: str) -> None:
+        """These nodes must not run this job."""
+        self.refusal = self.refusal or reason
+        self.fail(JobState.REJECTED, reason)
+
+    def note(self, seen: RunDescription) -> None:
+        """The scheduler said something new."""
+        if seen.state is JobState.QUEUED and seen.reason and seen.reason != self._scheduler.reason:
+            self._recorder.told(f"{self.job.name} waits: {seen.reason}")
+        self._scheduler = seen
+
+    def keep_output(self, line: bytes) -> None:
+        """A line that no agent wrote; worth showing where an agent never came up."""
+        self._output = [*self._output, line.decode("utf-8", "replace")][-_OUTPUT_KEPT:]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every node has said its last word, and the scheduler has had time to see it."""
+        goodbye_s = SCHEDULERS_WORD_S if self._ended_by_scheduler else GOODBYE_S
+        return self._done_s is not None and self._clock() - self._done_s > goodbye_s
+
+    def leave(self) -> None:
+        """Every node is done, and the scheduler does not confirm it."""
+        self._recorder.noted(
+            f"{self.job.name}: every node is done, but the scheduler has not confirmed the end of the job"
+        )
+        self.close(JobOutcome(state=JobState.COMPLETED, reason="the scheduler has not confirmed its end"))
+
+    def close(self, end: JobOutcome) -> None:
+        """The job has ended: judge what has no verdict yet."""
+        final = self.failure or end
+        if self._ended_by_scheduler and end.state in _SCHEDULERS_WORD:
+            final = end
+        if self._output and not self._ready and not self.refusal:
+            final = msgspec.structs.replace(final, advice=f"{final.advice}\n" + "\n".join(self._output))
+        self.settle(final)
+
+    # --- for the two kinds
+
+    @abstractmethod
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """A message of this kind of job."""
+
+    @abstractmethod
+    def on_all_ready(self) -> Sequence[Message]:
+        """All nodes have collected, and agree."""
+
+    def on_tick(self) -> Sequence[Message]:
+        """What to say because time has passed."""
+        return ()
+
+    @abstractmethod
+    def settle(self, end: JobOutcome) -> None:
+        """Give every test that has none a verdict."""
+
+    def check_progress(self, now_s: float) -> None:  # noqa: B027  # a lease has no more
+        """Fail the job if it keeps a limit of its own kind no longer; called with each tick, while nodes work."""
+
+    # --- what both share
+
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes; empty until all are known."""
+        known = tuple(ready.host for _, ready in sorted(self._ready.items()))
+        return known if len(known) == self.job.shape.nodes else ()
+
+    def _on_ready(self, node: int, ready: NodeReady) -> Sequence[Message]:
+        self._ready[node] = ready
+        self._offsets_s[node] = self._recorder.now() - ready.at_s
+        if len(self._ready) < self.job.shape.nodes:
+            return ()
+        if why := disagreement(self._expected.versions, self._expected.digest, self._ready):
+            self.refuse(why)
+            return ()
+        return self.on_all_ready()
+
+    def _on_done(self, node: int, reason: str) -> None:
+        self._done.add(node)
+        self._ended_by_scheduler = self._ended_by_scheduler or reason.startswith(SCHEDULER_ENDED)
+        if reason:
+            name = self._ready[node].host if node in self._ready else f"number {node}"
+            self.fail(JobState.NODE_LOST, f"node {name}: {reason}")
+        if len(self._done) == self.job.shape.nodes:
+            self._done_s = self._clock()
+
+    def _check_limits(self, now_s: float) -> None:
+        limits = self._limits
+        if self._running_s is None:
+            if now_s - self._queued_s > limits.queue_s:
+                why = f" ({self._scheduler.reason})" if self._scheduler.reason else ""
+                self.fail(
+                    JobState.QUEUED,
+                    f"still waiting after {limits.queue_s:g} s{why}",
+                    "Nothing is wrong with the tests: give --queue-limit more, or ask for less",
+                )
+            return
+        for node, heard_s in self._heard_s.items():
+            if node not in self._done and now_s - heard_s > limits.silence_s:
+                self.fail(
+                    JobState.NODE_LOST,
+                    f"node {self._name(node)} has been silent for {limits.silence_s:g} s",
+                    "It is down, or cut off from the client: the scheduler (sinfo -R, kubectl describe node) and its system log "
+                    "say more",
+                )
+        if len(self._ready) < self.job.shape.nodes and now_s - self._running_s > limits.start_s:
+            late = ", ".join(str(node) for node in range(self.job.shape.nodes) if node not in self._ready)
+            self.fail(
+                JobState.NODE_LOST, f"after {limits.start_s:g} s node {late} had not collected the tests"
+            )
+        self.check_progress(now_s)
+
+    def _name(self, node: int) -> str:
+        return self._ready[node].host if node in self._ready else f"number {node}"
+
+
+def conduct(run: JobRun, conductor: Conductor, stop: Callable[[], str]) -> None:
+    """Bring a job to its end.
+
+    Args:
+        run: the job, started.
+        conductor: decides.
+        stop: why the whole run must end now; empty while it must not.
+    """
+    reader = LineReader()
+    run.send(encode_order(TakeJob(job=conductor.job)))
+    for event in run.events():
+        orders: list[Message] = []
+        match event:
+            case Output(line=line):
+                orders += _take(line, reader, conductor)
+            case Changed(description=description):
+                conductor.note(description)
+            case JobEnded(end=end):
+                conductor.close(end)
+                return
+        orders += conductor.tick()
+        if why := stop():
+            conductor.fail(JobState.CANCELLED, why)
+        _act(run, conductor, orders)
+        if conductor.is_over:
+            conductor.leave()
+            return
+
+
+def _take(line: bytes, reader: LineReader, conductor: Conductor) -> Iterable[Message]:
+    if not is_ours(line):
+        conductor.keep_output(line)
+        return []
+    orders: list[Message] = []
+    try:
+        for node, message in reader.feed(line):
+            orders += conductor.hear(node, message)
+    except ProtocolError as error:
+        conductor.fail(JobState.NODE_LOST, str(error))
+    return orders
+
+
+def _act(run: JobRun, conductor: Conductor, orders: Sequence[Message]) -> None:
+    if conductor.failure is not None:
+        run.cancel(str(conductor.failure))
+        return
+    for order in orders:
+        run.send(encode_order(order))

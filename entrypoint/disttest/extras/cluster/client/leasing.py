@@ -1,0 +1,127 @@
+"""Conducts a lease: takes over what its local run writes into its journal, and holds it against the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.extras.cluster.client.conductor import Conductor, JobSetting
+from disttest.extras.cluster.client.node_verdict import check_lease_result
+from disttest.extras.cluster.protocol.launcher import JobOutcome
+from disttest.extras.cluster.protocol.wire import FromNode, JournalLine
+from disttest.model import TestCase, TestResult
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    TestFinished,
+    TestStarted,
+    WorldEnded,
+    WorldStarted,
+)
+from disttest.results.fold import did_not_finish
+from disttest.results.verdict import spoiled
+from disttest.runtime.messages.protocol import Message
+
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+class LeaseConductor(Conductor):
+    """One node that works by itself."""
+
+    def __init__(self, setting: JobSetting) -> None:
+        super().__init__(setting)
+        self._tests: dict[str, TestCase] = {test.nodeid: test for test in setting.job.tests}
+        self._finished: set[str] = set()
+        self._running: set[str] = set()
+        self._failed: dict[str, TestResult] = {}
+        """Attempts that the node said it would follow with another one."""
+        self._reason = ""
+
+    def on_all_ready(self) -> Sequence[Message]:
+        """It works already."""
+        return ()
+
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """An event of its journal."""
+        if isinstance(message, JournalLine):
+            self._take(_decoder.decode(message.event), self._offsets_s.get(node, 0.0), self._name(node))
+        return ()
+
+    def _take(self, event: AnyEvent, offset_s: float, host: str) -> None:
+        prefix = f"{self.job.job_id}."
+        at_s = event.at_s + offset_s
+        match event:
+            case TestFinished(result=result, again=again):
+                self._finish(result, offset_s, again=again)
+            case TestStarted():
+                self._running.add(event.nodeid)
+                self._recorder.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=_prefixed(prefix, event.world_id))
+                )
+            case WorldStarted():
+                slots = tuple(f"{host}/{slot}" for slot in event.slots)
+                self._recorder.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id, slots=slots)
+                )
+            case WorldEnded():
+                self._recorder.event(
+                    msgspec.structs.replace(event, at_s=at_s, world_id=prefix + event.world_id)
+                )
+            case Noted(message=message):
+                self._recorder.noted(f"node {host}: {message}")
+            case CollectionFailed():
+                self._recorder.event(event)
+            case RunFinished(reason=reason):
+                self._reason = reason
+            case _:
+                pass
+
+    def _finish(self, result: TestResult, offset_s: float, *, again: bool) -> None:
+        test = self._tests.get(result.nodeid)
+        if test is None:
+            self._recorder.noted(f"{result.nodeid}: a node reported a test that its job does not have")
+            return
+        result = msgspec.structs.replace(
+            check_lease_result(test, result),
+            started_at_s=result.started_at_s + offset_s,
+            world_id=_prefixed(f"{self.job.job_id}.", result.world_id),
+        )
+        self._running.discard(result.nodeid)
+        self._failed.pop(result.nodeid, None)
+        if again:
+            self._finished.discard(result.nodeid)
+            self._failed[result.nodeid] = result
+        else:
+            self._finished.add(result.nodeid)
+        self._recorder.test_finished(result, again=again)
+
+    def settle(self, end: JobOutcome) -> None:
+        """What has no result is an error that carries the scheduler's reason."""
+        for nodeid, test in self._tests.items():
+            if self.refusal:
+                # Whatever it has reported was of other sources than ours.
+                self._recorder.test_finished(
+                    spoiled(test.nodeid, f"refused: {self.refusal}", at_s=self._recorder.now())
+                )
+            elif nodeid in self._failed:
+                self._let_stand(self._failed[nodeid], end)
+            elif nodeid not in self._finished:
+                why = f"{end}; {self._reason}" if self._reason else str(end)
+                message = did_not_finish(f"its job ended: {why}", was_running=nodeid in self._running)
+                self._recorder.test_finished(spoiled(test.nodeid, message, at_s=self._recorder.now()))
+
+    def _let_stand(self, failure: TestResult, end: JobOutcome) -> None:
+        """The next attempt did not come, or not to its end."""
+        if failure.nodeid not in self._running:
+            self._recorder.noted(f"not tried again: its job ended before: {end}", failure.nodeid)
+            return
+        number = failure.attempt + 1
+        message = f"{failure.message} (attempt {number} was cut short)"
+        self._recorder.test_finished(msgspec.structs.replace(failure, attempt=number, message=message))
+
+
+def _prefixed(prefix: str, world_id: str) -> str:
+    return prefix + world_id if world_id else ""

@@ -1,0 +1,306 @@
+"""Conducts the worlds of a job that spans nodes: all nodes in step, one verdict from the records of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from disttest.extras.cluster.client.conductor import Conductor, JobSetting
+from disttest.extras.cluster.client.node_verdict import PartitionRecord, is_for_the_job, judge_partitions
+from disttest.extras.cluster.protocol.launcher import JobOutcome, JobState
+from disttest.extras.cluster.protocol.wire import (
+    CloseWorld,
+    EndShare,
+    EvidenceComplete,
+    EvidenceTaken,
+    FinishJob,
+    FromNode,
+    JoinWorld,
+    Listening,
+    OpenWorld,
+    PartitionDone,
+    PartitionEnded,
+    PartitionUp,
+    RankFailed,
+    RunShare,
+)
+from disttest.model import Cause, RankRecord, TestResult
+from disttest.results.verdict import spoiled
+from disttest.runtime.controller.retries import Retries
+from disttest.runtime.messages.protocol import Message, TestJudged
+
+
+class SpanningConductor(Conductor):
+    """A world at a time, a test at a time: each step when every node has taken the one before."""
+
+    def __init__(self, setting: JobSetting) -> None:
+        super().__init__(setting)
+        self._retries = Retries(setting.options, setting.clock)
+        self._numbers = {test.nodeid: number for number, test in enumerate(setting.job.tests)}
+        self._worlds = [list(tests) for tests in setting.job.worlds]
+        self._number = 0
+        self._world_s: float | None = None
+        """When the current world was opened; None while there is none."""
+        self._up: set[int] = set()
+        self._gone: set[int] = set()
+        self._test: int | None = None
+        self._begun: list[int] = []
+        """The tests that the current world has begun, in order."""
+        self._test_s = 0.0
+        self._told_failure = False
+        self._evidence: set[int] = set()
+        self._partitions: dict[int, dict[int, PartitionRecord]] = {}
+        self._healthy = True
+        self._lost: JobOutcome | None = None
+        """Why a node's ranks left no record of the running test, where its supervisor died."""
+        self._judged: dict[int, TestResult] = {}
+        """Verdicts that count: no other attempt follows."""
+        self._pausing = False
+
+    def on_all_ready(self) -> Sequence[Message]:
+        """Have the nodes open the first world."""
+        return self._open_next()
+
+    def on_message(self, node: int, message: FromNode) -> Sequence[Message]:
+        """What one node has done, and the next step once all have done the same."""
+        match message:
+            case Listening(address=address, port=port):
+                return self._join(address, port)
+            case PartitionUp():
+                self._up.add(node)
+                return self._run_next() if self._all(self._up) and self._test is None else ()
+            case RankFailed(test=test):
+                return self._on_failure(test)
+            case EvidenceTaken(test=test):
+                return self._on_evidence(node, test)
+            case PartitionDone():
+                return self._on_partition(node, message)
+            case PartitionEnded():
+                return self._on_ended(node, message)
+        return ()
+
+    def on_tick(self) -> Sequence[Message]:
+        """A broken machine has had its pause."""
+        return self._open_next() if self._pausing and not self._retries.due_in_s() else ()
+
+    # --- worlds
+
+    def _open_next(self) -> Sequence[Message]:
+        self._worlds = [tests for tests in self._worlds if tests]
+        if not self._worlds:  # what is tried again comes last, each in a world of its own
+            self._worlds = [[self._numbers[gang.nodeids[0]]] for gang in self._retries.due()]
+        self._pausing = not self._worlds and self._retries.open
+        if not self._worlds:
+            return () if self._pausing else (FinishJob(),)
+        self._number += 1
+        self._world_s = self._clock()
+        self._up, self._gone, self._healthy, self._test = set(), set(), True, None
+        self._begun = []
+        return (OpenWorld(world=self._number),)
+
+    def _join(self, address: str, port: int) -> Sequence[Message]:
+        tests = tuple(self._worlds[0])
+        shape = self.job.tests[tests[0]].world
+        assert shape is not None
+        slots = tuple(
+            f"{host}/{shape.device}:{slot}" for host in self.hosts() for slot in range(shape.ranks_per_node)
+        )
+        self._recorder.world_started(self._world_id, shape, slots)
+        attempts = tuple(map(self._attempt_of, tests))
+        return (JoinWorld(world=self._number, tests=tests, attempts=attempts, address=address, port=port),)
+
+    def _attempt_of(self, number: int) -> int:
+        return self._retries.attempt_of(self.job.tests[number].nodeid)
+
+    @property
+    def _world_id(self) -> str:
+        return f"{self.job.job_id}.w{self._number}"
+
+    def _on_ended(self, node: int, message: PartitionEnded) -> Sequence[Message]:
+        self._gone.add(node)
+        for note in message.notes:
+            self._recorder.noted(f"world {self._world_id} on node {self._name(node)}: {note}")
+        if message.failure:
+            self._recorder.noted(message.failure)
+            return self._lose_share(node, message.failure)
+        if not self._all(self._gone):
+            return ()
+        self._world_s = None
+        self._recorder.world_ended(self._world_id)
+        return self._open_next()
+
+    def _lose_share(self, node: int, failure: str) -> Sequence[Message]:
+        """The supervisor of a node's ranks died: its ranks leave no record, the others are told to stop."""
+        self._healthy = False
+        self._lost = JobOutcome(state=JobState.RUNNING, reason=failure)
+        orders: list[Message] = []
+        if self._test is not None and self._test not in self._judged:
+            orders += self._on_failure(self._test)
+            nodeid = self.job.tests[self._test].nodeid
+            lost = PartitionRecord(nodeid=nodeid, node=node, host=self._name(node), ranks=())
+            self._partitions.setdefault(self._test, {})[node] = lost
+            orders += self._judge_if_complete(self._test)
+        elif not self._all(self._up) and self._worlds[0]:
+            # It never came to a test. The next one is blamed, so that no job starts worlds for ever.
+            number = self._worlds[0].pop(0)
+            self._judge(number, spoiled(self.job.tests[number].nodeid, failure, at_s=self._recorder.now()))
+            orders.append(CloseWorld(world=self._number))
+        if self._all(self._gone):
+            self._world_s = None
+            self._recorder.world_ended(self._world_id, failure)
+            orders += self._open_next()
+        return orders
+
+    # --- tests
+
+    def _run_next(self) -> Sequence[Message]:
+        if not self._worlds[0] or not self._healthy:
+            self._test = None
+            return (CloseWorld(world=self._number),)
+        self._test = self._worlds[0].pop(0)
+        self._begun.append(self._test)
+        self._test_s = self._clock()
+        self._told_failure = False
+        self._lost = None
+        self._evidence = set()
+        self._recorder.test_started(
+            self.job.tests[self._test].nodeid, attempt=self._attempt_of(self._test), world_id=self._world_id
+        )
+        return (RunShare(test=self._test),)
+
+    def _on_failure(self, test: int) -> Sequence[Message]:
+        if test != self._test or self._told_failure:
+            return ()
+        self._told_failure = True
+        return (EndShare(test=test),)
+
+    def _on_evidence(self, node: int, test: int) -> Sequence[Message]:
+        if test == self._test:
+            self._evidence.add(node)
+        return self._agree(test)
+
+    def _agree(self, test: int) -> Sequence[Message]:
+        """When every node has its evidence, the ranks may be ended; a node that is done keeps nobody waiting."""
+        if test != self._test or not self._evidence:
+            return ()
+        finished = set(self._partitions.get(test, {}))
+        return (EvidenceComplete(test=test),) if self._all(self._evidence | finished | self._gone) else ()
+
+    def _on_partition(self, node: int, message: PartitionDone) -> Sequence[Message]:
+        if message.attempt != self._attempt_of(message.test):
+            return ()  # a rank died late in an attempt that has failed already, and another one will follow
+        test = self.job.tests[message.test]
+        offset_s = self._offsets_s.get(node, 0.0)
+        record = PartitionRecord(
+            nodeid=test.nodeid,
+            node=node,
+            host=self._name(node),
+            ranks=tuple(_on_our_clock(rank, offset_s) for rank in message.ranks),
+            started_at_s=message.started_at_s + offset_s,
+            duration_s=message.duration_s,
+            cancelled=message.cancelled,
+            given_up=self.failure is not None and self.failure.state is not JobState.CANCELLED,
+        )
+        self._partitions.setdefault(message.test, {})[node] = record
+        self._healthy = self._healthy and message.healthy
+        if message.test in self._judged:  # a rank died after its test was judged
+            self._judge(message.test, self._verdict(message.test, None))
+            return ()
+        return [*self._agree(message.test), *self._judge_if_complete(message.test)]
+
+    def _judge_if_complete(self, test: int) -> Sequence[Message]:
+        partitions = self._partitions.get(test, {})
+        if not self._all(set(partitions)) or test in self._judged:
+            return ()
+        cancelled = self.failure is not None and self.failure.state is JobState.CANCELLED
+        if is_for_the_job(partitions.values()) and not cancelled:
+            return ()  # the job is over; its end is known in a moment
+        verdict = self._verdict(test, self._lost)
+        self._healthy = self._healthy and not verdict.outcome.is_bad
+        self._judge(test, verdict)
+        return self._run_next()
+
+    def _verdict(self, number: int, end: JobOutcome | None) -> TestResult:
+        return judge_partitions(
+            self.job.tests[number],
+            tuple(self._partitions.get(number, {}).values()),
+            end,
+            job_id=self._world_id,
+            hosts=self.hosts(),
+        )
+
+    def _judge(self, number: int, result: TestResult) -> None:
+        """Write a verdict down; it counts unless there is budget for another attempt."""
+        test = self.job.tests[number]
+        result = msgspec.structs.replace(
+            result,
+            attempt=self._attempt_of(number),
+            started_at_s=result.started_at_s or self._recorder.now(),
+            after=self._before(number) if result.outcome.is_bad else (),
+        )
+        judged = self._retries.settle(TestJudged(result=result))
+        result = judged.result
+        self._recorder.test_finished(result, again=self._retries.wants_another(result))
+        pause_s = self._retries.take(test, judged)
+        if pause_s is None:
+            self._judged[number] = result
+            return
+        self._judged.pop(number, None)
+        self._partitions.pop(number, None)
+        if result.cause is Cause.INFRASTRUCTURE:
+            self._recorder.noted(
+                f"infrastructure, tried again in {pause_s:.1f} s: {result.message}", test.nodeid
+            )
+
+    def _before(self, number: int) -> tuple[str, ...]:
+        """The tests that ran before this one in its world, by the ids that select them."""
+        earlier = self._begun[: self._begun.index(number)] if number in self._begun else ()
+        return tuple(self.job.tests[each].selected_by for each in earlier)
+
+    # --- the end
+
+    def check_progress(self, now_s: float) -> None:
+        """A test that is over on no node long after its limit: somebody does not answer, and still says it lives."""
+        limits = self._limits
+        if self._test is not None and self._test not in self._judged:
+            limit_s = self.job.tests[self._test].timeout_s + limits.overrun_s
+            if now_s - self._test_s > limit_s:
+                late = [
+                    node
+                    for node in range(self.job.shape.nodes)
+                    if node not in self._partitions.get(self._test, {})
+                ]
+                names = ", ".join(self._name(node) for node in late)
+                self.fail(JobState.NODE_LOST, f"node {names} did not end the test within {limit_s:g} s")
+        elif self._world_s is not None and not self._all(self._up) and now_s - self._world_s > limits.start_s:
+            self.fail(JobState.NODE_LOST, f"the ranks were not up on all nodes after {limits.start_s:g} s")
+
+    def settle(self, end: JobOutcome) -> None:
+        """Every test that has no verdict gets one: from the records that are there, and the scheduler's word."""
+        if self._world_s is not None and self._number:
+            self._recorder.world_ended(self._world_id, str(end))
+        self._retries.stop()
+        for number, test in enumerate(self.job.tests):
+            if number in self._judged:
+                continue
+            if self.refusal:
+                self._judge(
+                    number, spoiled(test.nodeid, f"refused: {self.refusal}", at_s=self._recorder.now())
+                )
+            elif number in self._partitions or number == self._test:
+                self._judge(number, self._verdict(number, end))
+            elif self._retries.withdraw(test.nodeid) is not None:
+                # Its failure is written down, and stands.
+                self._recorder.noted(f"not tried again: its job ended before: {end}", test.nodeid)
+            else:
+                message = f"did not start: its job ended before: {end}"
+                self._judge(number, spoiled(test.nodeid, message, at_s=self._recorder.now()))
+
+    def _all(self, nodes: set[int]) -> bool:
+        return len(nodes) == self.job.shape.nodes
+
+
+def _on_our_clock(record: RankRecord, offset_s: float) -> RankRecord:
+    collectives = tuple(msgspec.structs.replace(c, at_s=c.at_s + offset_s) for c in record.collectives)
+    return msgspec.structs.replace(record, collectives=collectives)

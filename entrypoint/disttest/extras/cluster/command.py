@@ -1,0 +1,39 @@
+"""``disttest node-agent`` and ``disttest cluster-clean``."""
+
+from __future__ import annotations
+
+import click
+
+from disttest.errors import DisttestError, UsageError
+from disttest.options.environment import environment
+from disttest.options.flags import RegistryCommand, flags
+
+
+@click.command(name="node-agent", hidden=True)
+def node_agent() -> None:
+    """Be the agent of one node of a job (started by a scheduler, never by hand)."""
+    from disttest.extras.cluster.node.agent import Agent, own_output
+    from disttest.extras.cluster.node.assignment import find_assignment
+
+    own_output()
+    Agent(find_assignment(environment())).run()
+
+
+@click.command(name="cluster-clean", cls=RegistryCommand)
+@flags("cluster-clean")
+def cluster_clean(*, launcher: str, partition: str, **given: bool) -> None:
+    """End the jobs that a killed run of this machine has left with a scheduler."""
+    from disttest.extras.cluster.client.cluster_session import remove_leftovers
+    from disttest.extras.cluster.place import scheduler_of
+
+    scheduler, every = scheduler_of(launcher, partition), given["all"]
+    try:
+        names = scheduler.every_name() if every else ()
+    except DisttestError as error:
+        raise UsageError(str(error)) from error
+    if every:
+        scheduler.remove(names)
+    else:
+        names = remove_leftovers(scheduler)
+    for name in names:
+        click.echo(f"cancelled {name}")

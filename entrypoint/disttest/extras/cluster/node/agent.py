@@ -1,0 +1,268 @@
+"""The node agent: one process on each node of a job, between the scheduler and what runs there.
+
+It takes the job from its standard input, starts the work (a whole local run, or a share of spanning worlds), passes
+lines both ways, and leaves nothing behind: whatever ends the job, it lets the work say its last words, kills what is
+left of its tree (children in sessions of their own too, which schedulers overlook), and says that it is done. It
+restarts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from disttest.clock import monotonic
+from disttest.errors import DisttestError, ProtocolError, UsageError
+from disttest.extras.cluster.limits import (
+    AGENT_CANCEL_S,
+    AGENT_FLUSH_S,
+    CLIENT_SILENCE_S,
+    JOB_ARRIVAL_S,
+    NODE_ALIVE_S,
+)
+from disttest.extras.cluster.node.assignment import NodeAssignment
+from disttest.extras.cluster.node.lease_work import LeaseWork
+from disttest.extras.cluster.node.partition_work import PartitionWork
+from disttest.extras.cluster.protocol.job import JobKind, JobSpec
+from disttest.extras.cluster.protocol.wire import (
+    CLIENT_GONE,
+    SCHEDULER_ENDED,
+    Alive,
+    CancelJob,
+    LineWriter,
+    NodeDone,
+    NodeNote,
+    Refused,
+    SetVariables,
+    TakeJob,
+    decode_order,
+)
+from disttest.host.descendants import kill_descendants
+from disttest.host.lines import Lines
+from disttest.host.process import Child, adopt_orphans, end_all, signal_name
+from disttest.host.signals import NotedSignals
+from disttest.limits import TICK_S
+from disttest.options.environment import add_to_environment
+from disttest.runtime.messages.protocol import Message
+
+_CHUNK = 1 << 16
+_CANCELLING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Work(Protocol):
+    """What an agent supervises."""
+
+    child: Child
+
+    def lines(self) -> Iterator[bytes]:
+        """Messages (their JSON) that are there to be passed on."""
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there may be more."""
+
+    def obey(self, line: bytes) -> None:
+        """An order from the client."""
+
+    def cancel(self, reason: str) -> None:
+        """Have it end."""
+
+    def exit_reason(self) -> str:
+        """Why it ended, if not as it should have; empty otherwise."""
+
+
+class Agent:
+    """The life of one agent."""
+
+    def __init__(self, assignment: NodeAssignment) -> None:
+        self._assignment = assignment
+        self._writer = LineWriter(assignment.node)
+        self._out = bytearray()
+        self._in = Lines()
+        self._reason = ""
+        self._client_gone = False
+        self._heard_s = self._said_s = monotonic()
+        self._cancelled_s: float | None = None
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+
+    def run(self) -> None:
+        """Take the job, do it, leave nothing."""
+        adopt_orphans()
+        with (
+            contextlib.closing(NotedSignals(_CANCELLING)) as signals,
+            tempfile.TemporaryDirectory(prefix="disttest-node-") as folder,
+        ):
+            try:
+                job = self._take_job(signals)
+                if job is not None:
+                    self._supervise(self._start(job, Path(folder)), signals)
+            except DisttestError as error:
+                self._say(Refused(host=self._assignment.host, message=str(error)))
+            left = kill_descendants()
+            if left:
+                self._say(NodeNote(message=f"node {self._assignment.host}: could not be killed: {left}"))
+        self._leave_word()
+        self._say(NodeDone(reason=self._reason))
+        self._flush(AGENT_FLUSH_S)
+
+    # --- beginning
+
+    def _take_job(self, signals: NotedSignals) -> JobSpec | None:
+        while not self._reason and monotonic() - self._heard_s < JOB_ARRIVAL_S:
+            self._wait([0, signals.fileno()])
+            self._note_signal(signals)
+            for line in self._receive():
+                order = decode_order(line)
+                if isinstance(order, TakeJob):
+                    return order.job
+                if isinstance(order, SetVariables):
+                    add_to_environment(order.variables)
+                if isinstance(order, CancelJob):
+                    self._reason = order.reason
+                    return None
+        self._reason = self._reason or f"no job came within {JOB_ARRIVAL_S:g} s"
+        return None
+
+    def _start(self, job: JobSpec, folder: Path) -> Work:
+        assignment = self._assignment
+        if assignment.nodes != job.shape.nodes:
+            raise ProtocolError(
+                f"the job is for {job.shape.nodes} nodes, the scheduler has started agents on {assignment.nodes}"
+            )
+        needs = max(
+            (test.world.ranks_per_node for test in job.tests if test.world and test.world.device != "cpu"),
+            default=0,
+        )
+        if needs > len(assignment.gpus):
+            raise ProtocolError(
+                f"node {assignment.host} was granted {len(assignment.gpus)} GPUs "
+                f"(CUDA_VISIBLE_DEVICES={','.join(assignment.gpus) or 'empty'}), and the job has {needs} ranks for it"
+            )
+        if job.directory:
+            self._enter(job.directory)
+        kind = LeaseWork if job.kind is JobKind.LEASE else PartitionWork
+        return kind(job, assignment, folder)
+
+    def _enter(self, directory: str) -> None:
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            raise UsageError(
+                f"the working directory {directory} cannot be entered there ({error.strerror}): name another one with "
+                "--node-dir"
+            ) from error
+
+    # --- supervising
+
+    def _supervise(self, work: Work, signals: NotedSignals) -> None:
+        while work.child.poll() is None:
+            self._wait([0, signals.fileno(), work.child.fileno(), *work.descriptors()])
+            self._note_signal(signals)
+            for line in self._receive():
+                if not self._is_ending(line):
+                    work.obey(line)
+            self._pass_on(work)
+            self._check_client()
+            self._end_if_asked(work)
+        self._pass_on(work)
+        self._reason = self._reason or work.exit_reason()
+
+    def _is_ending(self, line: bytes) -> bool:
+        order = decode_order(line)
+        if isinstance(order, CancelJob):
+            self._reason = self._reason or order.reason
+        return isinstance(order, CancelJob)
+
+    def _pass_on(self, work: Work) -> None:
+        for body in work.lines():
+            self._out += self._writer.lines(body)
+        if monotonic() - self._said_s >= NODE_ALIVE_S:
+            self._say(Alive())
+        self._flush(0.0)
+
+    def _check_client(self) -> None:
+        if self._client_gone:
+            self._reason = self._reason or CLIENT_GONE
+        elif monotonic() - self._heard_s > CLIENT_SILENCE_S:
+            self._reason = self._reason or f"the client has been silent for {CLIENT_SILENCE_S:g} s"
+
+    def _end_if_asked(self, work: Work) -> None:
+        if not self._reason:
+            return
+        if self._cancelled_s is None:
+            self._cancelled_s = monotonic()
+            work.cancel(self._reason)
+        elif monotonic() - self._cancelled_s > AGENT_CANCEL_S:
+            end_all([work.child])
+
+    # --- the lines
+
+    def _leave_word(self) -> None:
+        """Tell the scheduler why, too: the way to the client may be what has failed."""
+        if self._reason and self._assignment.last_word:
+            with contextlib.suppress(OSError):
+                Path(self._assignment.last_word).write_text(self._reason, "utf-8", "replace")
+
+    def _say(self, message: Message) -> None:
+        self._said_s = monotonic()
+        self._out += self._writer.lines(msgspec.json.encode(message))
+        self._flush(0.0)
+
+    def _flush(self, limit_s: float) -> None:
+        """Write what the pipe takes; nobody waits for a client that does not read, but at the very end."""
+        deadline = monotonic() + limit_s
+        while self._out:
+            try:
+                del self._out[: os.write(1, self._out[:_CHUNK])]
+            except BlockingIOError:
+                if monotonic() >= deadline:
+                    return
+                with selectors.DefaultSelector() as selector:
+                    selector.register(1, selectors.EVENT_WRITE)
+                    selector.select(deadline - monotonic())
+            except OSError:
+                self._client_gone = True
+                self._out.clear()
+
+    def _receive(self) -> list[bytes]:
+        lines: list[bytes] = []
+        while True:
+            try:
+                chunk = os.read(0, _CHUNK)
+            except BlockingIOError:
+                return lines
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._client_gone = True
+                self._reason = self._reason or CLIENT_GONE
+                return lines
+            self._heard_s = monotonic()
+            lines += filter(None, self._in.feed(chunk))
+
+    def _wait(self, descriptors: list[int]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for fd in descriptors:
+                if fd != 0 or not self._client_gone:
+                    selector.register(fd, selectors.EVENT_READ)
+            if self._out:
+                selector.register(1, selectors.EVENT_WRITE)
+            selector.select(TICK_S)
+
+    def _note_signal(self, signals: NotedSignals) -> None:
+        if (number := signals.first()) is not None:
+            self._reason = self._reason or f"{SCHEDULER_ENDED} ({signal_name(number)})"
+
+
+def own_output() -> None:
+    """Whatever else prints in this process goes to standard error: standard output carries messages."""
+    sys.stdout = sys.stderr

@@ -1,0 +1,123 @@
+"""Which node of its job an agent is on, and what it was granted there: from the scheduler's variables, by a table."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+from disttest.errors import UsageError
+from disttest.extras.cluster.option_rows import LAUNCHERS
+from disttest.extras.cluster.protocol.launcher import NodeVariables
+from disttest.extras.cluster.schedulers import scheduler_named
+from disttest.model import Frozen
+
+_NO_GPUS = frozenset({"", "NoDevFiles", "void", "none", "-1"})
+_UUIDS = ("GPU-", "MIG-")
+_SIOCGIFADDR = 0x8915
+
+
+class NodeAssignment(Frozen):
+    """An agent's place in its job."""
+
+    scheduler: str
+    node: int
+    nodes: int
+    host: str
+    gpus: tuple[str, ...]
+    """What was granted, as ``CUDA_VISIBLE_DEVICES`` names it."""
+    address: str
+    """Of this node, on the network that connects the nodes."""
+    interface: str
+    """The network interface with that address."""
+    last_word: str = ""
+    """Path of the file from which the scheduler takes the reason to end; empty: it takes none."""
+
+
+def find_assignment(environ: Mapping[str, str]) -> NodeAssignment:
+    """Find it.
+
+    Raises:
+        UsageError: no scheduler has left its variables here, or they make no sense.
+    """
+    # The local scheduler first: its agents may run inside an allocation of another one.
+    table = [scheduler_named(name).NODE_VARIABLES for name in LAUNCHERS]
+    for row in table:
+        if _first(environ, row.node) is not None:
+            return _read(row, environ)
+    names = ", ".join(row.node[0] for row in table)
+    raise UsageError(
+        f"no scheduler has started this agent: none of {names} is set. It is started by disttest run."
+    )
+
+
+def _read(row: NodeVariables, environ: Mapping[str, str]) -> NodeAssignment:
+    node, nodes = _number(environ, row.node), _number(environ, row.nodes)
+    if not 0 <= node < nodes:
+        raise UsageError(f"{row.node[0]}={node} is no node of {nodes}")
+    address = _first(environ, row.address) or facing(_first(environ, row.peer) or "")
+    return NodeAssignment(
+        scheduler=row.scheduler,
+        node=node,
+        nodes=nodes,
+        host=_first(environ, row.host) or socket.gethostname(),
+        gpus=_gpus(row, environ),
+        address=address,
+        interface=interface_of(address),
+        last_word=_first(environ, row.last_word) or "",
+    )
+
+
+def _gpus(row: NodeVariables, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """As ``CUDA_VISIBLE_DEVICES`` names them here.
+
+    The number of a GPU on its node means nothing in a container that sees no others; its UUID does.
+    """
+    visible = _first(environ, row.gpus) or ""
+    named = () if visible in _NO_GPUS else tuple(visible.split(","))
+    if not row.gpu_count:
+        return named
+    count = _number(environ, row.gpu_count)
+    with_uuid = len(named) == count and all(name.startswith(_UUIDS) for name in named)
+    return named if with_uuid else tuple(map(str, range(count)))
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
+    text = _first(environ, names)
+    if text is None or not text.isdigit():
+        raise UsageError(
+            f"{' or '.join(names)} is {text!r}, which is no number: the scheduler's variables are incomplete"
+        )
+    return int(text)
+
+
+def facing(peer: str) -> str:
+    """The address of this machine from which ``peer`` is reached; loopback if it cannot be told. Sends nothing."""
+    if not peer:
+        return "127.0.0.1"
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an IPv4 address; loopback if none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", os.fsencode(name)[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"

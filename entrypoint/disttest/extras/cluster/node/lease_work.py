@@ -1,0 +1,168 @@
+"""The work of an agent that holds a lease: a whole local run, whose journal and logs travel as they are written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from disttest.clock import monotonic
+from disttest.descriptors import append_to
+from disttest.extras.cluster.node.assignment import NodeAssignment
+from disttest.extras.cluster.node.live_lines import LiveLines
+from disttest.extras.cluster.node.streams import log_texts
+from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.wire import JournalLine, NodeReady
+from disttest.host.lines import Lines
+from disttest.host.process import spawn_child
+from disttest.model import Outcome, TestCase, TestResult
+from disttest.options.registry import RUN_OPTIONS
+from disttest.planning.timings import UNKNOWN_S
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Event,
+    Noted,
+    RunStarted,
+    TestCollected,
+    TestFinished,
+    TestStarted,
+)
+from disttest.results.journal import FILE_NAME, run_clock
+from disttest.runtime.messages.protocol import Message
+
+_TAIL = 4096
+_HEAD = (RunStarted, TestCollected, CollectionFailed, Noted)
+"""Events that come before the first test runs."""
+
+_decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+
+
+def timings_journal(job: JobSpec) -> bytes:
+    """What the client knows of the tests, as the journal of an earlier run."""
+    events: list[Event] = []
+    expected_s = job.expected_s or (UNKNOWN_S,) * len(job.tests)
+    for number, (test, seconds) in enumerate(zip(job.tests, expected_s, strict=True)):
+        events.append(TestCollected(at_s=0.0, test=test))
+        passed = TestResult(nodeid=test.nodeid, outcome=Outcome.PASSED, duration_s=seconds)
+        events.append(TestFinished(at_s=0.0, result=passed))
+        if number in job.failed:  # after that
+            again = TestResult(nodeid=test.nodeid, outcome=Outcome.FAILED, started_at_s=1.0)
+            events.append(TestFinished(at_s=1.0, result=again))
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+
+
+class LeaseWork:
+    """``disttest run`` on this node, for the tests of the job."""
+
+    def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
+        self._job = job
+        self._assignment = assignment
+        self._results = folder / "results"
+        self._output = folder / "run.log"
+        self._clock = run_clock()
+        self._offset = 0
+        self._read = Lines()
+        self._root = Path.cwd()
+        self._collected: dict[str, TestCase] = {}
+        self._live = LiveLines(self._results, monotonic, asked=job.live_output)
+        self._ready = False
+        only = folder / "tests.json"
+        only.write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
+        log = append_to(self._output)
+        self.child = spawn_child(self._argv(only, folder), stdout=log, new_session=True)
+        os.close(log)
+
+    def _argv(self, only: Path, folder: Path) -> list[str]:
+        job = self._job
+        flags = {"slots": str(job.shape.ranks_per_node), **job.flags, "results": str(self._results)}
+        given = [
+            f"--{option.name}={flags[option.field]}" for option in RUN_OPTIONS if flags.get(option.field)
+        ]
+        inner = [f"--disttest-only={only}", f"--basetemp={folder / 'tmp'}", "-p", "no:cacheprovider"]
+        if job.live_output:
+            # Ranks are followed by their logs; what other tests print belongs into their reports.
+            inner.append("--capture=fd")
+        if job.expected_s or job.failed:
+            timings = folder / "timings.jsonl"
+            timings.write_bytes(timings_journal(job))
+            given += [f"--timings={timings}", *(["--failed-first"] if job.failed else [])]
+        return [
+            sys.executable,
+            "-m",
+            "disttest",
+            "run",
+            *given,
+            *job.targets,
+            "--",
+            *job.pytest_arguments,
+            *inner,
+        ]
+
+    def descriptors(self) -> list[int]:
+        """None: a journal is a file, and is looked at every tick."""
+        return []
+
+    def lines(self) -> Iterator[bytes]:
+        """What the journal has new, the logs of the tests that it says are finished, and what running ranks print."""
+        for text in self._new_lines():
+            event = _decoder.decode(text)
+            for message in self._messages(event, text):
+                yield msgspec.json.encode(message)
+        yield from map(msgspec.json.encode, self._live.look())
+
+    def _messages(self, event: AnyEvent, text: bytes) -> Iterator[Message]:
+        if isinstance(event, RunStarted):
+            self._root = Path(event.root)
+        if isinstance(event, TestCollected):
+            self._collected[event.test.nodeid] = event.test
+        if not self._ready and not isinstance(event, _HEAD):
+            self._ready = True
+            yield self._introduction()
+        if isinstance(event, TestStarted) and (test := self._collected.get(event.nodeid)) is not None:
+            self._live.begin(test.nodeid, test.log_folder(event.attempt))
+        if isinstance(event, TestFinished):
+            yield from self._live.end(event.result.nodeid)
+        yield JournalLine(event=msgspec.Raw(text))
+        if isinstance(event, TestFinished):
+            yield from log_texts(self._results, event.result.ranks)
+
+    def _introduction(self) -> NodeReady:
+        return NodeReady(
+            host=self._assignment.host,
+            at_s=self._clock(),
+            versions=versions_here(),
+            digest=digest_tests(self._collected.values(), self._root),
+            gpus=self._assignment.gpus,
+        )
+
+    def _new_lines(self) -> list[bytes]:
+        journal = self._results / FILE_NAME
+        if not journal.exists():
+            return []
+        with journal.open("rb") as file:
+            file.seek(self._offset)
+            chunk = file.read()
+        self._offset += len(chunk)
+        return list(filter(None, self._read.feed(chunk)))
+
+    def obey(self, line: bytes) -> None:
+        """A lease takes no orders but the end."""
+
+    def cancel(self, reason: str) -> None:
+        """Have the run end: it writes its journal to the end."""
+        del reason
+        self.child.signal(signal.SIGTERM)
+
+    def exit_reason(self) -> str:
+        """What it printed, if it ended without a word in its journal."""
+        ended = self.child.poll()
+        if ended is None or self._ready:
+            return ""
+        tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
+        return f"the run on node {self._assignment.host} ended with {ended}:\n{tail}"

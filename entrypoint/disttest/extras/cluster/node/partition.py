@@ -1,0 +1,364 @@
+"""A node's share of worlds that span nodes: the controller of the pytest process there.
+
+It does what the client says and decides nothing: opens the rendezvous (node 0), starts its ranks of a world, runs a
+test when all nodes are ready, passes on what its ranks did. The ranks live under the same supervision as any others.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_fixed
+
+from disttest.clock import monotonic
+from disttest.errors import InfrastructureError
+from disttest.extras.cluster.limits import PORT_PAUSE_S
+from disttest.extras.cluster.node.assignment import NodeAssignment
+from disttest.extras.cluster.node.live_lines import LiveLines
+from disttest.extras.cluster.node.partition_world import PartitionWorld
+from disttest.extras.cluster.node.streams import log_texts
+from disttest.extras.cluster.protocol.fingerprint import digest_tests, versions_here
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.wire import (
+    CancelJob,
+    CloseWorld,
+    EndShare,
+    EvidenceComplete,
+    EvidenceTaken,
+    FinishJob,
+    JoinWorld,
+    Listening,
+    NodeNote,
+    NodeReady,
+    OpenWorld,
+    PartitionDone,
+    PartitionEnded,
+    PartitionUp,
+    RankFailed,
+    Refused,
+    RunShare,
+    ToNode,
+    decode_order,
+)
+from disttest.host.fork_hazard import fork_hazard
+from disttest.host.lines import Lines
+from disttest.host.process import Exit
+from disttest.limits import IDLE_S, TICK_S
+from disttest.model import Frozen, Gang, TestCase
+from disttest.results.journal import run_clock
+from disttest.runtime.controller.collect import modules_of
+from disttest.runtime.controller.crew import Crew, Listener, LiveWorld, WorldByFork
+from disttest.runtime.controller.session import RunSession
+from disttest.runtime.controller.starters import ForkStarter, InterpreterStarter
+from disttest.runtime.messages.collected import describe_collected
+from disttest.runtime.messages.protocol import (
+    Dismiss,
+    EvidenceAgreed,
+    EvidenceReady,
+    Message,
+    NodePartition,
+    PeerFailed,
+    RankFailedFirst,
+    RunNext,
+    TestJudged,
+    WorldOrder,
+    WorldUp,
+)
+from disttest.runtime.world.world_supervisor import RankStarter
+
+PORT_ATTEMPTS = 5
+_CHUNK = 1 << 16
+
+
+class PartitionOrder(Frozen):
+    """What the agent tells the pytest process through a file."""
+
+    job: JobSpec
+    assignment: NodeAssignment
+    fd: int
+    """The socket to the agent."""
+
+
+def serve_partition(session: pytest.Session, run: RunSession, path: Path) -> None:
+    """Serve the job until it is over."""
+    order = msgspec.json.decode(path.read_bytes(), type=PartitionOrder)
+    line = _AgentLine(socket.socket(fileno=order.fd))
+    if run.errors:
+        nodeid, message = run.errors[0]
+        line.send(
+            Refused(host=order.assignment.host, message=f"{nodeid} cannot be collected here:\n{message}")
+        )
+        return
+    PartitionController(session, run, order, line).run()
+
+
+class _AgentLine:
+    """The line to the agent: JSON documents, one a line, both ways."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lines = Lines()
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Message) -> None:
+        try:
+            self._sock.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            self.closed = True
+
+    def receive(self) -> list[ToNode]:
+        chunk = self._sock.recv(_CHUNK)
+        self.closed = self.closed or not chunk
+        return [decode_order(line) for line in self._lines.feed(chunk)]
+
+
+class PartitionController(Listener):
+    """The controller of one node."""
+
+    def __init__(
+        self, session: pytest.Session, run: RunSession, order: PartitionOrder, line: _AgentLine
+    ) -> None:
+        assert run.workplace is not None
+        self._session = session
+        self._options = run.options
+        self._host = run.host
+        self._cpus = len(os.sched_getaffinity(0))
+        self._workplace = run.workplace
+        self._job = order.job
+        self._assignment = order.assignment
+        self._line = line
+        self._clock = run_clock()
+        self._items = {test.nodeid: item for item, test in run.pairs}
+        self._tests: dict[str, TestCase] = {test.nodeid: test for _, test in run.pairs}
+        self._number = {test.nodeid: number for number, test in enumerate(order.job.tests)}
+        self._crew = Crew(self)
+        self._world: LiveWorld | None = None
+        self._world_number = 0
+        self._listener: socket.socket | None = None
+        self._over = False
+        self._live = LiveLines(run.workplace.results, monotonic, asked=order.job.live_output)
+        self._hazard = fork_hazard(on_gpus=run.host.device != "cpu")
+
+    def run(self) -> None:
+        """Say what is here, then obey until the job is over."""
+        self._line.send(
+            NodeReady(
+                host=self._assignment.host,
+                at_s=self._clock(),
+                versions=versions_here(),
+                digest=digest_tests(self._tests.values(), Path(self._session.config.rootpath)),
+                parameters=describe_collected(self._items.values()),
+                gpus=self._assignment.gpus,
+            )
+        )
+        if self._hazard:
+            self._line.send(
+                NodeNote(
+                    message=f"forking is unsafe on node {self._assignment.host}: {self._hazard}. Ranks are fresh interpreters"
+                )
+            )
+        with self._crew.on_duty():
+            self._crew.watch_also(self._line, self._on_line)
+            while not self._over:
+                self._crew.wait(TICK_S if self._live.is_following else IDLE_S)
+                self._send_all(self._live.look())
+
+    # --- orders
+
+    def _on_line(self) -> None:
+        for order in self._line.receive():
+            self._obey(order)
+        if self._line.closed:
+            self._crew.end_all("the agent is gone")
+            self._over = True
+
+    def _obey(self, order: ToNode) -> None:
+        match order:
+            case OpenWorld(world=world):
+                self._open(world)
+            case JoinWorld():
+                self._join(order)
+            case RunShare():
+                self._tell_world(RunNext())
+            case EndShare(test=test):
+                self._tell_world(PeerFailed(), test)
+            case EvidenceComplete(test=test):
+                self._tell_world(EvidenceAgreed(), test)
+            case CloseWorld():
+                self._tell_world(Dismiss())
+            case CancelJob(reason=reason):
+                self._crew.end_all(reason)
+                self._over = True
+            case FinishJob():
+                self._over = True
+
+    def _tell_world(self, message: Message, test: int | None = None) -> None:
+        """Pass an order on; one about a test that is over comes too late and is dropped."""
+        world = self._world
+        if world is None:
+            return
+        begun = self._number[world.begun.nodeid] if world.begun else None
+        if test is None or test == begun:
+            world.channel.send(message)
+
+    def _open(self, world: int) -> None:
+        """Choose the port of the rendezvous by listening on it: nobody else can take it any more."""
+        if self._assignment.node != 0:
+            return
+        try:
+            self._listener = listen(self._assignment.address, self._job.ports)
+        except (OSError, InfrastructureError) as error:
+            self._line.send(Refused(host=self._assignment.host, message=f"no rendezvous: {error}"))
+            return
+        self._line.send(
+            Listening(world=world, address=self._assignment.address, port=self._listener.getsockname()[1])
+        )
+
+    def _join(self, order: JoinWorld) -> None:
+        tests = tuple(self._job.tests[number] for number in order.tests)
+        shape = tests[0].world
+        assert shape is not None
+        self._world_number = order.world
+        ranks = shape.ranks_per_node
+        scratch = self._workplace.scratch / f"w{order.world}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        partition = NodePartition(
+            node=self._assignment.node,
+            nodes=self._assignment.nodes,
+            first_rank=self._assignment.node * ranks,
+            ranks=ranks,
+            address=order.address,
+            port=order.port,
+            interface=self._assignment.interface,
+            shared_dir=_shared(self._job, order.world),
+        )
+        world_order = WorldOrder(
+            world_id=f"{self._job.job_id}.w{order.world}",
+            tests=tests,
+            attempts=order.attempts or (1,) * len(tests),
+            devices=self._assignment.gpus[:ranks] if shape.device != "cpu" else (),
+            home=self._workplace.home,
+            scratch_dir=str(scratch),
+            settings=self._options.for_worlds(),
+            threads=max(1, self._cpus // ranks),
+            partition=partition,
+        )
+        gang = Gang(
+            gang_id=world_order.world_id,
+            nodeids=tuple(test.nodeid for test in tests),
+            shape=shape,
+            isolation=tests[0].isolation,
+        )
+        make_world = functools.partial(PartitionWorld, listener=self._listener)
+        start_world = WorldByFork(self._starter(tests), self._clock, make_world)
+        self._world = self._crew.start(gang, (), world_order, start_world)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _starter(self, tests: Sequence[TestCase]) -> RankStarter:
+        if not self._hazard:
+            return ForkStarter(self._session, self._items)
+        items = [self._items[test.nodeid] for test in tests]
+        return InterpreterStarter(self._session.config.invocation_params.args, modules_of(items), self._host)
+
+    # --- what the world says
+
+    def on_began(self, world: LiveWorld, test: TestCase) -> None:
+        """The ranks here start a test."""
+        self._live.begin(test.nodeid, test.log_folder(world.attempts[test.nodeid]))
+
+    def on_word(self, world: LiveWorld, message: object) -> None:
+        """Pass it on."""
+        match message:
+            case WorldUp():
+                self._line.send(PartitionUp(world=self._world_number))
+            case RankFailedFirst():
+                self._line.send(RankFailed(test=self._running(world)))
+            case EvidenceReady():
+                self._line.send(EvidenceTaken(test=self._running(world)))
+
+    def on_judged(self, world: LiveWorld, test: TestCase, judged: TestJudged) -> None:
+        """The ranks of this node are done with a test: their records, then their logs."""
+        del world
+        result = judged.result
+        self._send_all(self._live.end(test.nodeid))
+        self._line.send(
+            PartitionDone(
+                test=self._number[test.nodeid],
+                ranks=result.ranks,
+                started_at_s=result.started_at_s,
+                duration_s=result.duration_s,
+                healthy=judged.healthy,
+                cancelled=judged.result.message,
+                attempt=result.attempt,
+            )
+        )
+        self._send_all(log_texts(self._workplace.results, result.ranks))
+
+    def on_ended(self, world: LiveWorld, ended: Exit) -> None:
+        """A world and all its processes are gone."""
+        closed, failure = world.closed, world.failure
+        if closed is None and not failure:
+            text = world.error_log.read_text(errors="replace").strip() if world.error_log.exists() else ""
+            failure = f"the world process on node {self._assignment.host} ended with {ended}"
+            failure += f": {text.splitlines()[-1]}" if text else ""
+        if world.begun is not None:
+            self._send_all(self._live.end(world.begun.nodeid))
+        notes = closed.notes if closed else ()
+        notes += tuple(f"{nodeid}: {left}" for nodeid, left in (closed.leftovers if closed else ()))
+        if closed and closed.survivors:
+            notes = (*notes, f"processes that could not be killed: {', '.join(map(str, closed.survivors))}")
+        self._world = None
+        self._line.send(PartitionEnded(world=self._world_number, notes=notes, failure=failure))
+
+    def _send_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            self._line.send(message)
+
+    def _running(self, world: LiveWorld) -> int:
+        assert world.begun is not None
+        return self._number[world.begun.nodeid]
+
+
+def listen(address: str, ports: tuple[int, int]) -> socket.socket:
+    """A listening socket on a port of the kernel's choice, or on the first free one of a range; retried when taken.
+
+    Raises:
+        InfrastructureError: every port of the range is taken.
+    """
+    for attempt in Retrying(
+        stop=stop_after_attempt(PORT_ATTEMPTS),
+        wait=wait_fixed(PORT_PAUSE_S),
+        retry=retry_if_exception(lambda error: isinstance(error, InfrastructureError)),
+        reraise=True,
+    ):
+        with attempt:
+            return _listen_once(address, ports)
+    raise AssertionError
+
+
+def _listen_once(address: str, ports: tuple[int, int]) -> socket.socket:
+    for port in range(ports[0], ports[1] + 1):
+        try:
+            return socket.create_server((address, port), backlog=512)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise InfrastructureError(
+        f"every port from {ports[0]} to {ports[1]} of {address} is taken: give more with --ports"
+    )
+
+
+def _shared(job: JobSpec, world: int) -> str:
+    return os.path.join(job.shared_dir, job.name, f"w{world}") if job.shared_dir else ""  # noqa: PTH118

@@ -1,0 +1,102 @@
+"""The work of an agent whose node has a share of spanning worlds: a pytest process that collects and forks ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from disttest.descriptors import append_to
+from disttest.extras.cluster.node.assignment import NodeAssignment
+from disttest.extras.cluster.node.partition import PartitionOrder
+from disttest.extras.cluster.protocol.job import JobSpec
+from disttest.extras.cluster.protocol.wire import CancelJob
+from disttest.host.lines import Lines
+from disttest.host.process import spawn_child
+from disttest.options.environment import hash_seed
+from disttest.planning.targets import resolve_targets
+from disttest.runtime.guard.guard import pytest_command
+
+_CHUNK = 1 << 16
+_TAIL = 4096
+
+
+class PartitionWork:
+    """A pytest process that serves a node's share (see :mod:`disttest.extras.cluster.node.partition`)."""
+
+    def __init__(self, job: JobSpec, assignment: NodeAssignment, folder: Path) -> None:
+        self._job = job
+        self._assignment = assignment
+        self._output = folder / "pytest.log"
+        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._said = Lines()
+        self._at_end = False
+        (folder / "partition.json").write_bytes(
+            msgspec.json.encode(PartitionOrder(job=job, assignment=assignment, fd=theirs.fileno()))
+        )
+        (folder / "tests.json").write_bytes(msgspec.json.encode([test.nodeid for test in job.tests]))
+        flags = {**job.flags, "results": str(folder / "results")}
+        (folder / "results").mkdir()
+        argv = pytest_command(
+            resolve_targets(job.targets),
+            flags,
+            [
+                *job.pytest_arguments,
+                f"--disttest-only={folder / 'tests.json'}",
+                "--disttest-told",
+                f"--disttest-node-partition={folder / 'partition.json'}",
+                f"--disttest-collect-for={job.collected_for}",
+                f"--basetemp={folder / 'tmp'}",
+                "-p",
+                "no:cacheprovider",
+            ],
+        )
+        log = append_to(self._output)
+        seed = hash_seed(int(job.flags.get("seed", "") or 0))  # the same on all nodes
+        self.child = spawn_child(
+            argv, extra_env=seed, pass_fds=[theirs.fileno()], stdout=log, new_session=True
+        )
+        os.close(log)
+        theirs.close()
+        self._line.setblocking(False)
+
+    def descriptors(self) -> list[int]:
+        """The line to it."""
+        return [] if self._at_end else [self._line.fileno()]
+
+    def lines(self) -> Iterator[bytes]:
+        """What it has said."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._at_end:
+                chunk = self._receive()
+                self._at_end = not chunk
+                yield from filter(None, self._said.feed(chunk))
+
+    def _receive(self) -> bytes:
+        try:
+            return self._line.recv(_CHUNK)
+        except ConnectionResetError:
+            return b""
+
+    def obey(self, line: bytes) -> None:
+        """Pass an order on; orders are short, and it always listens."""
+        self._line.setblocking(True)
+        with contextlib.suppress(OSError):
+            self._line.sendall(line + b"\n")
+        self._line.setblocking(False)
+
+    def cancel(self, reason: str) -> None:
+        """Have it end its world, with evidence."""
+        self.obey(msgspec.json.encode(CancelJob(reason=reason)))
+
+    def exit_reason(self) -> str:
+        """Why it ended, if not as told."""
+        ended = self.child.poll()
+        if ended is None or ended.code in (0, 1, 5):
+            return ""
+        tail = self._output.read_text(errors="replace")[-_TAIL:] if self._output.exists() else ""
+        return f"pytest on node {self._assignment.host} ended with {ended}:\n{tail}"

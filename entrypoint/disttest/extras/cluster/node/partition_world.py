@@ -1,0 +1,163 @@
+"""The part of a world that is on one node: its ranks, in step with those of the other nodes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from select import select
+from typing import Any
+
+from disttest.clock import monotonic
+from disttest.extras.cluster.limits import EVIDENCE_AGREED_S
+from disttest.limits import TICK_S
+from disttest.model import Outcome, TestResult
+from disttest.runtime.messages.protocol import (
+    Channel,
+    Dismiss,
+    EvidenceAgreed,
+    EvidenceReady,
+    NodePartition,
+    PeerFailed,
+    RankFailedFirst,
+    RunNext,
+    TestJudged,
+    WorldOrder,
+    WorldUp,
+)
+from disttest.runtime.world.attempt import Attempt
+from disttest.runtime.world.judged_attempt import JudgedAttempt
+from disttest.runtime.world.world_supervisor import RankStarter, WorldSupervisor
+
+
+class _SharedAttempt(Attempt):
+    """An attempt whose first failure is told to the other nodes."""
+
+    on_failure: Callable[[], None]
+
+    def note_failure(self, at_s: float) -> None:
+        """Remember the first failure, and pass it on if it happened here."""
+        first = self.failed_s is None
+        super().note_failure(at_s)
+        if first:
+            self.on_failure()
+
+    def note_lost_peer(self, at_s: float) -> None:
+        """Pass it on like any other: the peer may be on another node, of whose ranks nothing is known here."""
+        self.note_failure(at_s)
+
+    def note_peer_failure(self, at_s: float) -> None:
+        """A rank of another node has failed: the grace of the ranks here begins."""
+        super().note_failure(at_s)
+
+
+class PartitionWorld(WorldSupervisor):
+    """The supervisor of one node's ranks."""
+
+    def __init__(
+        self,
+        order: WorldOrder,
+        controller: Channel,
+        start_rank: RankStarter,
+        clock: Callable[[], float],
+        *,
+        listener: socket.socket | None,
+    ) -> None:
+        super().__init__(order, controller, start_rank, clock)
+        assert order.partition is not None
+        self._partition: NodePartition = order.partition
+        self._rendezvous = listener
+        self._turns = 0
+        self._dismissed = False
+        self._agreed = False
+        self._ranks.on_evidence = self._wait_for_evidence
+
+    def _listen(self) -> socket.socket | None:
+        return self._rendezvous
+
+    def _own_ranks(self) -> range:
+        return range(self._partition.first_rank, self._partition.first_rank + self._partition.ranks)
+
+    def _master_port(self, listener: socket.socket | None) -> int:
+        del listener
+        return self._partition.port
+
+    def _start_ranks(self) -> None:
+        super()._start_ranks()
+        self._controller.send(WorldUp())
+
+    def _run_tests(self) -> None:
+        super()._run_tests()
+        attempt = self._ranks.attempt
+        if attempt is not None and attempt.failed_s is None:
+            # Ranks of other nodes may be at the last test still, and use the store of node 0.
+            self._wait_for_turn(len(self._order.tests))
+
+    def _may_run(self, index: int) -> bool:
+        self._wait_for_turn(index)
+        self._agreed = False
+        return self._turns > index
+
+    def _wait_for_turn(self, index: int) -> None:
+        """Wait until every node is done with the test before; there may be no turn, but an end."""
+        while self._turns <= index and not (self._dismissed or self._reason or self._abandoned):
+            self._ranks.wait(TICK_S)
+
+    def _scratch(self, generation: int) -> Path:
+        shared = self._partition.shared_dir
+        return Path(shared, f"shared-{generation}") if shared else super()._scratch(generation)
+
+    def _new_attempt(self, **given: Any) -> Attempt:
+        attempt = _SharedAttempt(**given)
+        attempt.on_failure = self._tell_failure
+        return attempt
+
+    def _tell_failure(self) -> None:
+        self._controller.send(RankFailedFirst())
+
+    def _on_order(self, message: object) -> None:
+        attempt = self._ranks.attempt
+        match message:
+            case RunNext():
+                self._turns += 1
+            case Dismiss():
+                self._dismissed = True
+            case EvidenceAgreed():
+                self._agreed = True
+            case PeerFailed() if isinstance(attempt, _SharedAttempt):
+                attempt.note_peer_failure(monotonic())
+            case _:
+                super()._on_order(message)
+
+    def _wait_for_evidence(self) -> None:
+        """Keep the ranks as they are until every node has asked its own: the end of one rank changes the others."""
+        self._controller.send(EvidenceReady())
+        deadline = monotonic() + EVIDENCE_AGREED_S
+        while not (self._agreed or self._reason or self._abandoned) and monotonic() < deadline:
+            self._wait_for_controller(deadline - monotonic())
+
+    def _wait_for_controller(self, limit_s: float) -> None:
+        if select([self._controller], [], [], max(0.0, limit_s))[0]:
+            self._on_controller()
+
+    def _judge(self, attempt: JudgedAttempt) -> TestResult:
+        """What the ranks here did; the verdict is found where the records of all nodes are."""
+        return self._told(attempt.attempt)
+
+    def _told(self, attempt: Attempt) -> TestResult:
+        records = tuple(progress.record(attempt.started_s) for progress in attempt.ranks)
+        return TestResult(
+            nodeid=attempt.test.nodeid,
+            outcome=Outcome.PASSED,
+            attempt=attempt.number,
+            started_at_s=attempt.started_at_s,
+            duration_s=monotonic() - attempt.started_s,
+            message=attempt.cancelled,
+            ranks=records,
+            world_id=self._order.world_id,
+        )
+
+    def _report(self, attempt: Attempt, result: TestResult, reports: tuple[str, ...] = ()) -> None:
+        """Send the records up."""
+        del reports
+        self._controller.send(TestJudged(result=result, healthy=self._is_healthy(attempt)))

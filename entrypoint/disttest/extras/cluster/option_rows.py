@@ -1,0 +1,139 @@
+"""The options of runs on a cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from disttest.extras.cluster.schedulers import SCHEDULERS
+from disttest.options.option import rows_of
+from disttest.options.values import COUNT, SECONDS, SWITCH, WHOLE, one_of, path, text
+
+LAUNCHERS = ("local", *SCHEDULERS)
+
+_for_nodes = partial(rows_of("run"), for_command=True, in_file=False, elsewhere=True, title="Clusters")
+
+QUEUE_LIMIT = _for_nodes("queue-limit", SECONDS, "Maximum queue time of a job.", default=3600.0)
+SILENCE_LIMIT = _for_nodes(
+    "silence-limit", SECONDS, "A node that is silent for so long is lost.", default=30.0
+)
+RUN_OPTIONS = (
+    _for_nodes(
+        "launcher",
+        one_of(*LAUNCHERS),
+        "Run on the nodes of a scheduler, instead of on this machine.",
+        default="",
+        has_variable=True,
+        repeated=True,
+    ),
+    _for_nodes("nodes", COUNT, "Nodes of each world that does not say so itself.", default=1, repeated=True),
+    _for_nodes(
+        "partition",
+        text("NAME"),
+        "Slurm's partition; for Kubernetes NAMESPACE or CONTEXT/NAMESPACE.",
+        default="",
+        repeated=True,
+    ),
+    _for_nodes(
+        "account",
+        text("NAME"),
+        "Slurm's account; for Kubernetes a queue of Kueue.",
+        default="",
+        repeated=True,
+    ),
+    _for_nodes(
+        "scheduler-args",
+        text("ARGS"),
+        "More arguments for srun, such as --qos=ci --mem=64G, or for kubectl, quoted as in a shell.",
+        default="",
+        repeated=True,
+    ),
+    _for_nodes(
+        "jobs", WHOLE, "Jobs with the scheduler at once.", default=0, otherwise="one for each node, 16 to 128"
+    ),
+    _for_nodes(
+        "gpus-per-node",
+        WHOLE,
+        "GPUs that a job holds on each node.",
+        default=0,
+        otherwise="one for each rank",
+        repeated=True,
+    ),
+    _for_nodes(
+        "job-limit",
+        SECONDS,
+        "Wall time of a job.",
+        default=0.0,
+        otherwise="from the tests' limits, at most the partition's",
+    ),
+    QUEUE_LIMIT,
+    SILENCE_LIMIT,
+    _for_nodes("image", text("IMAGE"), "Container image for the nodes.", default="", repeated=True),
+    _for_nodes(
+        "container",
+        one_of("pyxis", "docker"),
+        "How nodes run the image.",
+        default="",
+        otherwise="pyxis",
+        repeated=True,
+    ),
+    _for_nodes(
+        "mount", text("PATH[:PATH]"), "What a node's container sees of the node.", many=True, repeated=True
+    ),
+    _for_nodes(
+        "pod-template",
+        path("FILE"),
+        "A pod that those of Kubernetes are made from: a YAML file.",
+        repeated=True,
+    ),
+    _for_nodes(
+        "gpu-resource",
+        text("NAME"),
+        "What Kubernetes calls a GPU.",
+        default="",
+        otherwise="nvidia.com/gpu",
+        repeated=True,
+    ),
+    _for_nodes(
+        "pass-env", text("NAME"), "One more variable that travels to the nodes.", many=True, repeated=True
+    ),
+    _for_nodes(
+        "node-dir",
+        text("DIR"),
+        "Working directory on the nodes.",
+        default="",
+        otherwise="as here",
+        repeated=True,
+    ),
+    _for_nodes("shared-dir", text("DIR"), "A directory that all nodes see.", default="", repeated=True),
+    _for_nodes(
+        "ports",
+        text("FIRST-LAST"),
+        "Ports that the rendezvous may use, where a firewall lets few through.",
+        default="",
+        repeated=True,
+    ),
+    _for_nodes(
+        "node-command", text("COMMAND"), "How nodes call disttest node-agent.", default="", repeated=True
+    ),
+)
+"""Those of ``disttest run``."""
+
+OPTIONS = (
+    *RUN_OPTIONS,
+    rows_of("cluster-clean")(
+        "launcher",
+        one_of(*LAUNCHERS),
+        "The scheduler.",
+        default="slurm",
+        has_variable=True,
+    ),
+    rows_of("cluster-clean")(
+        "partition",
+        text("NAME"),
+        "For Kubernetes NAMESPACE or CONTEXT/NAMESPACE; Slurm's jobs are found without.",
+        default="",
+    ),
+    rows_of("cluster-clean")(
+        "all", SWITCH, "Those of living clients, and of other machines, too.", default=False
+    ),
+)

@@ -1,0 +1,205 @@
+"""The nodes of a scheduler, as the place where a run runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from disttest.cli.words import warn
+from disttest.errors import UsageError
+from disttest.extras.cluster.option_rows import LAUNCHERS, RUN_OPTIONS
+from disttest.model import Frozen
+from disttest.options.environment import environment
+from disttest.options.values import emulated_gpus
+from disttest.planning.backends import GPU
+
+if TYPE_CHECKING:
+    from disttest.cli.run_place import PreparedRun
+    from disttest.cli.run_tests import RunRequest
+    from disttest.extras.cluster.protocol.launcher import Capacity, Launcher
+    from disttest.results.fold import RunResult
+
+
+class Size(Frozen):
+    """What a scheduler has to give."""
+
+    nodes: int
+    gpus: int
+    """GPUs of each node; where it has none, its processors."""
+    device: str = GPU
+
+
+def choose_nodes(request: RunRequest) -> Nodes | None:
+    """The nodes that a run asks for; None where it asks for none.
+
+    Raises:
+        UsageError: an option makes no sense there.
+    """
+    asked = {option.field: request.settings[option.field] for option in RUN_OPTIONS}
+    nodes = take_nodes(asked, {row.field for row in request.given_settings})
+    if nodes is not None:
+        _refuse(request)
+    return nodes
+
+
+def _refuse(request: RunRequest) -> None:
+    options = request.options
+    if request.setup is not None:
+        raise UsageError("--setup is for one machine: nodes of a scheduler have to be ready before the run")
+    if emulated_gpus(options.device):
+        raise UsageError(
+            f"--device {options.device} emulates GPUs of this machine only: leave out --launcher"
+        )
+
+
+def take_nodes(given: Mapping[str, Any], named: Collection[str]) -> Nodes | None:
+    """Check the options.
+
+    Args:
+        given: value by field.
+        named: fields that the command line, a variable or a plan set, perhaps to their default.
+
+    Raises:
+        UsageError: one makes no sense, or none but --launcher would have an effect.
+    """
+    if not given["launcher"] and given["nodes"] > 1:
+        raise UsageError(
+            f"--nodes {given['nodes']} needs a scheduler: give --launcher {' or '.join(LAUNCHERS)}"
+        )
+    parse_ports(given["ports"])
+    for name in ("container", "mount"):
+        if given[name] and not given["image"]:
+            raise UsageError(f"--{name} is for an --image, and none is given")
+    return Nodes(given, named) if given["launcher"] else None
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """``29500-29510``; empty: any port.
+
+    Raises:
+        UsageError: that is no range of ports.
+    """
+    if not text:
+        return 0, 0
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text.strip())
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < first <= last < 65536:
+        raise UsageError(f"--ports {text!r} is no range of ports such as 29500-29510")
+    return first, last
+
+
+class Nodes:
+    """A scheduler and what it is asked for.
+
+    Args:
+        given: options by field, checked.
+        named: fields that the command line or the plan has set, perhaps to their default.
+    """
+
+    option = "--launcher"
+
+    def __init__(self, given: Mapping[str, Any], named: Collection[str]) -> None:
+        self.given, self._named = given, named
+
+    def record(self) -> Mapping[str, str]:
+        """Options as far as they were given; an option with several values has one a line."""
+        chosen = {
+            option.name: "\n".join(self.given[option.field]) if option.many else str(self.given[option.field])
+            for option in RUN_OPTIONS
+            if option.field in self._named
+        }
+        return {"launcher": self.given["launcher"], **chosen}
+
+    def run(self, prepared: PreparedRun) -> RunResult:
+        """Run all tests as jobs of the scheduler; none of them is left when this returns."""
+        from disttest.cli.progress_mode import shows_output
+        from disttest.extras.cluster.client.cluster_session import ClusterRequest, run_on_cluster
+        from disttest.extras.cluster.client.conductor import JobLimits
+        from disttest.results.durations import read_timings
+
+        given, part = self.given, prepared.part
+        known, warnings = read_timings(list(prepared.timings), now_s=time.time(), hardware="")  # noqa: TID251
+        for warning in warnings:
+            warn(f"warning: {warning}")
+        request = ClusterRequest(
+            targets=prepared.targets,
+            flags=prepared.flags,
+            pytest_arguments=tuple(prepared.pytest_args),
+            live_output=shows_output(prepared.pytest_args),
+            # Files of this machine: what they select is settled here, and travels as a list of tests.
+            collection_arguments=prepared.selecting,
+            failed_first=prepared.failed_first,
+            invocation=prepared.invocation,
+            plan_id=part.plan_id if part else "",
+            shard=part.shard if part else None,
+            nodes=given["nodes"],
+            jobs=given["jobs"],
+            gpus_per_node=given["gpus_per_node"],
+            job_limit_s=given["job_limit"],
+            limits=JobLimits(queue_s=given["queue_limit"], silence_s=given["silence_limit"]),
+            environment=tuple(given["pass_env"]),
+            image=given["image"],
+            directory=given["node_dir"],
+            shared_dir=given["shared_dir"],
+            ports=parse_ports(given["ports"]),
+        )
+        return run_on_cluster(
+            request,
+            prepared.options,
+            _launcher(given),
+            prepared.directory,
+            timings=known,
+            signals=prepared.signals,
+            tell=_tell,
+        )
+
+
+def _launcher(given: Mapping[str, Any]) -> Launcher:
+    """The scheduler.
+
+    Raises:
+        UsageError: ``--scheduler-args`` cannot be read.
+    """
+    from disttest.extras.cluster.protocol.launcher import LauncherOptions
+    from disttest.extras.cluster.schedulers import scheduler_named
+
+    try:
+        extra = tuple(shlex.split(given["scheduler_args"]))
+    except ValueError as error:
+        raise UsageError(f"--scheduler-args: {error}") from None
+    options = LauncherOptions(
+        nodes=given["nodes"],
+        command=tuple(shlex.split(given["node_command"])),
+        partition=given["partition"],
+        account=given["account"],
+        extra=extra,
+        container=(given["container"] or "pyxis") if given["image"] else "",
+        mounts=tuple(given["mount"]),
+        pod_template=str(given["pod_template"] or ""),
+        gpu_resource=given["gpu_resource"],
+    )
+    return scheduler_named(given["launcher"]).make_launcher(environment(), options)
+
+
+def scheduler_of(name: str, partition: str) -> Launcher:
+    """A scheduler, to ask what a partition of it has."""
+    from disttest.extras.cluster.protocol.launcher import LauncherOptions
+    from disttest.extras.cluster.schedulers import scheduler_named
+
+    return scheduler_named(name).make_launcher(environment(), LauncherOptions(partition=partition))
+
+
+def size_of(capacity: Capacity, device: str) -> Size:
+    """What a plan needs to know of a scheduler's nodes: where they have GPUs, ranks compute there unless told otherwise."""
+    if capacity.gpus_per_node and device != "cpu":
+        return Size(nodes=capacity.nodes, gpus=capacity.gpus_per_node)
+    return Size(nodes=capacity.nodes, gpus=capacity.cpus_per_node, device="cpu")
+
+
+def _tell(text: str) -> None:
+    click.echo(text, color=False if environment().get("NO_COLOR") else None)

@@ -1,0 +1,101 @@
+"""What has to be the same on the client and on every node: versions, and the tests with their sources."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import disttest
+from disttest.extras.cluster.protocol.wire import NodeReady, Versions
+from disttest.model import TestCase
+from disttest.plugin_manager import plugin_manager, plugins_differ
+
+
+def versions_here() -> Versions:
+    """Of this installation; nothing is imported for it."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = ""
+    return Versions(
+        disttest=disttest.__version__,
+        python=platform.python_version(),
+        torch=torch,
+        plugins=plugin_manager().identity,
+    )
+
+
+def digest_tests(tests: Iterable[TestCase], root: Path) -> str:
+    """A digest of the tests: their ids and worlds, their files, what lies beside these, and every conftest above."""
+    digest = hashlib.sha256()
+    files: set[Path] = set()
+    for test in sorted(tests, key=lambda test: test.nodeid):
+        digest.update(f"{test.nodeid}\0{test.world}\n".encode("utf-8", "backslashreplace"))
+        files.update(_sources(root / test.file, root))
+    for path in sorted(files):
+        digest.update(path.relative_to(root).as_posix().encode("utf-8", "backslashreplace"))
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _sources(file: Path, root: Path) -> Iterable[Path]:
+    if not file.is_relative_to(root):
+        return
+    yield from (path for path in file.parent.glob("*.py") if path.is_file())
+    for folder in file.parents:
+        if not folder.is_relative_to(root):
+            break
+        if (folder / "conftest.py").is_file():
+            yield folder / "conftest.py"
+
+
+def disagreement(client: Versions, digest: str, nodes: Mapping[int, NodeReady]) -> str:
+    """Why these nodes must not run a world together, in one line that names both sides; empty when they may.
+
+    The client's own torch may be another build (a submitting machine has no GPU); that of the nodes must be one.
+    """
+    said = [nodes[node] for node in sorted(nodes)]
+    for ready in said:
+        if ready.versions.disttest != client.disttest:
+            return (
+                f"disttest {ready.versions.disttest} on node {ready.host}, {client.disttest} on the client: "
+                "install the same version on both"
+            )
+    for ready in said:
+        if words := plugins_differ(
+            client.plugins, ready.versions.plugins, f"node {ready.host}", "the client"
+        ):
+            return words
+    first = said[0]
+    for name in ("torch", "python"):
+        for ready in said[1:]:
+            mine, theirs = getattr(first.versions, name), getattr(ready.versions, name)
+            if mine != theirs:
+                return (
+                    f"{name} {mine or 'missing'} on node {first.host}, {theirs or 'missing'} on node {ready.host}: "
+                    "ranks of one world need the same version on all nodes"
+                )
+    for ready in said:
+        if ready.digest != digest:
+            return (
+                f"the tests on node {ready.host} are not those on the client (digest {ready.digest} there, {digest} "
+                "here): other sources, or other tests collected. Check out the same commit on both"
+            )
+    return _other_parameters(said)
+
+
+def _other_parameters(said: Sequence[NodeReady]) -> str:
+    """Ids under which two nodes have different tests: parameters that come from a set, or from the machine."""
+    first = said[0]
+    for ready in said[1:]:
+        for nodeid, values in ready.parameters.items():
+            there = first.parameters.get(nodeid, values)
+            if values != there:
+                return (
+                    f"{nodeid} is not the same test on all nodes: {there} on node {first.host}, {values} on node "
+                    f"{ready.host}. Make its parameters from something that all nodes see alike, in a fixed order"
+                )
+    return ""

@@ -1,0 +1,66 @@
+"""The hooks of plans, of their shards and of merged results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from disttest.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import click
+    import pytest
+
+    from disttest.cli.run_tests import RunRequest
+    from disttest.model import TestCase
+    from disttest.options.option import Option
+    from disttest.runtime.controller.session import TestSelection
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--plan`` and ``--shard``, and those of the commands."""
+    from disttest.extras.shards.option_rows import OPTIONS
+
+    return OPTIONS
+
+
+@hookimpl
+def disttest_addcommands(group: click.Group) -> None:
+    """``disttest plan`` and ``disttest merge``."""
+    from disttest.cli.collection import collect_for_plan
+    from disttest.extras.shards.merge_command import merge_command, write_merged
+    from disttest.extras.shards.plan_command import leave, plan_command
+
+    group.add_command(plan_command(collect_for_plan, leave))
+    group.add_command(merge_command(write_merged, leave))
+
+
+@hookimpl(tryfirst=True)
+def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
+    """Make it the run of a shard, if ``--plan`` and ``--shard`` say so."""
+    from disttest.extras.shards.shard_run import prepare_shard
+
+    return prepare_shard(request)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The shard of the session."""
+    group, internal = parser.getgroup("disttest"), "(internal) given by the disttest command"
+    group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
+    group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
+
+
+@hookimpl
+def disttest_select_tests(
+    items: Sequence[pytest.Item], describe: Callable[[pytest.Item], TestCase], config: pytest.Config
+) -> TestSelection | None:
+    """The tests of the shard."""
+    path = config.getoption("disttest_plan")
+    if not path:
+        return None
+    from disttest.extras.shards.shard_run import select_shard
+    from disttest.runtime.controller.session import RUN
+
+    device = config.stash[RUN].host.device
+    return select_shard(path, config.getoption("disttest_shard"), [*map(describe, items)], device)

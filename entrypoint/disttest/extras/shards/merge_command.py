@@ -1,0 +1,90 @@
+"""``disttest merge``: one set of reports from the results of many shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import disttest
+from disttest.cli.selection import read_text
+from disttest.cli.words import warn
+from disttest.extras.shards.shard_plan import Plan, decode_plan
+from disttest.extras.shards.shard_sources import find_plan
+from disttest.options.environment import environment
+from disttest.options.flags import RegistryCommand, flags
+from disttest.results.conclusion import Demands, settle
+from disttest.results.directory import claim
+from disttest.results.floors import check_floors, make_floors
+from disttest.results.fold import RunResult
+from disttest.results.journal import FILE_NAME, record_end
+
+Write = Callable[[RunResult, Path], Any]
+"""Writes all reports of a run into its results directory."""
+
+
+def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Command:
+    """The command, around a way to write reports and a way to end with an exit code."""
+
+    @click.command(name="merge", cls=RegistryCommand)
+    @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
+    @flags("merge")
+    def merge_(directories: tuple[Path, ...], plan: Path | None, **given: Any) -> None:
+        """Join the results of shards (below the directories) into one."""
+        from disttest.extras.shards.merging import merge
+
+        expect: Path | None = given["expect"]
+        floors = make_floors(
+            min_tests=given["min_tests"],
+            min_worlds=given["min_worlds"],
+            max_skip_ratio=given["max_skip_ratio"],
+            expect=read_text(expect, "--expect") if expect else "",
+            expect_file=str(expect or ""),
+        )
+        into = claim(given["results"]).path
+        run = merge(
+            directories,
+            into,
+            plan=read_plan(plan or find_plan(directories)),
+            expected_shards=given["shards"],
+            reruns=given["reruns"],
+            disttest=disttest.__version__,
+        )
+        write_reports(run, into)
+        broken = check_floors(run, floors)
+        for message in broken:
+            warn(message)
+        click.echo(f"disttest: {render_merged(run)}; reports in {given['results']}")
+        code = settle(run.exit_code, Demands(broken=broken))
+        if code != run.exit_code:
+            record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=broken)
+        leave(code)
+
+    return merge_
+
+
+def read_plan(path: Path | None) -> Plan | None:
+    """The plan in a file; None without one.
+
+    Raises:
+        UsageError: the file cannot be read, or is no plan.
+    """
+    return decode_plan(read_text(path, "the plan").encode(), str(path)) if path else None
+
+
+def write_merged(run: RunResult, results: Path) -> None:
+    """Write the reports of merged results, and tell GitHub."""
+    from disttest.reports import write_reports
+    from disttest.reports.outputs import publish_outputs, publish_summary, run_outputs
+
+    write_reports(run, results)
+    publish_outputs(run_outputs(run, results.absolute(), run.exit_code), environment())
+    publish_summary(run, results, environment())
+
+
+def render_merged(run: RunResult) -> str:
+    """One line: how many shards, and how many tests came to what."""
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in run.counts().items() if count)
+    return f"{len(run.shards)} shards, {counts or 'no tests'}"

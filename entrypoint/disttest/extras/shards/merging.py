@@ -1,0 +1,343 @@
+"""Joins the results of shards into one run. Streams: one shard at a time, one event at a time.
+
+The merged run is a journal like any other, so every reporter reads it. The rules:
+
+- What a shard owes and did not finish has failed, with the shard named; so has each test of a planned shard that
+  never reported. A test that the shard's run said has vanished is owed by nobody.
+- A test that two shards report counts once. A failure counts more than a pass, whichever came first: the attempts are
+  joined when the last of them is as bad as any, else the better report is set aside with a note.
+- With ``reruns``, a shard may report more than once; the later run decides, and the earlier ones are its attempts.
+- Logs are hard-linked into ``logs/<shard>/`` of the merged directory (copied where that is another file system, up to
+  1 GiB each). A log that was not downloaded, or is no regular file below its shard, is left out and counted in a note.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar, cast
+
+import msgspec
+
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.shards.shard_ends import ShardEnd, ShardEnds
+from disttest.extras.shards.shard_logs import ShardLogs
+from disttest.extras.shards.shard_plan import VANISHED, Plan, Shard
+from disttest.extras.shards.shard_sources import ShardSource, find_shards, refuse_repeats
+from disttest.model import Cause, Hardware, Invocation, ShardSpan, TestCase, TestResult
+from disttest.results.events import (
+    AnyEvent,
+    CollectionFailed,
+    Noted,
+    RunFinished,
+    RunStarted,
+    ShardJoined,
+    TestCollected,
+    TestFinished,
+    TestStarted,
+    WorldEnded,
+    WorldStarted,
+)
+from disttest.results.fold import DIED_EARLY, RunResult, fold, unfinished
+from disttest.results.journal import FILE_NAME, Journal
+from disttest.results.verdict import spoiled
+
+replace = msgspec.structs.replace
+T = TypeVar("T")
+
+
+def merge(
+    directories: Sequence[Path],
+    into: Path,
+    *,
+    plan: Plan | None = None,
+    expected_shards: int = 0,
+    reruns: bool = False,
+    disttest: str = "",
+) -> RunResult:
+    """Join shard results: write the merged journal and its logs into ``into``, and return the merged run.
+
+    Args:
+        directories: results directories of shards, or folders that hold some.
+        into: an existing directory for the merged results.
+        plan: the plan that the shards were run from; says which shards and tests are owed.
+        expected_shards: without a plan, how many shards there must be, numbered from 1.
+        reruns: two results of one shard are a run and its re-run.
+        disttest: version for the merged run.
+
+    Raises:
+        UsageError: no results are found and none are planned; a shard stands twice; a shard is of another plan.
+    """
+    sources = find_shards(directories)
+    _check(sources, plan, expected_shards, reruns=reruns)
+    journal = Journal(into / FILE_NAME)
+    try:
+        return fold(_written(_Merge(sources, plan, expected_shards, into, disttest).events(), journal))
+    finally:
+        journal.close()
+
+
+def _written(events: Iterable[AnyEvent], journal: Journal) -> Iterator[AnyEvent]:
+    for event in events:
+        journal.append(event)
+        yield event
+
+
+def _check(sources: Sequence[ShardSource], plan: Plan | None, expected_shards: int, *, reruns: bool) -> None:
+    if not sources and plan is None and not expected_shards:
+        raise UsageError(
+            f"no results in the given directories: a shard leaves {FILE_NAME} there. "
+            "Download the shards' artifacts first, or pass --plan to have the missing shards reported"
+        )
+    if not reruns:
+        refuse_repeats(sources)
+    for source in sources:
+        if plan and source.started and source.started.plan_id not in ("", plan.plan_id):
+            raise UsageError(
+                f"{source.directory} was run from plan {source.started.plan_id}, and this is plan {plan.plan_id}: "
+                "merge shards of one plan only"
+            )
+        last = len(plan.shards) if plan else expected_shards
+        if last and source.number is not None and not 0 <= source.number <= last:
+            raise UsageError(
+                f"{source.directory} is shard {source.number}, and there are {last}: merge shards of one division"
+            )
+
+
+class _Verdict(NamedTuple):
+    """What is known of a test so far."""
+
+    label: str
+    number: int | None
+    attempts: int
+    bad: bool
+    infrastructure: bool
+
+
+class _Merge:
+    """The state of one merge; :meth:`events` yields the merged journal."""
+
+    def __init__(
+        self,
+        sources: Sequence[ShardSource],
+        plan: Plan | None,
+        expected_shards: int,
+        into: Path,
+        disttest: str,
+    ) -> None:
+        self._sources = sources
+        self._plan = plan
+        self._expected_shards = expected_shards
+        self._into = into
+        self._disttest = disttest
+        self._verdicts: dict[str, _Verdict] = {}
+        self._same: dict[_Verdict, _Verdict] = {}
+        self._vanished: set[str] = set()
+        self._collection_errors: set[tuple[str, str]] = set()
+        self._ends = ShardEnds()
+        self._last_at_s = 0.0
+
+    def events(self) -> Iterator[AnyEvent]:
+        yield self._started()
+        for source in self._sources:
+            shard = _ShardStream(source, self._into)
+            for event in shard.events():
+                yield from self._joined(event, shard)
+            self._vanished |= shard.vanished
+            self._last_at_s = max(self._last_at_s, shard.span.ended_at_s)
+            number = shard.span.shard
+            # Of a shard that was run again, the later run decides how it ended, too.
+            name = source.label if number is None else f"shard {number}"
+            self._ends.add(name, shard.end, label=source.label)
+            yield ShardJoined(at_s=shard.span.ended_at_s, shard=shard.span)
+        yield from self._missing()
+        code, reason = self._ends.conclude(
+            self._verdicts.values(), vanished=bool(self._vanished), planned=self._plan is not None
+        )
+        yield RunFinished(at_s=self._last_at_s, exit_code=code, reason=reason)
+
+    def _started(self) -> RunStarted:
+        starts = [source.started for source in self._sources if source.started]
+        first = starts[0] if starts else None
+        self._last_at_s = min((start.at_s for start in starts), default=0.0)
+        return RunStarted(
+            at_s=self._last_at_s,
+            run_id=self._plan.plan_id
+            if self._plan
+            else "-".join(dict.fromkeys(s.run_id for s in starts))[:64],
+            argv=("disttest", "merge", *(source.label for source in self._sources)),
+            root=first.root if first else "",
+            hardware=_all_hardware([start.hardware for start in starts]),
+            slots=sum(start.slots for start in starts),
+            disttest=self._disttest or (first.disttest if first else ""),
+            plan_id=self._plan.plan_id if self._plan else "",
+            invocation=first.invocation if first else Invocation(),
+            cpu_slots=sum(start.cpu_slots for start in starts),
+        )
+
+    def _joined(self, event: AnyEvent, shard: _ShardStream) -> Iterator[AnyEvent]:
+        match event:
+            case TestCollected(test=test):
+                if test.nodeid not in self._verdicts:
+                    yield event
+            case CollectionFailed(nodeid=nodeid, message=message):
+                if (nodeid, message) not in self._collection_errors:
+                    self._collection_errors.add((nodeid, message))
+                    yield event
+            case TestFinished(result=result):
+                yield from self._judged(event, result, shard)
+            case _:
+                yield event
+
+    def _judged(self, event: TestFinished, result: TestResult, shard: _ShardStream) -> Iterator[AnyEvent]:
+        label, number = shard.source.label, shard.source.number
+        known = self._verdicts.get(result.nodeid)
+        bad, infrastructure = result.outcome.is_bad, result.cause is Cause.INFRASTRUCTURE
+        if known is None or known.label == label:
+            attempt = max(known.attempts if known else 0, result.attempt)
+            self._know(result.nodeid, _Verdict(label, number, attempt, bad, infrastructure))
+            yield event
+            return
+        is_rerun = number is not None and number == known.number
+        if known.bad and not bad and not is_rerun:
+            message = f"{label} reports it as {result.outcome}, but it failed in {known.label}, which counts"
+            yield Noted(at_s=event.at_s, nodeid=result.nodeid, message=message)
+            return
+        attempts = known.attempts + 1
+        self._know(result.nodeid, _Verdict(known.label, known.number, attempts, bad, infrastructure))
+        yield replace(event, result=replace(result, attempt=attempts))
+
+    def _know(self, nodeid: str, verdict: _Verdict) -> None:
+        # Nearly all tests of a shard have equal verdicts: one object for all of them.
+        self._verdicts[nodeid] = self._same.setdefault(verdict, verdict)
+
+    def _missing(self) -> Iterator[AnyEvent]:
+        reported = {source.number for source in self._sources}
+        for shard in self._plan.shards if self._plan else ():
+            for test in shard.tests:
+                if test.nodeid not in self._verdicts and test.nodeid not in self._vanished:
+                    yield from self._owed(test, _why_missing(shard, reported=shard.number in reported))
+        for number in range(1, self._expected_shards + 1) if not self._plan else ():
+            if number not in reported:
+                message = f"shard {number} of {self._expected_shards} never reported: see the log of its job"
+                self._ends.add(f"shard {number}", ShardEnd(ExitCode.INFRASTRUCTURE, message))
+                yield CollectionFailed(at_s=self._last_at_s, nodeid=f"shard {number}", message=message)
+
+    def _owed(self, test: TestCase, message: str) -> Iterator[AnyEvent]:
+        result = spoiled(test.nodeid, message, at_s=self._last_at_s)
+        self._know(test.nodeid, _Verdict("", None, 1, bad=True, infrastructure=True))
+        yield TestCollected(at_s=self._last_at_s, test=test)
+        yield TestFinished(at_s=self._last_at_s, result=result)
+
+
+class _ShardStream:
+    """The events of one shard, renamed so that they can stand beside those of others, and completed."""
+
+    def __init__(self, source: ShardSource, into: Path) -> None:
+        self.source = source
+        self.vanished: set[str] = set()
+        self.has_concluded = False
+        self.is_uncollected = False
+        started = source.started
+        self.span = ShardSpan(
+            shard=source.number,
+            run_id=started.run_id if started else "",
+            directory=os.path.relpath(source.directory, into),
+            hardware=started.hardware if started else Hardware(cpus=0),
+            slots=started.slots if started else 0,
+            started_at_s=started.at_s if started else 0.0,
+            ended_at_s=started.at_s if started else 0.0,
+            exit_code=ExitCode.INTERNAL,
+            reason=DIED_EARLY,
+            label=source.label,
+            cpu_slots=started.cpu_slots if started else 0,
+        )
+        self._logs = ShardLogs(source, into)
+        self._same: dict[object, object] = {}
+        """Equal values that many events repeat, kept once: a third of the memory of a large merge."""
+        self._open: dict[str, TestStarted | None] = {}
+        """What is owed: node id to how it was started."""
+
+    @property
+    def end(self) -> ShardEnd:
+        """How the shard ended, once its events are read."""
+        return ShardEnd(self.span.exit_code, self.span.reason, self.has_concluded, self.is_uncollected)
+
+    def events(self) -> Iterator[AnyEvent]:
+        """Yield the events; afterwards ``span`` says how the shard ended and ``vanished`` what was not there."""
+        at_s, ended = self.span.started_at_s, None
+        for event in self.source.events():
+            at_s = max(at_s, event.at_s)
+            if isinstance(event, RunFinished):
+                ended = event
+            yield from self._renamed(event)
+        reason = ended.reason if ended else DIED_EARLY
+        self.has_concluded = ended is not None
+        code = ended.exit_code if ended else int(ExitCode.INTERNAL)
+        self.span = replace(self.span, ended_at_s=at_s, exit_code=code, reason=reason)
+        yield from self._unfinished(at_s, reason or "it ended")
+        self._logs.close()
+        if self._logs.missing:
+            text = (
+                f"{self.source.label}: {self._logs.missing} rank logs are not in the download, "
+                "or are no regular files there"
+            )
+            yield Noted(at_s=at_s, message=text)
+
+    def _renamed(self, event: AnyEvent) -> Iterator[AnyEvent]:
+        label = self.source.label
+        match event:
+            case TestCollected(test=test):
+                self._open.setdefault(test.nodeid, None)
+                self._same[test.nodeid] = test.nodeid
+                same = {
+                    name: self._once(getattr(test, name)) for name in ("file", "classname", "suite", "world")
+                }
+                yield replace(event, test=replace(test, **same))
+            case TestStarted(nodeid=nodeid):
+                self._open[nodeid] = event
+            case TestFinished(result=result):
+                self._open.pop(result.nodeid, None)
+                yield replace(event, result=self._moved(result))
+            case WorldStarted():
+                slots = self._once(tuple(f"{label}/{slot}" for slot in event.slots))
+                world_id = self._once(f"{label}/{event.world_id}")
+                yield replace(event, world_id=world_id, slots=slots, shape=self._once(event.shape))
+            case WorldEnded():
+                yield replace(event, world_id=self._once(f"{label}/{event.world_id}"))
+            case Noted(nodeid=nodeid, message=message):
+                if message == VANISHED:
+                    self.vanished.add(nodeid)
+                yield replace(event, message=f"{label}: {message}")
+            case CollectionFailed():
+                self.is_uncollected = True
+                yield event
+
+    def _moved(self, result: TestResult) -> TestResult:
+        ranks = tuple(self._logs.moved(rank) for rank in result.ranks)
+        world_id = self._once(f"{self.source.label}/{result.world_id}") if result.world_id else ""
+        return replace(result, nodeid=self._once(result.nodeid), ranks=ranks, world_id=world_id)
+
+    def _once(self, value: T) -> T:
+        return cast("T", self._same.setdefault(value, value))
+
+    def _unfinished(self, at_s: float, reason: str) -> Iterator[AnyEvent]:
+        for nodeid, started in self._open.items():
+            when = f"{self.source.label} ended ({reason})"
+            yield TestFinished(at_s=at_s, result=unfinished(nodeid, started, when, at_s=at_s))
+
+
+def _why_missing(shard: Shard, *, reported: bool) -> str:
+    if reported:
+        return f"shard {shard.number} ({shard.name}) reported, but not this test, which is in its plan"
+    return f"shard {shard.number} ({shard.name}) never reported: see the log of its job"
+
+
+def _all_hardware(machines: Sequence[Hardware]) -> Hardware:
+    first = machines[0] if machines else Hardware(cpus=0)
+    return replace(
+        first,
+        cpus=sum(machine.cpus for machine in machines),
+        gpus=tuple(gpu for machine in machines for gpu in machine.gpus),
+    )

@@ -1,0 +1,58 @@
+"""The options of plans, of their shards and of merged results."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from disttest.options.option import PLANS, rows_of
+from disttest.options.values import COUNT, SWITCH, WHOLE, Type, one_of, path, text
+
+_plan, _merge = partial(rows_of("plan"), title=PLANS), partial(rows_of("merge"), title=PLANS)
+_run = partial(rows_of("run"), title=PLANS, for_command=True, in_file=False)
+
+RUN_OPTIONS = (
+    _run("plan", path("FILE"), "Run a shard of this plan."),
+    _run("shard", Type(form="K", parse=WHOLE.parse), "Which shard of the plan."),
+    _run("revision", text("COMMIT"), "State of the repository; must be the plan's.", default=""),
+    _run("stale-plan", SWITCH, "Run a plan of another state; new tests go to the last shard.", default=False),
+)
+"""Those of ``disttest run``, for a shard."""
+
+PLAN_OPTIONS = (
+    _plan(
+        "pool",
+        text("NAME:GPUS:RUNNERS[:COST]"),
+        "A kind of runner; or NAME:SCHEDULER[:PARTITION[:NODESxGPUS[:COST]]], the nodes of slurm or kubernetes.",
+        many=True,
+    ),
+    _plan("nodes", COUNT, "Spread each world over N nodes of a scheduler's pool.", default=1),
+    _plan(
+        "labels",
+        text("NAME=LABEL,…"),
+        "Labels of a pool's runners, for runs-on.",
+        many=True,
+        otherwise="its name",
+    ),
+    _plan("shards", COUNT, "Split over N equal runners instead."),
+    _plan("by", one_of("world-size"), "One shard for each world size instead."),
+    _plan("hardware", text("MODEL"), "GPU model that the runners have, or cpu.", default=""),
+    _plan("revision", text("COMMIT"), "State of the repository, kept in the plan.", default=""),
+    _plan("output", path("FILE"), "Where the plan goes.", default=Path("plan.json")),
+    _plan(
+        "matrix",
+        path("FILE|-"),
+        "Where the matrix of GitHub Actions goes (one line).",
+        input_default="matrix.json",
+    ),
+    _plan("allow-empty", SWITCH, "No tests: a plan with the no-op entry, and exit code 0.", default=False),
+)
+
+MERGE_OPTIONS = (
+    _merge("plan", path("FILE"), "The plan.", otherwise="the plan.json in a DIR"),
+    _merge("shards", COUNT, "Without a plan: how many there must be.", default=0, otherwise="any number"),
+    _merge("reruns", SWITCH, "Two results of one shard are a run and its re-run.", default=False),
+    _merge("results", path("DIR"), "Where the merged results go.", default=Path("merged")),
+)
+
+OPTIONS = (*RUN_OPTIONS, *PLAN_OPTIONS, *MERGE_OPTIONS)

@@ -1,0 +1,190 @@
+"""``disttest plan``: which runner gets which tests, as ``plan.json`` and as a matrix of GitHub Actions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from disttest.cli.words import warn
+from disttest.errors import ExitCode, UsageError
+from disttest.extras.cluster.place import Size, scheduler_of, size_of
+from disttest.extras.shards.pools import POOL_FORM, Pool, parse_pools
+from disttest.extras.shards.shard_plan import (
+    Plan,
+    encode_plan,
+    plan_by_world_size,
+    plan_equal_shards,
+    plan_shards,
+    render_matrix,
+)
+from disttest.model import TestCase
+from disttest.options.flags import RegistryCommand
+from disttest.options.flags import flags as flags_of
+from disttest.options.project_file import read_project_settings
+from disttest.options.registry import RUN_OPTIONS
+from disttest.options.run import RunOptions, by_command, resolve_options
+from disttest.planning.timings import Timings
+from disttest.reports.files import write_whole
+from disttest.results.durations import read_timings
+
+PoolSize = Callable[[str, str, str], Size]
+"""A scheduler, a partition and the device of the run in, what the scheduler has out."""
+Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int], Sequence[TestCase]]
+"""Targets, the options of a run, pytest's arguments and the GPUs of the largest runner (0: not known) in; the tests
+that they mean out."""
+
+
+def plan_command(
+    collect: Collect,
+    leave: Callable[[int], Any],
+    pool_size: PoolSize | None = None,
+) -> click.Command:
+    """The command, around a way to collect tests, a way to end, and a way to ask schedulers.
+
+    Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
+    ``--device cuda`` that the runners have GPUs, which this machine need not have.
+    """
+
+    @click.command(name="plan", cls=RegistryCommand)
+    @click.argument("targets", nargs=-1, required=True, metavar="SUITE|PATH…")
+    @flags_of("plan")
+    @click.pass_obj
+    def plan(pytest_args: Sequence[str] | None, /, targets: tuple[str, ...], **given: Any) -> None:
+        """Plan tests on runners: each world size on the cheapest pool that holds it, split by time."""
+        given["slots_per_runner"] = resolve_options({"slots": given["slots"]}, environ={}).slots
+        check_one_way(given)
+        asked = {option.field: given[option.field] for option in RUN_OPTIONS}
+        flags = by_command(read_project_settings(targets).fill(asked))
+        options = resolve_options(flags)
+        if given["setup"] is not None:
+            from disttest.cli.setup_script import run_setup
+
+            run_setup(given["setup"])
+        pools = parse_pools(
+            given["pool"],
+            given["labels"],
+            lambda scheduler, partition: (pool_size or ask_scheduler)(scheduler, partition, options.device),
+        )
+        extra = [*(pytest_args or ()), *_collecting_for(pools, options, given["nodes"])]
+        timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
+        for warning in warnings:
+            warn(f"warning: {warning}")
+        largest = max((pool.gpus for pool in pools), default=given["slots_per_runner"])
+        made = make_plan(collect(targets, flags, extra, largest), timings, given, pools)
+        _write(given["output"], encode_plan(made).decode())
+        _tell(made, given["output"], given["matrix"])
+        if made.last is None and not given["allow_empty"]:
+            warn("no tests to plan; --allow-empty takes that as success")
+            leave(ExitCode.NOTHING_COLLECTED)
+
+    return plan
+
+
+def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
+    """The size of a scheduler's partition, as it says."""
+    return size_of(scheduler_of(scheduler, partition).capacity(), device)
+
+
+def leave(code: int) -> Any:
+    """End the running command."""
+    click.get_current_context().exit(code)
+
+
+def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
+    """Arguments for pytest that have it collect for the pools of schedulers, and not for this machine; none without any.
+
+    Raises:
+        UsageError: ``--nodes`` without such a pool.
+        NotEnoughDevices: none of them has so many nodes.
+    """
+    schedulers = [pool for pool in pools if pool.scheduler]
+    if not schedulers:
+        if nodes > 1:
+            raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
+        return []
+    from disttest.runtime.controller.target_host import host_of_nodes
+    from disttest.runtime.guard.listing import collect_argument
+
+    with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
+    host = host_of_nodes(
+        # A world that fits a runner is collected, too.
+        gpus=max(pool.gpus for pool in pools) if with_gpus else 0,
+        pool=max(pool.runners for pool in schedulers),
+        nodes=nodes,
+        options=options,
+        scheduler=", ".join(dict.fromkeys(pool.scheduler for pool in schedulers)),
+    )
+    return [collect_argument(host)]
+
+
+def check_one_way(given: dict[str, Any]) -> None:
+    """Refuse no way or two ways of splitting.
+
+    Raises:
+        UsageError: not exactly one of --pool, --shards and --by is given, or an option without its partner.
+    """
+    ways = [name for name in ("pool", "shards", "by") if given[name] not in ((), None)]
+    if len(ways) != 1:
+        raise UsageError(f"give one of --pool {POOL_FORM.split(' or ')[0]}, --shards N and --by world-size")
+    if given["slots"] and ways != ["shards"]:
+        raise UsageError("--slots goes with --shards; a pool says its GPUs itself")
+    if given["labels"] and ways != ["pool"]:
+        raise UsageError("--labels goes with --pool")
+    if given["nodes"] > 1 and ways != ["pool"]:
+        raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
+
+
+def make_plan(
+    tests: Sequence[TestCase], timings: Timings, given: dict[str, Any], pools: Sequence[Pool]
+) -> Plan:
+    """Plan the way that was asked for."""
+    if pools:
+        return plan_shards(tests, timings, pools=pools, revision=given["revision"], spread=given["nodes"])
+    if given["by"]:
+        return plan_by_world_size(tests, timings, revision=given["revision"])
+    return plan_equal_shards(
+        tests, timings, shards=given["shards"], slots=given["slots_per_runner"], revision=given["revision"]
+    )
+
+
+def render_plan(plan: Plan) -> str:
+    """The plan for people: one line for each shard."""
+    lines = [
+        f"{shard.number:>4}  {shard.name:<20} {shard.gpus:>3} GPUs  {len(shard.tests):>6} tests  "
+        f"{shard.expected_s:>8.0f} s  {shard.gpu_minutes:>8.1f} GPU-minutes"
+        for shard in plan.shards
+    ]
+    total = sum(shard.gpu_minutes for shard in plan.shards)
+    longest_s = max((shard.expected_s for shard in plan.shards), default=0.0)
+    tests = sum(len(shard.tests) for shard in plan.shards)
+    summary = (
+        f"{tests} tests in {len(plan.shards)} shards: {longest_s:.0f} s, {total:.1f} GPU-minutes expected"
+    )
+    return "\n".join([*lines, summary])
+
+
+def _tell(plan: Plan, output: Path, matrix: Path | None) -> None:
+    line = json.dumps(render_matrix(plan), separators=(",", ":"))
+    to_stdout = matrix == Path("-")
+    click.echo(f"{render_plan(plan)}\nplan written to {output}", err=to_stdout)
+    if to_stdout:
+        click.echo(line)
+    elif matrix:
+        _write(matrix, line + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another place") from error
+
+
+def _now_s() -> float:
+    return time.time()  # noqa: TID251 - compared with the wall clocks of other machines

@@ -1,0 +1,214 @@
+"""Pools: the kinds of runners that a plan may use, and which of them is the cheapest for a world size."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from disttest.errors import NotEnoughDevices, SchedulerError, UsageError
+from disttest.extras.cluster.place import Size
+from disttest.extras.cluster.schedulers import SCHEDULERS
+from disttest.extras.cluster.split import have_gpus, slots_of
+from disttest.model import Frozen, TestCase
+
+POOL_FORM = "NAME:GPUS:RUNNERS or NAME:GPUS:RUNNERS:COST, for example gpu8:8:2 or gpu8:8:2:0.40"
+SCHEDULER_FORM = (
+    "NAME:slurm, NAME:slurm:PARTITION, NAME:slurm:PARTITION:NODESxGPUS or NAME:slurm:PARTITION:NODESxGPUS:COST, "
+    "for example big:slurm:gpu or big:slurm:gpu:16x8; the same with kubernetes, and CONTEXT/NAMESPACE for the partition"
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PARTITION = re.compile(r"[A-Za-z0-9/][A-Za-z0-9._@/-]*")
+
+
+Ask = Callable[[str, str], Size]
+"""Scheduler and partition in, what it has out; raises an error of ours if the scheduler does not say."""
+
+
+class Pool(Frozen):
+    """A number of runners of one kind, or the nodes of a scheduler."""
+
+    name: str
+    gpus: int
+    """GPUs of each runner or node; on a CPU pool, the ranks that it runs at once."""
+    runners: int
+    """For the pool of a scheduler: its nodes."""
+    cost_per_minute: float
+    """Of one runner or node, in any unit; by default its number of GPUs."""
+    labels: tuple[str, ...]
+    """What the job's ``runs-on`` asks for; by default the name."""
+    scheduler: str = ""
+    """The scheduler that has the nodes; empty for runners."""
+    partition: str = ""
+    """The scheduler's word for a part of its nodes; empty: its default."""
+    device: str = ""
+    """Where ranks compute on the nodes of a scheduler."""
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether such a world fits."""
+        nodes, ranks = shape
+        return ranks <= self.gpus and (nodes == 1 or (bool(self.scheduler) and nodes <= self.runners))
+
+    def cost_of(self, shape: Shape) -> float:
+        """Cost of one minute of one such world on runners that are full of them."""
+        nodes, ranks = shape
+        return nodes * self.cost_per_minute / (self.gpus // max(1, ranks))
+
+
+Shape = tuple[int, int]
+"""Nodes of a world, and its ranks on each."""
+
+
+def parse_pool(text: str, ask: Ask | None = None) -> Pool:
+    """Read ``--pool``; ``ask`` says what a scheduler has where the text does not.
+
+    Raises:
+        UsageError: it does not have the form, or a number in it is not positive.
+    """
+    name, *numbers = text.split(":")
+    if numbers and numbers[0].lower() in SCHEDULERS:
+        return _parse_scheduler_pool(text, name, numbers[0].lower(), numbers[1:], ask)
+    if len(numbers) not in (2, 3) or not _NAME.fullmatch(name):
+        raise UsageError(f"--pool {text!r} cannot be read; write {POOL_FORM}; or {SCHEDULER_FORM}")
+    gpus = _count(text, "GPUs per runner", numbers[0])
+    runners = _count(text, "runners", numbers[1])
+    cost = _cost(text, numbers[2]) if len(numbers) == 3 else float(gpus)
+    return Pool(name=name, gpus=gpus, runners=runners, cost_per_minute=cost, labels=(name,))
+
+
+def _parse_scheduler_pool(
+    text: str, name: str, scheduler: str, words: Sequence[str], ask: Ask | None
+) -> Pool:
+    partition, size_text, cost_text = (*words, "", "", "")[:3]
+    if len(words) > 3 or not _NAME.fullmatch(name) or (partition and not _PARTITION.fullmatch(partition)):
+        raise UsageError(f"--pool {text!r} cannot be read; write {SCHEDULER_FORM}")
+    size = _size(text, size_text) if size_text else _asked(text, scheduler, partition, ask)
+    return Pool(
+        name=name,
+        gpus=size.gpus,
+        runners=size.nodes,
+        cost_per_minute=_cost(text, cost_text) if cost_text else float(size.gpus),
+        labels=(name,),
+        scheduler=scheduler,
+        partition=partition,
+        device=size.device,
+    )
+
+
+def _size(text: str, words: str) -> Size:
+    match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", words)
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise UsageError(
+            f"--pool {text!r}: {words!r} is no number of nodes and of GPUs on each, such as 16x8; leave it out, and "
+            "the scheduler is asked"
+        )
+    return Size(nodes=int(match[1]), gpus=int(match[2]))
+
+
+def _asked(text: str, scheduler: str, partition: str, ask: Ask | None) -> Size:
+    if ask is None:
+        raise UsageError(f"--pool {text!r} does not say how large the pool is; write {SCHEDULER_FORM}")
+    try:
+        return ask(scheduler, partition)
+    except SchedulerError as error:
+        raise SchedulerError(
+            f"--pool {text!r}: {error}. Say what the pool has (NAME:{scheduler}:PARTITION:NODESxGPUS), and nobody is asked"
+        ) from error
+
+
+def parse_pools(texts: Iterable[str], labels: Iterable[str] = (), ask: Ask | None = None) -> tuple[Pool, ...]:
+    """Read all ``--pool`` options, and the ``--labels NAME=LABEL,LABEL`` that go with them.
+
+    Raises:
+        UsageError: one cannot be read, two have one name, or labels name no pool.
+    """
+    pools: dict[str, Pool] = {}
+    for text in texts:
+        pool = parse_pool(text, ask)
+        if pool.name in pools:
+            raise UsageError(f"two pools are named {pool.name!r}; give their runners as one --pool")
+        pools[pool.name] = pool
+    for text in labels:
+        name, _, names = text.partition("=")
+        chosen = tuple(label.strip() for label in names.split(","))
+        if name not in pools or not all(_NAME.fullmatch(label) for label in chosen):
+            raise UsageError(
+                f"--labels {text!r} cannot be read; write NAME=LABEL,LABEL with the name of a --pool "
+                f"({', '.join(pools) or 'none is given'})"
+            )
+        pool = pools[name]
+        pools[name] = Pool(
+            **{**{field: getattr(pool, field) for field in Pool.__struct_fields__}, "labels": chosen}
+        )
+    return tuple(pools.values())
+
+
+def shape_of(test: TestCase, *, on_gpus: bool) -> Shape:
+    """What a test asks of a pool."""
+    nodes = test.world.nodes if test.world else 1
+    return nodes, max(1, slots_of(test, on_gpus=on_gpus) // nodes)
+
+
+def assign_pools(tests: Sequence[TestCase], pools: Sequence[Pool]) -> dict[str, list[TestCase]]:
+    """Put each shape of worlds on the cheapest pool that holds it; among equals on the one with the fewest GPUs.
+
+    Returns the tests by the name of the pool, in their order.
+
+    Raises:
+        NotEnoughDevices: no pool holds a shape; the message names the sizes and a test of each.
+    """
+    on_gpus = have_gpus(tests)
+    shapes = {shape_of(test, on_gpus=on_gpus): test for test in reversed(tests)}
+    chosen = {shape: _cheapest(shape, pools) for shape in shapes}
+    homeless = sorted(shape for shape, pool in chosen.items() if pool is None)
+    if homeless:
+        raise NotEnoughDevices(_homeless(homeless, shapes, pools))
+    by_pool: dict[str, list[TestCase]] = {pool.name: [] for pool in pools}
+    for test in tests:
+        pool = chosen[shape_of(test, on_gpus=on_gpus)]
+        if pool is not None:
+            by_pool[pool.name].append(test)
+    return by_pool
+
+
+def _homeless(homeless: Sequence[Shape], shapes: Mapping[Shape, TestCase], pools: Sequence[Pool]) -> str:
+    largest = max(pools, key=lambda pool: pool.gpus)
+    examples = "; ".join(f"{_ranks(shape)} for {shapes[shape].nodeid}" for shape in homeless)
+    nodes, ranks = max(homeless)
+    wanted = (
+        f"gpu{ranks}:{ranks}:1"
+        if nodes == 1
+        else f"{largest.name}-nodes:{next(iter(SCHEDULERS))}::{nodes}x{ranks}"
+    )
+    return (
+        f"no pool holds {examples}. The largest is {largest.name!r} with {largest.gpus} GPUs per "
+        f"{'node' if largest.scheduler else 'runner'}: add one like --pool {wanted}, or leave these tests out."
+    )
+
+
+def _ranks(shape: Shape) -> str:
+    nodes, ranks = shape
+    return f"{nodes * ranks} ranks over {nodes} nodes" if nodes > 1 else f"{ranks} ranks"
+
+
+def _cheapest(shape: Shape, pools: Iterable[Pool]) -> Pool | None:
+    fitting = [pool for pool in pools if pool.holds(shape)]
+    return min(fitting, key=lambda pool: (pool.cost_of(shape), pool.gpus, pool.name), default=None)
+
+
+def _count(text: str, what: str, number: str) -> int:
+    if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) < 1:
+        raise UsageError(f"--pool {text!r}: {what} must be a whole number of at least 1, not {number!r}")
+    return int(number)
+
+
+def _cost(text: str, number: str) -> float:
+    try:
+        cost = float(number)
+    except ValueError:
+        cost = math.nan
+    if not math.isfinite(cost) or cost < 0:
+        raise UsageError(
+            f"--pool {text!r}: the cost per minute must be a number of at least 0, not {number!r}"
+        )
+    return cost

@@ -1,0 +1,79 @@
+"""The logs of a shard, taken into the directory of a merged run; artifacts are other people's input."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from disttest.beneath import Tree, create_file
+from disttest.extras.shards.shard_sources import ShardSource
+from disttest.model import RankRecord
+
+MOST_COPIED = 1 << 30
+"""Bytes of a log that is copied; a file of a terabyte may be all holes."""
+
+
+class ShardLogs:
+    """Brings the logs of one shard into the merged directory."""
+
+    def __init__(self, source: ShardSource, into: Path) -> None:
+        self._tree = Tree(source.directory)
+        # One flat folder a shard: making 200,000 folders would take longer than all the rest of a large merge.
+        self._folder = f"logs/{source.label}"
+        (into / self._folder).mkdir(parents=True, exist_ok=True)
+        self._target = os.open(into / self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.missing = 0
+
+    def moved(self, record: RankRecord) -> RankRecord:
+        """The record with its log linked into the merged directory."""
+        if not record.log:
+            return record
+        parts = record.log.split("/")
+        name = "+".join(quote(part, safe="[]", errors="replace") for part in parts[parts[0] == "logs" :])
+        if not self._take(record.log, name):
+            self.missing += 1
+            return msgspec.structs.replace(record, log="")
+        return msgspec.structs.replace(record, log=f"{self._folder}/{name}")
+
+    def _take(self, log: str, name: str) -> bool:
+        # Artifacts are other people's input: a log is a regular file below its own results directory and nothing else.
+        try:
+            fd = self._tree.open(log)
+        except OSError:
+            return False
+        try:
+            return self._link(fd, name) or _copied(fd, name, self._target)
+        finally:
+            os.close(fd)
+
+    def _link(self, fd: int, name: str) -> bool:
+        try:
+            # Through /proc the very file that was opened is linked, whatever has taken its name meanwhile.
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=self._target)
+        except FileExistsError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of both directories."""
+        self._tree.close()
+        os.close(self._target)
+
+
+def _copied(fd: int, name: str, folder: int) -> bool:
+    """Copy where no hard link is possible: another file system, or one without links."""
+    if os.fstat(fd).st_size > MOST_COPIED:
+        return False
+    try:
+        copy = create_file(name, at=folder)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb", closefd=False) as source, os.fdopen(copy, "wb") as target:
+        shutil.copyfileobj(source, target)
+    return True

@@ -1,0 +1,107 @@
+"""The run of one shard of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.beneath import read_input
+from disttest.errors import UsageError
+from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
+from disttest.extras.shards.merge_command import read_plan
+from disttest.extras.shards.shard_plan import (
+    Grant,
+    check_device,
+    check_revision,
+    decode_plan,
+    find_shard,
+    select,
+)
+from disttest.model import RunPart, TestCase
+from disttest.plugin_manager import plugin_manager
+
+if TYPE_CHECKING:
+    from disttest.cli.run_tests import RunRequest
+    from disttest.runtime.controller.session import TestSelection
+
+
+def prepare_shard(request: RunRequest) -> RunRequest | None:
+    """The request for a shard; None where the run has no plan.
+
+    Raises:
+        UsageError: the plan cannot be read, has no such shard, or is for another state of the repository or other nodes.
+    """
+    asked = request.settings
+    file, number = asked["plan"], asked["shard"]
+    if (file is None) != (number is None):
+        raise UsageError("--plan FILE and --shard K go together")
+    plan = read_plan(file)
+    if plan is None:
+        return None
+    shard = find_shard(plan, number)
+    if not asked["stale_plan"]:
+        check_revision(plan, asked["revision"])
+    plugin_manager().call("disttest_check_collection", options=request.options)
+    request = dataclasses.replace(
+        request,
+        part=RunPart(plan_id=plan.plan_id, shard=number, is_empty=shard is None),
+        selecting=(
+            *request.selecting,
+            f"--disttest-plan={file.absolute()}",
+            f"--disttest-shard={number}",
+        ),
+        attachments={**request.attachments, "plan.json": file},
+    )
+    return with_grant(request, shard.grant) if shard is not None and shard.grant is not None else request
+
+
+def with_grant(request: RunRequest, grant: Grant) -> RunRequest:
+    """The request for the nodes of a scheduler that a shard asks for.
+
+    Raises:
+        UsageError: the command asks for another spread than the plan.
+    """
+    named = {row.field for row in request.given_settings}
+    granted = granted_options(request.settings, grant, asked_nodes="nodes" in named)
+    rows = [row for row in CLUSTER_OPTIONS if row.field in granted and row.field not in named]
+    return dataclasses.replace(
+        request,
+        settings={**request.settings, **granted},
+        given_settings=(*request.given_settings, *rows),
+    )
+
+
+def granted_options(asked: Any, grant: Grant, *, asked_nodes: bool) -> dict[str, Any]:
+    """The options of a cluster that a shard sets, by field."""
+    if asked_nodes and asked["nodes"] != grant.spread:
+        raise UsageError(
+            f"--nodes {asked['nodes']}: the plan was made with --nodes {grant.spread}, and its tests are named for that"
+        )
+    return {
+        "launcher": asked["launcher"] or grant.scheduler,
+        "nodes": grant.spread,
+        "partition": asked["partition"] or grant.partition,
+        "jobs": 1,  # a shard is one allocation; it is not divided again
+    }
+
+
+def select_shard(path: str, number: int, tests: Sequence[TestCase], device: str) -> TestSelection:
+    """The tests of a shard that exist.
+
+    Args:
+        path: of the plan.
+        number: of the shard.
+        tests: that were collected.
+        device: where ranks compute here.
+
+    Raises:
+        UsageError: the file is no plan, or the plan is for another device.
+        NotEnoughDevices: the shard needs GPUs.
+    """
+    from disttest.runtime.controller.session import TestSelection
+
+    plan = decode_plan(read_input(path), path)
+    selection = select(plan, number, tests)
+    check_device(plan, number, selection, device)
+    return TestSelection(kept=frozenset(selection.run), notes=selection.notes())

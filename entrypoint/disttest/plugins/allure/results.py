@@ -1,0 +1,90 @@
+"""allure-pytest: one result for each test with a world, written by the controller, as its verdict says.
+
+allure makes a result while a test runs in its process. World tests do not run here: its listener is led through the same
+steps once their verdict is known, with pytest's reports of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from disttest.model import Outcome
+from disttest.runtime.controller.pytest_reports import RERUN, WorldFailure
+
+
+class OneResultEach:
+    """The plugin of pytest that leads allure's listener through each test.
+
+    Args:
+        listener: allure's.
+        items: the tests that run in ranks, by node id.
+    """
+
+    def __init__(self, listener: Any, items: Mapping[str, pytest.Item]) -> None:
+        self._listener = listener
+        self._items = items
+        self._reports: defaultdict[str, list[pytest.TestReport]] = defaultdict(list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what is told of a test until all is."""
+        self._reports[report.nodeid].append(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """All is told: make the result, which allure's own hook writes next; attempts that do not count have none."""
+        reports, item = self._reports.pop(nodeid, []), self._items.get(nodeid)
+        if item is not None and not any(report.outcome == RERUN for report in reports):
+            self._make(item, reports)
+
+    def _make(self, item: pytest.Item, reports: list[pytest.TestReport]) -> None:
+        _lead(self._listener.pytest_runtest_setup(item))
+        if not any(report.when == "setup" for report in reports):
+            self._tell(item, _passed(item))
+        for report in reports:
+            if report.when == "teardown":
+                _lead(self._listener.pytest_runtest_teardown(item))
+            self._tell(item, report)
+        whole_s = sum(report.duration or 0.0 for report in reports)
+        result = self._listener.allure_logger.get_test(None)
+        if result is not None:
+            result.start = result.stop - round(1000 * whole_s)
+
+    def _tell(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        call = SimpleNamespace(excinfo=_exception_of(report))
+        _lead(
+            self._listener.pytest_runtest_makereport(item, call), SimpleNamespace(get_result=lambda: report)
+        )
+
+
+def _passed(item: pytest.Item) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="passed",
+        longrepr=None,
+        when="setup",
+    )
+
+
+def _exception_of(report: pytest.TestReport) -> SimpleNamespace | None:
+    """What allure asks of an exception: its words, and whether it is a failed assertion or something that broke."""
+    if not isinstance(report.longrepr, WorldFailure):
+        return None
+    result = report.longrepr.result
+    kind = AssertionError if result.outcome is Outcome.FAILED else RuntimeError
+    return SimpleNamespace(exconly=lambda: result.message, value=kind(result.message))
+
+
+def _lead(step: Generator[None, Any, None], outcome: object = None) -> None:
+    """Go through a wrapper of a hook, as if what it wraps had come to this."""
+    next(step)
+    try:
+        step.send(outcome)
+    except StopIteration:
+        return

@@ -1,0 +1,193 @@
+"""Processes that an ordinary test starts by ``spawn`` begin as forks of a clean process that has imported torch.
+
+The clean process is Python's own fork server, one for this process and started with its first spawn; what it forks unpickles
+and runs as a spawned interpreter does, and has seen nothing of the user's. What a new interpreter would have inherited and such
+a fork does not (environment, output, umask) travels along. Contexts of kind ``forkserver`` find torch imported, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from multiprocessing import (
+    forkserver,
+    popen_fork,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    spawn,
+    util,
+)
+from multiprocessing.context import set_spawning_popen
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import disttest
+from disttest.descriptors import is_open
+from disttest.host.process import umask_now
+from disttest.runtime.messages.roles import role_file
+from disttest.runtime.rank.child import join_stacks, stacks_path
+
+_PRELOADED = ("numpy", "torch", "torch.distributed", "torch.multiprocessing")
+"""What children would import by themselves: taken over if this process has it."""
+_READ_AT_IMPORT = ("KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_")
+"""Variables that libraries or the interpreter read once: a child with other ones needs another server."""
+
+
+def use_fast_spawn() -> None:
+    """From here on, the processes that this one spawns are forks of a server."""
+    _Popen.server = _Server()
+    popen_spawn_posix.Popen = _Popen  # type: ignore[misc,assignment]
+    multiprocessing.set_forkserver_preload([*_wanted()])
+
+
+class _Server(forkserver.ForkServer):
+    """A fork server that is started anew where a new interpreter would be another one."""
+
+    _forkserver_address: str | None
+    _forkserver_alive_fd: int | None
+    _forkserver_pid: int | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kind: object = None
+        self._owner = os.getpid()
+
+    def ensure_running(self) -> None:
+        """Have one that suits; a fork of the process that has started it needs its own."""
+        if (kind := _kind_of_interpreter()) != self._kind or self._owner != os.getpid():
+            self._retire()
+            self._kind, self._owner = kind, os.getpid()
+            self.set_forkserver_preload([__name__, *_wanted()])
+        with _findable():
+            super().ensure_running()
+
+    def _retire(self) -> None:
+        """It ends with the last of its children."""
+        if self._forkserver_alive_fd is not None:
+            os.close(self._forkserver_alive_fd)
+        self._forkserver_address = self._forkserver_alive_fd = self._forkserver_pid = None
+
+
+class _Popen(popen_forkserver.Popen):
+    """A spawned process, as :class:`multiprocessing.popen_spawn_posix.Popen` has it."""
+
+    method = "spawn"
+    server: _Server
+    _fds: list[int]
+
+    def _launch(self, process_obj: Any) -> None:
+        data = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            preparation = spawn.get_preparation_data(process_obj._name)  # noqa: SLF001
+            reduction.dump(_Inherited(self, preparation, _role_of(process_obj)), data)
+            reduction.dump(process_obj, data)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, parent_w = self.server.connect_to_new_process(self._fds)
+        # The child knows by the other end of this pipe that its parent is gone.
+        self.finalizer = util.Finalize(self, _close, (os.dup(parent_w), self.sentinel))
+        with open(parent_w, "wb") as pipe:  # noqa: PTH123
+            pipe.write(data.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _Inherited:
+    """What a child reads first: as it is read, it puts in place what a new interpreter would have inherited."""
+
+    def __init__(self, popen: popen_fork.Popen, preparation: dict[str, Any], role: str) -> None:
+        outputs = [(fd, popen.duplicate_for_child(fd)) for fd in (1, 2) if is_open(fd)]
+        answers = Answers(stacks_path(), role)
+        self._state = (dict(os.environ), outputs, umask_now(), answers, preparation)  # noqa: TID251
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_inherit, self._state)
+
+
+def _inherit(
+    environ: Mapping[str, str],
+    outputs: list[tuple[int, int]],
+    umask: int,
+    answers: Answers,
+    preparation: dict[str, Any],
+) -> dict[str, Any]:
+    """In the child: take over what its parent has.
+
+    Args:
+        environ: all variables.
+        outputs: descriptors, each with its place among those that came along.
+        umask: for new files.
+        answers: where it answers its supervisor.
+        preparation: handed on.
+    """
+    for name in os.environ.keys() - environ.keys():  # noqa: TID251
+        del os.environ[name]  # noqa: TID251
+    os.environ.update(environ)  # noqa: TID251
+    came_along = forkserver.get_inherited_fds() or []
+    for fd, place in outputs:
+        os.dup2(came_along[place], fd)
+        os.close(came_along[place])
+    os.umask(umask)
+    faulthandler.enable(2)  # a crash leaves its stacks in the log of the test
+    answers.prepare()
+    if "numpy" in sys.modules:  # random seeds itself anew after a fork, numpy as it is imported
+        sys.modules["numpy"].random.seed()
+    return preparation
+
+
+def _role_of(process_obj: Any) -> str:
+    """``rank 1 of mp.spawn``, or the name that multiprocessing gives it."""
+    target: Any = getattr(process_obj, "_target", None)
+    args: Any = getattr(process_obj, "_args", ())
+    is_torchs = getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+    return f"rank {args[1]} of mp.spawn" if is_torchs else str(process_obj.name)
+
+
+class Answers(NamedTuple):
+    """How a spawned process answers the supervisor of its test: with its stacks, and with its role."""
+
+    stacks: Path | None
+    role: str
+
+    def prepare(self) -> None:
+        """Answer from here on, in the process itself."""
+        if self.stacks is None:
+            return
+        with contextlib.suppress(OSError):  # the test has ended
+            join_stacks(self.stacks)
+            role_file(self.stacks, os.getpid()).write_text(self.role)
+
+
+def _wanted() -> Iterator[str]:
+    return (name for name in _PRELOADED if name in sys.modules)
+
+
+def _kind_of_interpreter() -> object:
+    read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}  # noqa: TID251
+    return spawn.get_executable(), util._args_from_interpreter_flags(), read, [*_wanted()]  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _findable() -> Iterator[None]:
+    """The server imports this module before anybody tells it where modules are."""
+    before = os.environ.get("PYTHONPATH")  # noqa: TID251
+    ours = str(Path(disttest.__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, ours]))  # noqa: TID251
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]  # noqa: TID251
+        else:
+            os.environ["PYTHONPATH"] = before  # noqa: TID251
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,87 @@
+"""The hooks by which tests without a world run in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from disttest.hookspecs import hookimpl
+from disttest.model import WorldKind
+from disttest.plugins.contain.option_rows import CONTAIN, FAST_SPAWN, OPTIONS
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.model import TestCase, TestResult
+    from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.messages.protocol import WorldOrder
+    from disttest.runtime.rank.rank_spec import RankSpec
+    from disttest.runtime.world.judged_attempt import JudgedAttempt
+    from disttest.runtime.world.world_supervisor import WorldSupervisor
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--contain`` and ``--fast-spawn``."""
+    return OPTIONS
+
+
+@hookimpl
+def disttest_load_parts(config: pytest.Config) -> None:
+    """Import the parts in processes and their supervisors."""
+    del config
+    from disttest.plugins.contain import contained, contained_world  # noqa: F401
+
+
+@hookimpl
+def disttest_place_tests(
+    pairs: list[tuple[pytest.Item, TestCase]], config: pytest.Config, options: RunOptions
+) -> Sequence[str]:
+    """In a process for each file, unless something hinders that."""
+    if not CONTAIN.of(options):
+        return ()
+    from disttest.plugins.contain.placing import place_contained
+
+    return place_contained(pairs, config, options)
+
+
+@hookimpl
+def disttest_ordinary_tests_begin(options: RunOptions) -> None:
+    """Fork what the tests spawn in the pytest process, too."""
+    if FAST_SPAWN.of(options):
+        from disttest.plugins.contain.fast_spawn import use_fast_spawn
+
+        use_fast_spawn()
+
+
+@hookimpl
+def disttest_make_world(order: WorldOrder) -> type[WorldSupervisor] | None:
+    """One that watches what the tests start."""
+    if order.tests[0].kind is not WorldKind.PROCESS:
+        return None
+    from disttest.plugins.contain.contained_world import ContainedWorld
+
+    return ContainedWorld
+
+
+@hookimpl
+def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
+    """The process of a file."""
+    if spec.kind is not WorldKind.PROCESS:
+        return None
+    from disttest.plugins.contain.contained import serve_contained
+
+    return serve_contained
+
+
+@hookimpl(wrapper=True)
+def disttest_judge_attempt(attempt: JudgedAttempt) -> Generator[None, TestResult, TestResult]:
+    """Name the processes of the test that died."""
+    result = yield
+    if attempt.test.kind is not WorldKind.PROCESS:
+        return result
+    from disttest.plugins.contain.contained_world import with_deaths
+
+    return with_deaths(result, attempt.ranks[0])

@@ -1,0 +1,115 @@
+"""The processes that a contained test has started: who they are, and which of them died in the middle of it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from disttest.clock import monotonic, sleep
+from disttest.host.descendants import is_helper, shown_command
+from disttest.host.proc import descendants
+from disttest.host.process import Exit, exit_of_zombie, send_signal, signal_name
+from disttest.limits import EVIDENCE_POLL_S, STARTED_STACKS_S, TICK_S
+from disttest.runtime.messages.roles import role_file
+from disttest.runtime.world.evidence import EvidenceSource, StacksAnswer
+
+
+class _Descendant(NamedTuple):
+    pid: int
+
+    def signal(self, signum: int) -> None:
+        send_signal(self.pid, signum)
+
+
+_MOST_NAMED = 16
+
+
+class Descendants:
+    """What is known of the processes below one; ``look`` is called now and then, since the dead tell little."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._names: dict[int, str] = {}
+        self._known: set[int] = set()
+        """Those whose name was the same twice: a fork has its parent's until it starts its program."""
+        self._dead: set[int] = set()
+
+    def look(self) -> tuple[str, ...]:
+        """Take note of all that live; one sentence for each that has died badly since, and that nobody has waited for."""
+        news = []
+        for pid in sorted(descendants(self._pid)):
+            ended = exit_of_zombie(pid)
+            if ended is None:
+                self._learn(pid)
+            elif pid not in self._dead:
+                self._dead.add(pid)
+                if ended.code != 0:
+                    news.append(self._told(pid, ended))
+        return tuple(news)
+
+    def describe(self, stacks: Path) -> str:
+        """Who lives, and the Python stacks of those that answer as their parent does: forks of it.
+
+        Args:
+            stacks: the file that they answer into, all of them.
+        """
+        parts = []
+        deadline = monotonic() + STARTED_STACKS_S
+        living = (pid for pid in sorted(descendants(self._pid)) if exit_of_zombie(pid) is None)
+        for pid in islice((pid for pid in living if not is_helper(pid)), _MOST_NAMED):
+            self._learn(pid)
+            name = _with_role(self._names[pid], role_file(stacks, pid))
+            parts.append(f"{name}:\n{_ask(pid, stacks, deadline) or '  (its Python stack is not available)'}")
+        return "\n\n".join(parts)
+
+    def _learn(self, pid: int) -> None:
+        if pid in self._known:
+            return
+        name = _name(pid)
+        if self._names.get(pid) == name:
+            self._known.add(pid)
+        self._names[pid] = name
+
+    def _told(self, pid: int, ended: Exit) -> str:
+        how = (
+            f"was killed by {signal_name(ended.signal)}" if ended.signal else f"exited with code {ended.code}"
+        )
+        return f"{self._names.get(pid, f'process {pid}')} {how}, and nobody waited for it"
+
+
+def _with_role(name: str, file: Path) -> str:
+    """The name with the role that a spawned process has noted, in the place of its command line."""
+    try:
+        role = file.read_text()
+    except OSError:
+        return name
+    return f"{name.partition(' (')[0]} ({role})"
+
+
+def _name(pid: int) -> str:
+    """``process 12 (rank 1, python -c …)``."""
+    try:
+        rank = psutil.Process(pid).environ().get("RANK", "")
+        command = shown_command(pid)
+    except (psutil.Error, ProcessLookupError):
+        return f"process {pid}"
+    return f"process {pid} ({f'rank {rank}, ' if rank.isdecimal() else ''}{command})"
+
+
+def _ask(pid: int, stacks: Path, deadline: float) -> str:
+    """The stacks of one process, which it adds to the file; empty if it has no handler.
+
+    Args:
+        deadline: the process may answer until then, and for one tick at least if an earlier one has used up the time.
+    """
+    source = EvidenceSource(_Descendant(pid), stacks)
+    if not source.ask_stacks():
+        return ""
+    answer = StacksAnswer(source)
+    deadline = max(deadline, monotonic() + TICK_S)
+    while not answer.is_whole() and monotonic() < deadline:
+        sleep(EVIDENCE_POLL_S)
+    return source.stacks()

@@ -1,0 +1,1 @@
+"""Measures ranks for ``pytest --cov`` and ``coverage run``."""

@@ -1,0 +1,1 @@
+"""Debugs ranks: at the terminal (``--debug-rank``, ``--pdb``), or from VS Code (``--debugpy``)."""

@@ -1,0 +1,87 @@
+"""A rank that VS Code debugs (or another client of the Debug Adapter Protocol): it waits for it, and time stands still.
+
+debugpy listens inside the rank: a process of its own would be one more that is left over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pdb
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from disttest.clock import sleep
+from disttest.errors import UsageError
+from disttest.limits import TICK_S
+from disttest.options.run import WorldSettings
+from disttest.plugins.debuggers.option_rows import DEBUGPY
+
+LOOPBACK = "127.0.0.1"
+StopWhereRaised = Callable[[BaseException], None]
+"""Has a debugger stop where a test has failed, by what it raised."""
+
+
+def check_debugger(port: int) -> None:
+    """See that a debugger could connect.
+
+    Raises:
+        UsageError: debugpy is not installed, or the port is in use.
+    """
+    if importlib.util.find_spec("debugpy") is None:
+        raise UsageError("--debugpy needs the package debugpy: pip install debugpy")
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"--debugpy: no rank can listen at {LOOPBACK}:{port} ({os.strerror(error.errno or 0)}): choose another port"
+        ) from None
+
+
+def await_debugger(settings: WorldSettings, hold: Callable[[bool], None]) -> StopWhereRaised:
+    """Wait until a debugger has connected to this rank and has set its breakpoints; return what shows it what was raised.
+
+    Args:
+        settings: of the run.
+        hold: told whether the world is to stand still: as long as a debugger is connected.
+
+    Raises:
+        UsageError: the port is in use (debugpy would wait for ever).
+    """
+    port = DEBUGPY.of(settings)
+    check_debugger(port)
+    import debugpy
+
+    debugpy.listen((LOOPBACK, port), in_process_debug_adapter=True)
+    debugpy.wait_for_client()
+    hold(True)
+    threading.Thread(target=_follow, args=(debugpy, hold), name="disttest-debugger", daemon=True).start()
+    sys.breakpointhook = pdb.set_trace = debugpy.breakpoint
+    stop_where_raised: StopWhereRaised = debugpy.trigger_exception_handler
+    return stop_where_raised
+
+
+def _follow(debugpy: Any, hold: Callable[[bool], None]) -> None:
+    """Have the world stand still while a debugger is connected; one that has left may come back."""
+    threading.current_thread().pydev_do_not_trace = True  # type: ignore[attr-defined]
+    threading.current_thread().is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+    while True:
+        hold(debugpy.is_client_connected())
+        sleep(TICK_S)
+
+
+class StopsWhereATestFails:
+    """The pytest plugin that has the debugger stop where a test fails, if it is to stop at uncaught exceptions."""
+
+    def __init__(self, stop: StopWhereRaised) -> None:
+        self._stop = stop
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[None]) -> None:
+        """pytest has caught the exception, so that debugpy could not know that nobody else did."""
+        if call.excinfo is not None:
+            self._stop(call.excinfo.value)

@@ -1,0 +1,73 @@
+"""The hints, and the messages that they belong to. Pure."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+from disttest.model import Outcome, RankRecord, TestResult
+
+_MISSING_FILE = re.compile(r"(?:No such file or directory|does not exist)\W+(?P<path>/[^'\"]*)")
+_OF_A_RANK = re.compile(r"/disttest/w\d+/rank\d+/")
+"""In the paths of ``tmp_path``: the folder of a world, then that of a rank."""
+
+
+class Hint(NamedTuple):
+    """A hint, and when it is given."""
+
+    text: str
+    fits: Callable[[RankRecord, TestResult], bool]
+    """A rank that failed, and the result of its test."""
+
+
+def _says(words: str) -> Callable[[RankRecord, TestResult], bool]:
+    pattern = re.compile(words, re.IGNORECASE)
+    return lambda rank, _result: pattern.search(rank.message) is not None
+
+
+def _lacks_file_of_a_rank(rank: RankRecord, _result: TestResult) -> bool:
+    found = _MISSING_FILE.search(rank.message)
+    return found is not None and _OF_A_RANK.search(found["path"]) is not None
+
+
+def _lacks_file_that_others_had(rank: RankRecord, result: TestResult) -> bool:
+    found = _MISSING_FILE.search(rank.message)
+    if found is None or not found["path"].startswith(f"{tempfile.gettempdir()}/"):
+        return False
+    return any(other.outcome is Outcome.PASSED for other in result.ranks)
+
+
+HINTS = (
+    Hint(
+        "another test of this run may use the port at the same time: mark both tests with `exclusive`, run with --slots 1, "
+        "or ask for a free port with port 0",
+        _says(r"EADDRINUSE|address already in use"),
+    ),
+    Hint(
+        "the fixture `world` has made the default process group before the test: remove the call, or make a second group "
+        "with new_group",
+        _says(r"initialize the default process group twice"),
+    ),
+    Hint(
+        "the fixture `world` makes the process group: take it as an argument, or mark a unittest class with "
+        '@pytest.mark.usefixtures("world")',
+        _says(r"default process group has not been initialized"),
+    ),
+    Hint(
+        "tmp_path is a folder of this rank alone: use the fixture world_tmp_path, which all ranks of a test share",
+        _lacks_file_of_a_rank,
+    ),
+    Hint(
+        "a rank that is done may have removed it: use the fixture world_tmp_path, which stays until all ranks are done",
+        _lacks_file_that_others_had,
+    ),
+)
+
+
+def hint_for(result: TestResult) -> str:
+    """The first hint that fits a rank that failed, the culprit before the others; empty if none fits."""
+    failed = [rank for rank in result.ranks if rank.outcome is not None and rank.outcome.is_bad]
+    failed.sort(key=lambda rank: rank.rank != result.culprit)
+    return next((hint.text for rank in failed for hint in HINTS if hint.fits(rank, result)), "")

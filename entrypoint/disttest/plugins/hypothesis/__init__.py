@@ -1,0 +1,1 @@
+"""Has the ranks of a test draw the same examples of hypothesis."""

@@ -1,0 +1,218 @@
+"""In a rank: runs the body of a test and says in messages how it ended; exit codes are the cross-check."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sys
+import threading
+import traceback
+import unittest
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from disttest.clock import monotonic, sleep
+from disttest.model import Outcome
+from disttest.plugins.launching_classes.raised import tell
+from disttest.results.exit_codes import TEST_ERROR
+from disttest.results.headline import raised_line
+from disttest.results.verdict import is_consequence
+from disttest.runtime.messages.protocol import Channel, PhaseEnded, Raised, RunStop, clean_text
+from disttest.runtime.messages.raised import describe_held_back, describe_raised, stop_of
+from disttest.runtime.rank.bridge import shorten
+from disttest.runtime.rank.rank_test import PostMortem
+from disttest.runtime.rank.waits import awaited_ranks
+
+
+class Account:
+    """The rank's own account of its test: what the method raised, however its surroundings translate that into exit codes."""
+
+    def __init__(self, channel: Channel, post_mortem: PostMortem | None = None) -> None:
+        """An account of one test.
+
+        Args:
+            channel: to the main process.
+            post_mortem: shows somebody where the test has failed, while the world stands still.
+        """
+        self.post_mortem = post_mortem
+        self.channel = channel
+        self._raised: BaseException | None = None
+        self._raised_at_s = 0.0
+        self._began_s = monotonic()
+        self._reported = False
+
+    def watch(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The same method, with whatever it raises remembered on the way."""
+
+        @functools.wraps(method)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except BaseException as error:
+                self.note(error)
+                raise
+
+        return watched
+
+    def note(self, error: BaseException) -> None:
+        """The test raised this, just now."""
+        self._raised, self._raised_at_s = error, monotonic()
+
+    def report_text(self, text: str) -> None:
+        """The test says by itself that it failed; the text is a traceback."""
+        if self._failure() is not None:
+            self.report_failure()
+            return
+        self._send(Outcome.FAILED, raised_line(text) or "failed", text)
+
+    def report_failure(self) -> None:
+        """Report what the test raised as its failure."""
+        error = self._raised
+        assert error is not None
+        if self.post_mortem is None:
+            raised = describe_raised(error)
+            self._send(
+                Outcome.FAILED,
+                raised.message,
+                raised.details,
+                at_s=self._raised_at_s,
+                unrendered=True,
+                held_back=describe_held_back(error),
+            )
+        message, text = tell(error)
+
+        def report() -> tuple[str, str]:
+            self._send(Outcome.FAILED, message, text, at_s=self._raised_at_s, stop=stop_of(error))
+            return message, text
+
+        if self.post_mortem is None:
+            report()
+        else:
+            self.post_mortem(error, report)
+
+    def report_end(self, code: int, skips: Mapping[int, str]) -> None:
+        """The test is over, and the rank is about to leave with this code."""
+        if self._reported:
+            return
+        if code == 0:
+            self._send(Outcome.PASSED)
+        elif self._failure() is not None:
+            self.report_failure()
+        elif code in skips and isinstance(self._raised, unittest.SkipTest):
+            self._send(Outcome.SKIPPED, str(self._raised))
+        elif code in skips:
+            self._send(Outcome.SKIPPED, skips[code])
+
+    def report_kept(self, error: BaseException | None, skips: Mapping[int, str]) -> None:
+        """One test of a rank that stays is over."""
+        if error is None:
+            self._send(Outcome.PASSED)
+        elif isinstance(error, unittest.SkipTest):
+            self._send(Outcome.SKIPPED, str(error))
+        elif isinstance(error, SystemExit) and error.code in skips:
+            self._send(Outcome.SKIPPED, skips[error.code])  # type: ignore[index]
+        else:
+            self.note(error)
+            self.report_failure()
+
+    def _failure(self) -> BaseException | None:
+        harmless = (unittest.SkipTest, SystemExit)
+        return None if isinstance(self._raised, harmless) else self._raised
+
+    def _send(
+        self,
+        outcome: Outcome,
+        message: str = "",
+        details: str = "",
+        *,
+        at_s: float | None = None,
+        unrendered: bool = False,
+        stop: RunStop | None = None,
+        held_back: Raised | None = None,
+    ) -> None:
+        self._reported = True
+        now_s = monotonic()
+        self.channel.send(
+            PhaseEnded(
+                phase="call",
+                outcome=outcome,
+                duration_s=now_s - self._began_s,
+                ended_at_s=now_s if at_s is None else at_s,
+                message=clean_text(message)[:2000],
+                details=shorten(clean_text(details)),
+                because_of=awaited_ranks() if unrendered and is_consequence(message) else (),
+                unrendered=unrendered,
+                stop=stop,
+                held_back=held_back,
+            )
+        )
+
+
+class ChannelPipe:
+    """A rank's pipe to the main process in the form that torch's harness expects of it.
+
+    What is sent becomes a report; nothing is ever received, since stacks are taken without the rank's help.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._ours, self._theirs = socket.socketpair()
+        self.closed = False
+
+    def fileno(self) -> int:
+        """A descriptor that never becomes readable before it is closed."""
+        return self._ours.fileno()
+
+    def send(self, text: object) -> None:
+        """The test failed, says its class."""
+        self._account.report_text(text if isinstance(text, str) else repr(text))
+
+    def note(self, error: BaseException) -> None:
+        """The test raised this just now."""
+        self._account.note(error)
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Nothing ever arrives."""
+        if timeout:
+            sleep(timeout)
+        return False
+
+    def recv(self) -> object:
+        """Nothing ever arrives: the other end does not speak."""
+        raise EOFError
+
+    def close(self) -> None:
+        """Close it; more than once is fine."""
+        self.closed = True
+        self._ours.close()
+        self._theirs.close()
+
+
+def run_to_exit_code(
+    body: Callable[[], object],
+    account: Account,
+    end_threads: Callable[[], object] = threading._shutdown,  # type: ignore[attr-defined]  # noqa: SLF001
+) -> int:
+    """Run the body the way ``multiprocessing`` runs a process, up to its exit code; its own threads belong to it."""
+    try:
+        body()
+        end_threads()
+    except SystemExit as request:
+        return _as_code(request.code)
+    except BaseException as error:  # noqa: BLE001  # the end of the rank's stack
+        account.note(error)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _as_code(value: object) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)  # noqa: T201  # as Python does at exit
+    return 1
+
+
+__all__ = ["TEST_ERROR", "Account", "ChannelPipe", "run_to_exit_code"]

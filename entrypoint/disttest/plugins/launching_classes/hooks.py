@@ -1,0 +1,75 @@
+"""The hooks by which classes that start ranks run on ranks that are supervised."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.hookspecs import hookimpl, of_pytest
+from disttest.model import WorldKind
+from disttest.plugins.launching_classes.option_rows import HOST, hosts_all
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
+    from disttest.runtime.rank.rank_spec import RankSpec
+
+_MARK = "hosted: run a class that starts ranks (torch's own, DeepSpeed's) on supervised forks, as --disttest-host does for all"
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--host``."""
+    return (HOST,)
+
+
+@hookimpl
+def disttest_marks() -> Sequence[str]:
+    """The mark for one class."""
+    return (_MARK,)
+
+
+@hookimpl
+def disttest_load_parts(config: pytest.Config) -> None:
+    """Import the part in main processes."""
+    del config
+    from disttest.plugins.launching_classes import main_process  # noqa: F401
+
+
+@of_pytest(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Import files that are scripts, too, as those of torch are."""
+    if not hosts_all(collector.config):
+        return (yield)
+    from disttest.plugins.launching_classes.scripts import collect_script
+
+    return (yield from collect_script(collector))
+
+
+@hookimpl
+def disttest_marks_are_foreign(item: pytest.Item) -> bool | None:
+    """Those of classes like DeepSpeed's, which start as many ranks as the mark says."""
+    return bool(getattr(getattr(item, "cls", None), "is_dist_test", False)) or None
+
+
+@hookimpl(tryfirst=True)
+def disttest_world_of(item: pytest.Item, options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """The ranks that the class of the test starts."""
+    from disttest.plugins.launching_classes.recognise import world_of
+
+    return world_of(item, options, host)
+
+
+@hookimpl
+def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
+    """The main process of a class."""
+    if spec.kind not in (WorldKind.MAIN, WorldKind.THREADS):
+        return None
+    from disttest.plugins.launching_classes.main_process import serve_main
+
+    return serve_main

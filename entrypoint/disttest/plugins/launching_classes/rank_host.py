@@ -1,0 +1,414 @@
+"""Starts ranks for a test's main process, supervises them, and tells both the test and the world."""
+
+from __future__ import annotations
+
+import contextlib
+import unittest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from disttest.clock import monotonic
+from disttest.limits import RANKS_LEAVE_S
+from disttest.model import Outcome, RankEnd, RankRecord, TestCase, VerdictRule
+from disttest.plugins.launching_classes.account import Account, ChannelPipe
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.plugins.launching_classes.loan import LentTeam, Loan, RanksWereUsed
+from disttest.plugins.launching_classes.raised import thread_records
+from disttest.plugins.launching_classes.rank_starter import RankMain, RankStarter
+from disttest.plugins.launching_classes.ranks import run_once, serve_tests
+from disttest.plugins.launching_classes.reused_rank import serve_loans, settle_for_test
+from disttest.plugins.launching_classes.team import (
+    HostedAttempt,
+    Rank,
+    Team,
+    blame_for_waiting,
+    foreign_record,
+)
+from disttest.results.exit_codes import NO_RANKS, ExitRule, read_record, torch_outcome
+from disttest.results.rulings import disagreement
+from disttest.runtime.messages.phases import PhaseCell
+from disttest.runtime.messages.protocol import (
+    Cancel,
+    Channel,
+    RanksJoined,
+    RunStop,
+    RunTest,
+    TestDone,
+    Variables,
+)
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.world.attempt import RankProgress
+from disttest.runtime.world.rank_handles import Supervisor
+from disttest.testing.hosting import Body, RanksFailed
+
+
+class ForkHost:
+    """The host of a main process: its ranks are forks of it."""
+
+    def __init__(
+        self, spec: RankSpec, channel: Channel, config: pytest.Config, skips: dict[int, str]
+    ) -> None:
+        self._spec = spec
+        self._channel = channel
+        self._config = config
+        self._skips = skips
+        self._order: RunTest | None = None
+        self._may_differ = False
+        """Whether the running test is marked ``ranks_may_differ``."""
+        self._is_torchs = True
+        """Whether torch's rules say anything of the running test."""
+        self._launches = 0
+        """How often the running test has started ranks."""
+        self._began_s = 0.0
+        self._stop: RunStop | None = None
+        """A rank has ended the run."""
+        self._team: Team | None = None
+        self._kept: Team | None = None
+        self._lent = LentTeam()
+        self._starter = RankStarter(spec, channel, config)
+        self._phase = PhaseCell(spec.phases, spec.place) if spec.settings.is_debugged else None
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its ranks may use GPUs."""
+        return self._spec.shape.device != "cpu"
+
+    @property
+    def by_torchs_rules(self) -> bool:
+        """Whether the running test passes if torch's own harness passes it."""
+        return self._is_torchs and self._spec.settings.verdict is VerdictRule.TORCH
+
+    @property
+    def may_reuse(self) -> bool:
+        """Whether the ranks of the running test may have run another one of its class."""
+        return self._running().reuse
+
+    # --- around a test
+
+    def begin(self, order: RunTest, *, may_differ: bool, is_torchs: bool) -> None:
+        """A test begins in this main process.
+
+        Args:
+            order: the world's.
+            may_differ: whether it is marked so.
+            is_torchs: whether its class is of torch's kind, whose own rules are told beside ours.
+        """
+        self._order, self._may_differ, self._is_torchs = order, may_differ, is_torchs
+        self._launches = 0
+        self._began_s = monotonic()
+
+    def settle(self) -> None:
+        """The test is over; ranks that it never waited for are ended, and count against it."""
+        if self._team is not None:
+            team, self._team = self._team, None
+            attempt = self._attempt(team, ExitRule(), limit_s=0.0)
+            self._tell(attempt, tuple(map(blame_for_waiting, self._watch(team, attempt))))
+            if team is self._lent.team:
+                self._lent.team = None
+            team.dismiss(limit_s=0.0)
+
+    # --- ranks for one test
+
+    def start(self, size: int, body: Body) -> Sequence[Rank]:
+        """Start the ranks of the running test."""
+
+        def whole_body(rank: int, pipe: Any) -> None:
+            body(rank, pipe)
+            self._wait_for_gpus()
+
+        self._end_lent()
+        team = self._team = Team(self._spec, size)
+        self._note_launch(team, size)
+        for rank in range(size):
+            self._fork(
+                team, rank, lambda rank, _channel, mine, _: run_once(rank, mine, whole_body, self._skips)
+            )
+        return team.ranks
+
+    def lend(self, loan: Loan) -> Sequence[Rank]:
+        """Start the ranks of the running test, or take those that have passed another one of its class."""
+        if not self._lent.may_run(loan):
+            self._end_lent()
+            team = Team(self._spec, loan.size)
+            inheritance = self._lent.replace(loan, team)
+            for rank in range(loan.size):
+                self._fork(team, rank, partial(self._serve_loans, loan, inheritance))
+        assert self._lent.team is not None
+        team = self._team = self._lent.team
+        self._note_launch(team, loan.size)
+        variables = self._lent.lend(team)
+        self._give_out(team, method=loan.method, file_name=loan.file_name, variables=variables)
+        return team.ranks
+
+    def _serve_loans(
+        self, loan: Loan, inheritance: Inheritance, rank: int, channel: Channel, _mine: Account, stacks: Path
+    ) -> TestDone:
+        """In a rank."""
+
+        def run(order: RunTest, pipe: ChannelPipe) -> None:
+            loan.run(rank, order.method, order.file_name, pipe)
+
+        settle = partial(settle_for_test, self._config, stacks)
+        return serve_loans(channel, run, inheritance, self._skips, settle)
+
+    def _end_lent(self) -> None:
+        team, self._lent.team = self._lent.team, None
+        if team is not None:
+            team.dismiss()
+
+    def join(self, rule: ExitRule) -> None:
+        """Wait for the ranks of the running test, report them, and raise what they came to.
+
+        Raises:
+            RanksWereUsed: it is to be run once more, in new ranks.
+        """
+        team, self._team = self._team, None
+        if team is None or not team.ranks:
+            if self.by_torchs_rules:
+                return
+            raise RanksFailed(NO_RANKS)
+        attempt = self._attempt(team, rule, limit_s=self._limit_s())
+        records = self._watch(team, attempt)
+        is_lent = team is self._lent.team
+        again = is_lent and self._lent.must_be_run_again(attempt, is_good=self._are_good(records))
+        outdated = self._lent.outdated if is_lent else ""
+        self._tell(attempt, records, superseded=again, outdated=outdated)
+        over = self._lent.take_back(attempt) if is_lent else team
+        if over is not None:
+            over.dismiss(limit_s=0.0)
+        if again:
+            self._began_s = monotonic()
+            self._order = msgspec.structs.replace(self._running(), reuse=False)
+            raise RanksWereUsed
+        self._raise_outcome(records, rule)
+
+    def join_foreign(
+        self,
+        processes: Sequence[Any],
+        rule: ExitRule,
+        join: Callable[[], None],
+        said: Callable[[], Mapping[int, str]],
+    ) -> None:
+        """Ranks that the class started by itself, with ``multiprocessing``: wait its way, judge ours.
+
+        Args:
+            processes: of ``multiprocessing``, one for each rank.
+            rule: which exit codes are fine.
+            join: waits for them as the class does, and raises what it makes of them.
+            said: the tracebacks that they sent, by process id; asked when they were waited for.
+        """
+        began_s = monotonic()
+        try:
+            join()
+        finally:
+            after_s, texts = monotonic() - began_s, said()
+            found = [
+                foreign_record(rank, process.exitcode, after_s, texts.get(process.pid, ""))
+                for rank, process in enumerate(processes)
+            ]
+            records = tuple(read_record(record, rule, self._skips) for record in found)
+            self._channel.send(RanksJoined(records=records, torch_outcome=self._by_torch(records, rule)))
+        self._raise_outcome(records, rule)
+
+    def report_passed(self, size: int) -> None:
+        """So many ranks have passed, says the class, which has started them by itself and knows no more of them."""
+        records = (
+            RankRecord(rank=rank, end=RankEnd.REPORTED, outcome=Outcome.PASSED, phase="call")
+            for rank in range(size)
+        )
+        self._channel.send(RanksJoined(records=tuple(records)))
+
+    # --- ranks that are threads of this process
+
+    def report_threads(self, size: int, raised: Sequence[tuple[int, BaseException]]) -> None:
+        """Report the threads of a test as its ranks, if one has failed; a skip or a pass is the main process's to tell."""
+        records = thread_records(size, raised, log=f"{self._running().folder}/main.log")
+        if any(record.outcome is Outcome.FAILED for record in records):
+            self._channel.send(RanksJoined(records=records, threads=True))
+
+    # --- ranks for many tests
+
+    def keep(
+        self, owner: object, size: int, prepare: Callable[[int], None], run: Callable[[str], None]
+    ) -> None:
+        """Start ranks that stay, unless they are there already and well."""
+
+        def run_whole(name: str) -> None:
+            run(name)
+            self._wait_for_gpus()
+
+        if self._kept is not None and self._kept.owner == owner and not self._kept.broken:
+            return
+        self.release(None)
+        team = self._kept = Team(self._spec, size)
+        team.owner = owner
+        for rank in range(size):
+            self._fork(
+                team,
+                rank,
+                lambda rank, channel, mine, _: serve_tests(
+                    rank, channel, mine, prepare, run_whole, self._skips
+                ),
+            )
+
+    def run_kept(self, owner: object, name: str) -> None:
+        """Have the kept ranks run one test; ranks that failed are replaced before the next one."""
+        team = self._kept
+        if team is None or team.owner != owner:
+            raise RanksFailed(NO_RANKS)
+        attempt = self._attempt(team, ExitRule(), limit_s=self._limit_s())
+        self._note_launch(team, len(team.ranks))
+        self._give_out(team, nodeid=name)
+        records = self._watch(team, attempt)
+        self._tell(attempt, records)
+        if any(record.outcome is None or record.outcome.is_bad for record in records):
+            team.broken = True
+            self.release(None, limit_s=0.0)
+        self._raise_outcome(records, ExitRule())
+
+    def release(self, owner: object, *, limit_s: float = RANKS_LEAVE_S) -> None:
+        """Let the kept ranks leave (those of this owner, or anybody's)."""
+        if owner is None:
+            self._end_lent()
+        if self._kept is not None and owner in (None, self._kept.owner):
+            self._kept.dismiss(limit_s=limit_s)
+            self._kept = None
+
+    # --- inside
+
+    def _wait_for_gpus(self) -> None:
+        """In a rank whose test has passed: what still runs on its GPU may fail, and would be nobody's then."""
+        if self.on_gpus and self._spec.settings.verdict is VerdictRule.STRICT:
+            from disttest.runtime.rank.gpu_state import wait_for_gpus
+
+            wait_for_gpus()
+
+    def _running(self) -> RunTest:
+        if self._order is None:
+            raise RanksFailed("ranks were started while no test runs")
+        return self._order
+
+    def _log(self, rank: int) -> str:
+        """Where a rank's log of the running test comes to lie, relative to the results directory."""
+        return f"{self._running().folder}/rank{rank}.log"
+
+    def _give_out(self, team: Team, **told: str | Variables) -> None:
+        """Have ranks that stay run the test."""
+        for handle in team.supervisor.handles:
+            log = str(team.supervisor.logs.open(self._log(handle.rank)))
+            handle.channel.send(msgspec.structs.replace(self._running(), next_nodeid=None, log=log, **told))
+
+    def _note_launch(self, team: Team, size: int) -> None:
+        """Ranks that a test launches after others write into the logs of those, which say where that begins."""
+        self._launches += 1
+        if self._launches == 1:
+            return
+        logs = team.supervisor.logs
+        for rank in range(size):
+            logs.open(self._log(rank))
+            begins = f"\n[disttest: launch {self._launches} of the test, rank {rank} of {size}]\n"
+            logs.log(self._log(rank)).append(begins)
+
+    def _limit_s(self) -> float:
+        return max(0.0, self._running().limit_s - (monotonic() - self._began_s))
+
+    def _fork(self, team: Team, rank: int, main: RankMain) -> None:
+        self._starter.fork(team, rank, self._log(rank), main)
+
+    def _attempt(self, team: Team, rule: ExitRule, *, limit_s: float) -> HostedAttempt:
+        now_s = monotonic()
+        nodeid = self._running().nodeid
+        attempt = HostedAttempt(
+            test=TestCase(
+                nodeid=nodeid, slug="", classname="", name="", file="", line=1, suite="", timeout_s=limit_s
+            ),
+            number=1,
+            started_s=now_s,
+            started_at_s=0.0,
+            ranks=[
+                RankProgress(rank=handle.rank, pid=handle.child.pid, log=self._log(handle.rank), phase="call")
+                for handle in team.supervisor.handles
+            ],
+        )
+        attempt.rule, attempt.skips, attempt.main = rule, self._skips, self._phase
+        attempt.waits_for_peers = self.by_torchs_rules or rule.any_code or rule.expected != 0
+        return attempt
+
+    def _watch(self, team: Team, attempt: HostedAttempt) -> tuple[RankRecord, ...]:
+        supervisor = team.supervisor
+        supervisor.begin(attempt)
+        with self._heeding_the_world(supervisor, attempt):
+            supervisor.watch(attempt)
+        attempt.hold(monotonic(), on=False)
+        self._began_s += attempt.paused_s
+        supervisor.close_logs(attempt)
+        self._stop = attempt.stop
+        return tuple(attempt.read(progress) for progress in attempt.ranks)
+
+    def _tell(
+        self,
+        attempt: HostedAttempt,
+        records: tuple[RankRecord, ...],
+        *,
+        superseded: bool = False,
+        outdated: str = "",
+    ) -> None:
+        self._channel.send(
+            RanksJoined(
+                records=records,
+                torch_outcome=self._by_torch(records, attempt.rule) if attempt.ranks else None,
+                cause=attempt.cause,
+                plugin_error=attempt.plugin_error,
+                superseded=superseded,
+                outdated=outdated,
+            )
+        )
+
+    def _are_good(self, records: Sequence[RankRecord]) -> bool:
+        """Whether nothing is wrong with any of them, nor between them."""
+        bad = any(record.outcome is None or record.outcome.is_bad for record in records)
+        return not bad and not disagreement(records, may_differ=self._may_differ)
+
+    def _by_torch(self, records: Sequence[RankRecord], rule: ExitRule) -> Outcome | None:
+        return torch_outcome(records, rule, self._skips) if self._is_torchs else None
+
+    @contextlib.contextmanager
+    def _heeding_the_world(self, supervisor: Supervisor, attempt: HostedAttempt) -> Iterator[None]:
+        """While ranks are watched, a cancelled run ends them with their stacks taken."""
+
+        def on_message() -> None:
+            for message in self._channel.receive(wait=False):
+                if isinstance(message, Cancel):
+                    attempt.cancel(message.reason, monotonic())
+            if self._channel.closed_by_peer:
+                supervisor.ignore(self._channel)
+                attempt.cancel("the world is gone", monotonic())
+
+        supervisor.watch_also(self._channel, on_message)
+        try:
+            yield
+        finally:
+            supervisor.ignore(self._channel)
+
+    def _raise_outcome(self, records: Sequence[RankRecord], rule: ExitRule) -> None:
+        if self._stop is not None:
+            pytest.exit(self._stop.reason, returncode=self._stop.exit_code)
+        if self.by_torchs_rules:
+            theirs = torch_outcome(records, rule, self._skips)
+            if theirs is Outcome.SKIPPED:
+                raise unittest.SkipTest(records[0].message)
+            if theirs is Outcome.PASSED:
+                return
+        bad = [record for record in records if record.outcome is None or record.outcome.is_bad]
+        if bad:
+            says = "; ".join(f"rank {record.rank}: {record.message or 'did not finish'}" for record in bad)
+            raise RanksFailed(says)
+        if words := disagreement(records, may_differ=self._may_differ):
+            raise RanksFailed(words)
+        if all(record.outcome is Outcome.SKIPPED for record in records):
+            raise unittest.SkipTest(records[0].message)

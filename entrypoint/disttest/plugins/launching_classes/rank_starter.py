@@ -1,0 +1,88 @@
+"""Forks ranks of a main process, and hands them over to those who supervise them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from disttest.host.process import die_with_parent, fork_child, leave
+from disttest.plugin_manager import plugin_manager
+from disttest.plugins.launching_classes.account import Account
+from disttest.plugins.launching_classes.ranks import account_for, settle_in
+from disttest.plugins.launching_classes.team import Rank, Team
+from disttest.runtime.messages.phases import PhaseCell
+from disttest.runtime.messages.protocol import Channel, RankReady, TestDone
+from disttest.runtime.rank import flight
+from disttest.runtime.rank.child import belong_to_this_process, out_of_the_way
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.waits import leave_waits, watch_waits
+from disttest.runtime.world.evidence import EvidenceSource
+from disttest.runtime.world.rank_handles import RankProcessHandle
+
+RankMain = Callable[[int, Channel, Account, Path], TestDone]
+"""The life of a rank: its number, its channel, its account of the first test, where it puts its stacks -> its last word."""
+
+
+class RankStarter:
+    """Starts the ranks of one main process."""
+
+    def __init__(self, spec: RankSpec, channel: Channel, config: pytest.Config) -> None:
+        """A starter in a main process.
+
+        Args:
+            spec: of the main process.
+            channel: to its world, which no rank may hold.
+            config: pytest's.
+        """
+        self._spec, self._channel, self._config = spec, channel, config
+        self._starts = 0
+
+    def fork(self, team: Team, rank: int, log_name: str, main: RankMain) -> None:
+        """Fork a rank of the team."""
+        ours, theirs = Channel.pair()
+        foreign = [ours, self._channel, *(handle.channel for handle in team.supervisor.handles)]
+        self._starts += 1
+        stacks = self._spec.scratch / f"rank{rank}-{self._starts}.stacks"
+        questions = stacks.with_suffix(".ask")
+        spec, config, parent = self._spec, self._config, os.getpid()
+        log = team.supervisor.logs.open(log_name)
+        held = team.held
+        held_at = held.path if held else None
+
+        def be_rank() -> None:
+            die_with_parent(parent)
+            for channel in foreign:
+                channel.close()
+            mine = out_of_the_way(theirs)
+            belong_to_this_process(mine)
+            settle_in(config, log, stacks, spec.threads, team.captured)
+            flight.answer_questions(questions, rank)
+            hold = PhaseCell(held_at, rank).hold if held_at else None
+            post_mortem = plugin_manager().call(
+                "disttest_started_rank", rank=rank, spec=spec, config=config, hold=hold
+            )
+            watch_waits(team.watches, rank)
+            flight.note_start()
+            own_account = account_for(mine, post_mortem)
+            mine.send(RankReady())
+            done = main(rank, mine, own_account, stacks)
+            leave_waits()
+            plugin_manager().call("disttest_process_saves")
+            mine.send(done)
+            leave(done.exit_code or 0)
+
+        child = fork_child(be_rank, new_group=True)
+        theirs.close()
+        team.ranks.append(Rank(rank, child))
+        handle = RankProcessHandle(
+            rank=rank,
+            channel=ours,
+            child=child,
+            evidence=EvidenceSource(child, stacks, questions),
+            log=log,
+            held=lambda: held is not None and held.is_held(rank),
+        )
+        team.supervisor.add(handle)

@@ -1,0 +1,131 @@
+"""In a rank that stays: one test after another, each as in a new rank, for as long as nothing is left of the last one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from disttest.host.process import flush_output
+from disttest.plugin_manager import plugin_manager
+from disttest.plugins.launching_classes.account import Account, ChannelPipe, run_to_exit_code
+from disttest.plugins.launching_classes.inheritance import Inheritance
+from disttest.plugins.launching_classes.ranks import account_for, sending_warnings
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone, Variables, clean_text
+from disttest.runtime.rank import flight, hygiene, watchdog
+from disttest.runtime.rank.child import redirect_output, register_stacks
+from disttest.runtime.rank.rank import next_order
+from disttest.runtime.rank.waits import begin_waits
+
+
+def serve_loans(
+    channel: Channel,
+    run: Callable[[RunTest, ChannelPipe], None],
+    inheritance: Inheritance,
+    skips: Mapping[int, str],
+    settle_for: Callable[[RunTest], None],
+) -> TestDone:
+    """Run tests until told to leave, or until one has left something; then the end of that one.
+
+    Args:
+        channel: to the main process.
+        run: the body of a test.
+        inheritance: what this process has from that one, the modules of the tests among it.
+        skips: exit codes that mean a skip.
+        settle_for: what a rank does first for a test.
+    """
+    state = _State(inheritance)
+    while (order := next_order(channel)) is not None:
+        settle_for(order)
+        state.hear(order.variables)
+        mine = account_for(channel, None)
+        pipe = ChannelPipe(mine)
+        with sending_warnings(channel):
+            code = _run(lambda: run(order, pipe), mine, state)  # noqa: B023  # called at once
+        mine.report_end(code, skips)
+        pipe.close()
+        if code not in (0, *skips):
+            return TestDone(exit_code=code)
+        if left := state.left(skipped=code in skips):
+            return TestDone(exit_code=code, leaks=tuple(map(clean_text, left)))
+        channel.send(TestDone(exit_code=code, stays=True))
+    return TestDone(exit_code=0)
+
+
+def settle_for_test(config: pytest.Config, stacks: Path, order: RunTest) -> None:
+    """What a new rank finds by itself: its own log, other random numbers, the name of its test."""
+    redirect_output(config, Path(order.log))
+    register_stacks(stacks)
+    os.environ["PYTEST_CURRENT_TEST"] = f"{order.nodeid} (call)"  # noqa: TID251
+    hygiene.reseed(int.from_bytes(os.urandom(4), "little"))
+    flight.note_start()
+    begin_waits()
+
+
+class _State:
+    """What this process looked like before its first test."""
+
+    def __init__(self, inheritance: Inheritance) -> None:
+        gc.freeze()
+        self._facts = hygiene.read_facts()
+        self._inheritance = inheritance
+        self.threads: tuple[str, ...] = ()
+        """Those that Python has ended, as it does when a process leaves: it starts some kinds of them no more."""
+
+    def hear(self, variables: Variables) -> None:
+        """The environment of the main process has changed, as a new rank would find it."""
+        if variables:
+            self._facts |= hygiene.set_variables(variables)
+
+    def left(self, *, skipped: bool) -> tuple[str, ...]:
+        """What a test has left, in words, once what can be put back was put back."""
+        if skipped:
+            _destroy_groups()
+        if left := (*self.threads, *_group(), *self._modules_changed(), *watchdog.stop_leftover()):
+            return left
+        cleanup = hygiene.clean_up(self._facts, self._facts, pristine=self._facts, shared_fixtures=False)
+        if cleanup.kept or cleanup.store_keys:
+            return (*cleanup.kept, *(f"store key {key}" for key in cleanup.store_keys))
+        gc.collect()  # or what hangs in a cycle, such as a group, would be destroyed in the middle of another test
+        flush_output()
+        plugin_manager().call("disttest_process_saves")
+        return ()
+
+    def _modules_changed(self) -> tuple[str, ...]:
+        name = self._inheritance.put_back()
+        return (f"another value of {name}",) if name else ()
+
+
+def _run(body: Callable[[], object], account: Account, state: _State) -> int:
+    def end_threads() -> None:
+        others = (each for each in threading.enumerate() if each is not threading.main_thread())
+        of_python = [each for each in others if not isinstance(each, threading._DummyThread)]  # noqa: SLF001  # of C++
+        if of_python:
+            state.threads = tuple(f"thread {each.name}" for each in of_python)
+            threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+
+    return run_to_exit_code(body, account, end_threads)
+
+
+def _group() -> tuple[str, ...]:
+    """The process group that the test has left: to destroy it may take its peers."""
+    return ("process group (not destroyed)",) if _groups() else ()
+
+
+def _destroy_groups() -> None:
+    """Destroy those of a test that was skipped, as the end of a new rank does; gloo's need no peer for that."""
+    if (backends := _groups()) and all(backend == "gloo" for backend in backends):
+        sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _groups() -> list[str]:
+    """The backends of all groups."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return []
+    return [dist.get_backend(group) for group in dist.distributed_c10d._world.pg_map]  # noqa: SLF001  # no public list

@@ -1,0 +1,15 @@
+"""The hooks of outer launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from disttest.hookspecs import hookimpl
+
+
+@hookimpl
+def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
+    """Those by which torchrun, srun or mpirun name a rank."""
+    from disttest.plugins.outer_launcher.launchers import find_outer_launchers
+
+    return find_outer_launchers(environ)

@@ -1,0 +1,137 @@
+"""The hooks by which other plugins of pytest fit runs with ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.hookspecs import hookimpl, of_pytest
+
+if TYPE_CHECKING:
+    import pytest
+
+NO_WORLDS_IN_WORKERS = (
+    "pytest-xdist cannot run worlds: leave -n out (or give -n 0); disttest runs them side by side itself"
+)
+_OF_THE_CONTROLLER = (
+    "pytest_forked",  # a rank is a process already, and a copy of it is no rank
+    "rerunfailures",  # would repeat one rank, and the others would wait for it in vain
+    "timeout",  # the world keeps the limit, also of ranks that hang where no signal reaches Python
+)
+_NO_FILES = {"allure_report_dir": None, "clean_alluredir": False, "htmlpath": None, "json_report": False}
+"""Options of plugins that write files -> their value where nothing is written."""
+_OVERRULED = "disttest_overruled"
+
+
+@of_pytest(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Change what plugins were asked before they read it."""
+    is_rank = config.getoption("disttest_rank")
+    if config.getoption("disttest_guarded") or is_rank:
+        _overrule_xdist(config)
+    _need_no_failure_server(config)
+    for name, value in _NO_FILES.items() if is_rank else ():
+        if hasattr(config.option, name):  # the controller writes the files of a run
+            setattr(config.option, name, value)
+    return (yield)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """What is asked of pytest-xdist and not done."""
+    return [f"disttest: {note}" for note in _overruled(config)]
+
+
+@of_pytest(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A worker of pytest-xdist has no ranks: a test that needs them must not run there as if it needed none."""
+    if not hasattr(item.config, "workerinput"):
+        return
+    import pytest
+
+    from disttest.runtime.controller.expand import shape_of
+
+    if shape_of(item) is not None:
+        pytest.fail(NO_WORLDS_IN_WORKERS, pytrace=False)
+
+
+@hookimpl
+def disttest_leaves_tests(config: pytest.Config) -> bool | None:
+    """pytest-xdist distributes them, or this is one of its workers."""
+    return config.pluginmanager.hasplugin("dsession") or hasattr(config, "workerinput") or None
+
+
+@hookimpl
+def disttest_worlds_begin(items: Sequence[pytest.Item], config: pytest.Config) -> Sequence[str]:
+    """What plugins do not do for these tests."""
+    measured = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
+    notes = _overruled(config)
+    if measured and config.pluginmanager.hasplugin("benchmark"):
+        count = "1 test" if len(measured) == 1 else f"{len(measured)} tests"
+        where = "which it makes of what ran in this process: the ranks measured each for itself"
+        notes.append(f"pytest-benchmark: {count} with a world not in its table, {where}")
+    return notes
+
+
+@hookimpl
+def disttest_collecting_arguments(config: pytest.Config) -> Sequence[str]:
+    """The seed that pytest-randomly has drawn."""
+    seed = getattr(config.option, "randomly_seed", None)
+    return (f"--randomly-seed={seed}",) if isinstance(seed, int) else ()
+
+
+@hookimpl
+def disttest_retries(item: pytest.Item) -> int | None:
+    """As pytest-rerunfailures was asked, by its option or its mark."""
+    if not item.config.pluginmanager.hasplugin("rerunfailures"):
+        return None
+    import pytest_rerunfailures
+
+    asked = pytest_rerunfailures.get_reruns_count(item)
+    return None if asked is None else int(asked)
+
+
+@hookimpl
+def disttest_timeout(item: pytest.Item) -> float | None:
+    """The limit that pytest-timeout was given for every test."""
+    if not item.config.pluginmanager.hasplugin("timeout"):
+        return None
+    return getattr(item.config, "_env_timeout", None) or None
+
+
+@hookimpl
+def disttest_process_configure(config: pytest.Config) -> None:
+    """Remove plugins that would act on one rank without its world."""
+    for name in _OF_THE_CONTROLLER:
+        if config.pluginmanager.hasplugin(name):
+            config.pluginmanager.unregister(name=name)
+
+
+def _overrule_xdist(config: pytest.Config) -> None:
+    """Have pytest-xdist distribute nothing, wherever it was asked to (command line, addopts, an ini file)."""
+    asked = config.option
+    processes = getattr(asked, "numprocesses", None)
+    if not _distributes(asked):
+        return
+    asked.numprocesses, asked.distload, asked.dist, asked.tx = 0, False, "no", []
+    word = f"-n {processes}" if processes else "distribution"
+    setattr(asked, _OVERRULED, f"{word} of pytest-xdist is ignored: slots do that work (--slots)")
+
+
+def _overruled(config: pytest.Config) -> list[str]:
+    note = getattr(config.option, _OVERRULED, "")
+    return [note] if note else []
+
+
+def _need_no_failure_server(config: pytest.Config) -> None:
+    """Keep pytest-rerunfailures from starting a thread that hears of crashed workers, where pytest-xdist has none.
+
+    It starts one wherever pytest-xdist is installed, and a process with a thread cannot be forked.
+    """
+    plugin = config.pluginmanager.getplugin("rerunfailures")
+    if plugin is not None and not _distributes(config.option) and not hasattr(config, "workerinput"):
+        plugin.HAS_PYTEST_HANDLECRASHITEM = False
+
+
+def _distributes(asked: Any) -> bool:
+    wanted = (getattr(asked, name, None) for name in ("numprocesses", "distload", "tx"))
+    return any(wanted)

@@ -1,0 +1,141 @@
+"""The hooks by which ranks collect the tests by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from disttest.errors import UsageError
+from disttest.hookspecs import hookimpl, of_pytest
+from disttest.model import WorldKind
+from disttest.plugins.spmd.option_rows import SPMD
+
+if TYPE_CHECKING:
+    import pytest
+
+    from disttest.cli.run_tests import RunRequest
+    from disttest.model import Invocation, TestCase
+    from disttest.options.option import Option
+    from disttest.options.run import RunOptions
+    from disttest.runtime.controller.starters import ProcessMain
+    from disttest.runtime.controller.target_host import TargetHost
+    from disttest.runtime.controller.wanted_worlds import OwnWorld
+    from disttest.runtime.guard.guard import PytestProcess
+    from disttest.runtime.rank.rank_spec import RankSpec
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--spmd``."""
+    return (SPMD,)
+
+
+@hookimpl(trylast=True)
+def disttest_prepare_run(request: RunRequest) -> None:
+    """Refuse other machines."""
+    if SPMD.of(request.options) and request.place:
+        raise UsageError(f"--spmd is for one machine: leave {request.place.option} out")
+
+
+@hookimpl
+def disttest_check_collection(options: RunOptions) -> None:
+    """Of one size only."""
+    asked = SPMD.of(options)
+    if len(asked) > 1:
+        sizes = ",".join(map(str, asked))
+        raise UsageError(
+            f"--spmd {sizes}: what is collected depends on the size, so lists and plans are of one: "
+            f"give --spmd {asked[0]}"
+        )
+
+
+@hookimpl
+def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | None:
+    """A pytest process for each size."""
+    from disttest.runtime.guard.guard import PytestProcess
+
+    sizes = SPMD.of(options)
+    return [
+        PytestProcess(name=f"--spmd {size}", arguments=(f"--disttest-spmd={size}",)) for size in sizes
+    ] or None
+
+
+@hookimpl
+def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[str] | None:
+    """The same number of ranks."""
+    is_launched = invocation.options.get("spmd") and test.kind is WorldKind.RANKS and test.world
+    return ("--spmd", str(test.world.size)) if is_launched and test.world else None
+
+
+@of_pytest(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Collect as rank 0 does, in a process that collects for ranks."""
+    known = early_config.known_args_namespace
+    if known.disttest_spmd and not known.disttest_rank and (known.disttest_guarded or known.collectonly):
+        from disttest.plugins.spmd.collecting import set_environment
+
+        set_environment(known.disttest_spmd.partition(",")[0].strip())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the fixture ``worker_id`` to a rank."""
+    if config.getoption("disttest_spmd") and config.getoption("disttest_rank"):
+        from disttest.plugins.spmd import worker_id
+
+        config.pluginmanager.register(worker_id, "disttest-worker-id")
+
+
+@hookimpl
+def disttest_load_parts(config: pytest.Config) -> None:
+    """Import the part in ranks."""
+    if config.known_args_namespace.disttest_spmd:
+        from disttest.plugins.spmd import spmd_rank  # noqa: F401
+
+
+@hookimpl
+def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
+    """Have ranks collect. Under plain pytest the setting of a project changes nothing: only the command sets ranks up."""
+    asked = [*map(config.getoption, ("disttest_guarded", "disttest_rank", "collectonly"))]
+    sizes = SPMD.of(options) if any(asked) else ()
+    # A run has a pytest process for each size, and one journal for all of them.
+    return {"ranks_collect": True, "one_world": True, "world_letter": f"w{sizes[0]}."} if sizes else {}
+
+
+@hookimpl
+def disttest_marks_are_foreign(options: RunOptions) -> bool | None:
+    """Those of tests, since each runs in the same world."""
+    return options.ranks_collect or None
+
+
+@hookimpl
+def disttest_world_of(options: RunOptions, host: TargetHost) -> OwnWorld | None:
+    """N ranks."""
+    if not options.ranks_collect:
+        return None
+    from disttest.plugins.spmd.collecting import world_of
+
+    return world_of(options, host)
+
+
+@hookimpl
+def disttest_modify_tests(
+    items: list[pytest.Item], config: pytest.Config, options: RunOptions, host: TargetHost
+) -> None:
+    """Have their ids name the world, and leave hooks of conftest files to the ranks."""
+    if options.ranks_collect:
+        from disttest.plugins.spmd.collecting import name_worlds, world_of
+        from disttest.plugins.spmd.suite_hooks import leave_hooks_to_ranks
+
+        name_worlds(items, world_of(options, host).shape)
+        if not config.getoption("disttest_rank"):
+            leave_hooks_to_ranks(config)
+
+
+@hookimpl
+def disttest_process_main(spec: RankSpec) -> ProcessMain | None:
+    """A rank that is left to the suite."""
+    if not spec.settings.ranks_collect or spec.kind is not WorldKind.RANKS:
+        return None
+    from disttest.plugins.spmd.spmd_rank import serve_spmd
+
+    return serve_spmd

@@ -1,0 +1,61 @@
+"""A rank of launcher mode: it has collected under torchrun's environment, and is left to the suite's own harness.
+
+No group is made for it and nothing is put back between its tests: process groups, fixtures of the session and modules
+live as long as its world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from disttest.host.process import flush_output, leave
+from disttest.plugin_manager import plugin_manager
+from disttest.plugins.spmd.suite_hooks import SuiteSession, is_conftest
+from disttest.runtime.messages.protocol import Channel, RunTest, TestDone
+from disttest.runtime.rank import flight, watchdog
+from disttest.runtime.rank.child import redirect_output, register_stacks, use_cuda_freely
+from disttest.runtime.rank.own_port import heed_own_port
+from disttest.runtime.rank.own_store import reach_own_store
+from disttest.runtime.rank.rank import Protocol, run_with_plugins, save, serve_orders, settle_in
+from disttest.runtime.rank.rank_spec import RankSpec
+from disttest.runtime.rank.rank_test import Rank, RankTest
+from disttest.runtime.rank.waits import watch_waits
+
+
+def serve_spmd(
+    spec: RankSpec, channel: Channel, session: pytest.Session, items: Mapping[str, pytest.Item]
+) -> None:
+    """Run tests until told to leave or until the world is gone. Never returns."""
+    channel = settle_in(spec, channel, session.config)
+    use_cuda_freely()
+    flight.answer_questions(spec.questions, spec.rank)
+    watch_waits(spec.watches, spec.place)
+    heed_own_port(spec.master_port)
+    reach_own_store(spec)
+
+    rank = Rank(spec, session.config, channel)
+    plugins = plugin_manager()
+    plugins.call("disttest_rank_configure", rank=rank)
+    plugins.add_core(Protocol(items), "protocol")
+
+    def run(order: RunTest) -> None:
+        redirect_output(session.config, Path(order.log))
+        register_stacks(spec.stacks)
+        flight.note_start()
+        test = RankTest(rank, order, items[order.nodeid], seed=spec.settings.seed)
+        plugin_error = run_with_plugins(test)
+        flush_output()
+        plugin_error = plugin_error or save()
+        channel.send(TestDone(leaks=watchdog.stop_leftover(), seen=test.reported, plugin_error=plugin_error))
+
+    suite = SuiteSession(session, spec.failed_before)
+    session.config.pluginmanager.register(suite, "disttest-suite-session")
+    serve_orders(
+        spec, channel, session, run, silences=lambda plugin: not is_conftest(plugin) and plugin is not suite
+    )
+    suite.finish()
+    save()
+    leave(0)

@@ -1,0 +1,56 @@
+"""Which failures get a hint, and which one."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from disttest.model import Outcome, RankEnd, RankRecord, TestResult
+from disttest.plugins.hints.hints import hint_for
+
+TMP = tempfile.gettempdir()
+
+
+def rank(number: int, message: str = "") -> RankRecord:
+    outcome = Outcome.FAILED if message else Outcome.PASSED
+    return RankRecord(rank=number, end=RankEnd.REPORTED, outcome=outcome, phase="call", message=message)
+
+
+def hinted(*ranks: RankRecord, culprit: int | None = None) -> str:
+    return hint_for(TestResult(nodeid="t.py::test_x", outcome=Outcome.FAILED, ranks=ranks, culprit=culprit))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("DistNetworkError: The server socket has failed to listen: EADDRINUSE", "--slots 1"),
+        ("OSError: [Errno 98] Address already in use", "--slots 1"),
+        ("ValueError: trying to initialize the default process group twice!", "new_group"),
+        ("ValueError: Default process group has not been initialized, please", "usefixtures"),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: '/x/pytest-1/disttest/w2/rank1/test_a0/m.pt'",
+            "tmp_path is a folder of this rank alone",
+        ),
+    ],
+)
+def test_a_message_has_its_hint(message, words):
+    assert words in hinted(rank(0), rank(1, message))
+
+
+def test_a_temporary_file_that_is_gone_for_one_rank_only_may_have_been_removed():
+    gone = f"FileNotFoundError: [Errno 2] No such file or directory: '{TMP}/tmpab/model.pt'"
+
+    assert "may have removed it" in hinted(rank(0), rank(1, gone))
+    assert hinted(rank(0, gone), rank(1, gone)) == ""
+    assert hinted(rank(0), rank(1, gone.replace(TMP, "/data"))) == ""
+
+
+def test_most_failures_have_none():
+    assert hinted(rank(0), rank(1, "AssertionError: the port 80 is closed")) == ""
+
+
+def test_the_culprit_comes_first():
+    port, twice = "OSError: Address already in use", "ValueError: initialize the default process group twice!"
+
+    assert "new_group" in hinted(rank(0, port), rank(1, twice), culprit=1)
