@@ -18,7 +18,8 @@ A hook runs in one of five kinds of processes. Each description names its kind:
 * command: the ``disttest`` process. It imports neither torch nor pytest; a plugin must import both inside its functions.
 * controller: the pytest process that collects the tests.
 * world: the process that starts the ranks of a world, gives them tests and judges what they report.
-* rank: a process of a world, which runs the tests.
+* rank: a process of a world, which runs the tests. The main process of a class that starts its ranks supervises them as a world
+  does.
 * node agent: a controller on a node of a cluster.
 
 A plugin that raises an exception ends in an error that names the plugin and the hook. No test passes by it.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest
     from disttest.host.devices.device_findings import DeviceFinding
     from disttest.host.signals import NotedSignals
-    from disttest.model import Invocation, TestCase, TestResult, WorldKind, WorldShape
+    from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
     from disttest.reports.reporter import Reporter, ReportTable
@@ -229,7 +230,7 @@ def disttest_further_commands(test: TestCase, result: TestResult, run: Run) -> M
         run: its invocation and root directory.
 
     Returns:
-        A word for each, such as ``replay``, and its command line, quoted for a shell.
+        A word for each, such as ``again``, and its command line, quoted for a shell.
     """
 
 
@@ -637,6 +638,30 @@ def disttest_process_saves() -> None:
     """Each process of a world in which tests run, after each test and when it leaves: write what the plugin has gathered.
 
     Such a process ends without the hooks of Python that run at exit, and the next test may end it.
+    """
+
+
+@hookspec
+def disttest_rank_environment() -> Mapping[str, str]:
+    """Rank, and main process of a class, when it starts: environment variables, unless the user has set them.
+
+    Each plugin has variables of its own; the first test finds them.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_calls_of_rank(rank: int, since_s: float, folder: Path) -> Sequence[Collective] | None:
+    """Rank, also one that a class has started, when its test hangs: its last collectives, which explain the hang.
+
+    The hook runs in a thread of its own while the main thread may hang in any call; import nothing in it.
+
+    Args:
+        rank: this one.
+        since_s: start of the test, in seconds since the epoch.
+        folder: with the logs of the test; the plugin may write files there.
+
+    Returns:
+        The collectives, the oldest first; None if the plugin knows of none.
     """
 
 

@@ -219,6 +219,17 @@ FAILS = """
 
 
     @hookimpl
+    def disttest_rank_environment():
+        fail("rank_environment")
+        return {"OF_A_PLUGIN": "1"}
+
+
+    @hookimpl
+    def disttest_calls_of_rank(rank, since_s, folder):
+        fail("calls_of_rank")
+
+
+    @hookimpl
     def disttest_report_tables(run):
         fail("report_tables")
         return []
@@ -421,6 +432,7 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
         ("around_worlds", "disttest_around_worlds"),
         ("watch_ranks", "disttest_watch_ranks"),
         ("join_watch", "disttest_join_watch"),
+        ("rank_environment", "disttest_rank_environment"),
     ],
 )
 def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing, where, hook):
@@ -428,6 +440,41 @@ def test_a_plugin_that_fails_elsewhere_is_named_and_the_run_is_not_green(failing
 
     assert ExitCode.PASSED != ended.exit_code
     assert f"plugin fails failed in {hook}: ValueError: planted in {where}" in ended.output
+
+
+def test_a_plugin_that_fails_to_say_what_a_hanging_rank_called_is_named_in_its_log(failing):
+    failing.write(test_waits=WAITS)
+
+    ended = failing.run("run", "test_waits.py", "--timeout", "2", FAILS_IN="calls_of_rank")
+
+    result = ended.result("test_standstill")
+    assert "timed out after 2 s" in result.message
+    log = (ended.results / result.ranks[0].log).read_text()
+    assert "disttest: plugin fails failed in disttest_calls_of_rank: ValueError: planted" in log
+
+
+HOSTED = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class Hosted(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_one(self):
+            pass
+"""
+
+
+def test_a_watch_that_fails_over_ranks_of_a_class_is_named_and_the_test_does_not_pass(failing):
+    failing.write(test_hosted=HOSTED)
+
+    one = failing.run("run", "test_hosted.py", FAILS_IN="look").result("test_one")
+
+    assert (Outcome.ERROR, Cause.PLUGIN) == (one.outcome, one.cause)
+    assert "plugin fails failed in disttest_watch_ranks: ValueError: planted in look" in one.message
 
 
 def test_a_plugin_that_fails_while_a_failure_is_written_is_named(failing):
@@ -440,6 +487,7 @@ def test_a_plugin_that_fails_while_a_failure_is_written_is_named(failing):
 
 
 WAITS = """
+    import os
     import signal
 
     import pytest
@@ -447,6 +495,7 @@ WAITS = """
 
     @pytest.mark.world_size(2)
     def test_standstill(world):
+        assert os.environ["OF_A_PLUGIN"] == "1"
         if world.rank == 0:
             signal.pause()
 """

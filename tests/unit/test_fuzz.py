@@ -378,6 +378,7 @@ VALUES = st.one_of(
 @fuzzed
 @given(st.sampled_from(RUN_OPTIONS), VALUES, st.booleans())
 @example(next(option for option in RUN_OPTIONS if option.name == "slots"), "9" * 5000, False)
+@example(next(option for option in PLUGIN_OPTIONS if option in RUN_OPTIONS), "", False)
 def test_an_option_is_understood_or_refused(option: Option, text: str, by_variable: bool) -> None:
     flags, environ = ({}, {option.variable: text}) if by_variable else ({option.field: text}, {})
     try:

@@ -61,6 +61,28 @@ def test_a_named_call_names_it_as_well():
         plugins.named("disttest_test_data", object, item="x")
 
 
+def test_a_named_call_refuses_what_is_not_of_the_type():
+    plugins = Plugins(BUILT_IN)
+    plugins.add(plugin(disttest_watch_ranks=lambda settings: "a watch"), "mine")
+
+    with pytest.raises(
+        PluginError, match="plugin mine returned something else from disttest_watch_ranks: a dict is needed"
+    ):
+        plugins.named("disttest_watch_ranks", dict, settings=None, size=2, evidence=None)
+
+
+def test_things_by_name_are_asked_for_with_arguments_and_a_name_has_one_owner():
+    plugins = Plugins(BUILT_IN)
+    for name in ("first", "second"):
+        plugins.add(plugin(disttest_further_commands=lambda test: {"again": f"again {test}"}), name)
+
+    arguments = {"test": "x", "result": None, "run": None}
+    with pytest.raises(PluginError, match="plugins second and first both add 'again'"):
+        plugins.mapping("disttest_further_commands", str, **arguments)
+    plugins.remove("second")
+    assert {"again": "again x"} == plugins.mapping("disttest_further_commands", str, **arguments)
+
+
 def test_the_core_is_no_plugin_that_failed_and_a_wrapper_around_it_is_not_blamed():
     def disttest_rank_test(test):
         raise ValueError(test)

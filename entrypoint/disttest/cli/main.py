@@ -28,6 +28,7 @@ from disttest.cli.run import run_command
 from disttest.cli.words import warn
 from disttest.errors import DisttestError, ExitCode
 from disttest.options.environment import environment
+from disttest.options.flags import ShowingCommand
 from disttest.output import drain_streams, outlet, steady_streams
 from disttest.plugin_manager import plugin_manager
 
@@ -89,10 +90,8 @@ _SHOWING = frozenset(
     {
         "list",
         "explain",
-        "diverge",
         "trend",
         "plan",
-        "doctor",
         "config",
         "completion",
         "man",
@@ -102,7 +101,7 @@ _SHOWING = frozenset(
         "--version",
     }
 )
-"""Commands of which nothing but their output (or that first of all) is wanted."""
+"""Commands of which nothing but their output (or that first of all) is wanted. Plugins make theirs of ShowingCommand."""
 _CHANNELS = frozenset({"node-agent"})
 """Commands whose standard output is a channel to another process."""
 _FOR_PYTEST = frozenset({"run", "list", "plan"})
@@ -153,7 +152,9 @@ def _without_plugin_words(words: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point: what follows ``--`` is pytest's; errors of ours become one line and their exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    shown = bool(_SHOWING.intersection(words[:1]))
+    shown = any(
+        word in _SHOWING or isinstance(command.commands.get(word), ShowingCommand) for word in words[:1]
+    )
     if not _CHANNELS.intersection(words[:1]):
         on_github = environment().get("GITHUB_ACTIONS") == "true" and not _PASSES_ON.intersection(words[:1])
         steady_streams(github.harmless if on_github else None)

@@ -40,7 +40,7 @@ def group_title(name: str, description: str, ranks: Collection[int]) -> str:
 
 
 class Collective(Frozen):
-    """One collective (or point-to-point call) as a rank's flight recorder has it."""
+    """One collective, or point-to-point call, of a rank."""
 
     group: str
     seq: int

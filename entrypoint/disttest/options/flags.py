@@ -51,6 +51,10 @@ class RegistryCommand(click.Command):
                     formatter.write_dl(rows[title])
 
 
+class ShowingCommand(RegistryCommand):
+    """A command whose output is all that is asked of it, so that a lost output is an error."""
+
+
 class _Switch(click.Option):
     """A flag that may stand alone."""
 

@@ -3,7 +3,7 @@
 import pytest
 from board_actors import Stage, group_of
 
-from disttest.plugins.deadlock.awaited_ranks import find_awaited
+from disttest.plugins.deadlock.in_rank import find_awaited
 
 ALL, PAIR = group_of(0, 1, 2), group_of(0, 2, name="7", description="")
 

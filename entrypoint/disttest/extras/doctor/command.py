@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from disttest.errors import UsageError
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import ShowingCommand, flags
 
 if TYPE_CHECKING:
     from disttest.extras.doctor.examine import Diagnosis
 
 
-@click.command(cls=RegistryCommand)
+@click.command(cls=ShowingCommand)
 @flags("doctor")
 @click.pass_context
 def doctor(

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from disttest.errors import ExitCode
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import ShowingCommand, flags
 
 
-@click.command(cls=RegistryCommand)
+@click.command(cls=ShowingCommand)
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @flags("diverge")

@@ -1,4 +1,4 @@
-"""Tests of hangs: a block in which the ranks are to wait for each other for ever."""
+"""Tests of hangs: a block in which the ranks have to wait for each other for ever."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _expect: Callable[[str | None], None] | None = None
 
 
 def provide_board(expect: Callable[[str | None], None]) -> None:
-    """Say how this rank tells its world that it expects a deadlock; called once, by the rank."""
-    global _expect  # one rank per process is what a rank is
+    """Set how this rank notes on the board that it expects a deadlock; called once, by the rank."""
+    global _expect  # a process is one rank
     _expect = expect
 
 
 @contextmanager
 def expect_deadlock(match: str = "") -> Iterator[None]:
-    """The test passes when no rank can go on, while all that are still at it are in such a block.
+    """Pass the test when no rank can go on, while all ranks that have not finished it are in such a block.
 
-    They are ended there, so nothing behind the block runs, and no tear-down. Skips the test where nobody looks for
+    The ranks are ended there, so nothing after the block runs, and no tear-down. The test is skipped where no watch looks for
     deadlocks (``--deadlock off``, more than one node, outside of a world).
 
     Args:
@@ -29,7 +29,7 @@ def expect_deadlock(match: str = "") -> Iterator[None]:
 
     Raises:
         AssertionError: the block was left: there was no deadlock.
-        ValueError: the expression makes no sense, or is too long.
+        ValueError: the expression is not valid, or is too long.
     """
     try:
         re.compile(match)

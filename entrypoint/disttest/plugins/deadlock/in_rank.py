@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from disttest import observe
-from disttest.observe import Tool, Wait
-from disttest.plugins.deadlock.awaited_ranks import find_awaited
+from disttest.observe import ANY_SOURCE, Call, Tool, Wait
 from disttest.plugins.deadlock.board_tool import BoardTool
 from disttest.plugins.deadlock.expect import provide_board
 from disttest.plugins.deadlock.late_peers import LatePeers
-from disttest.plugins.deadlock.snapshot import read_slot
+from disttest.plugins.deadlock.layout import Direction
+from disttest.plugins.deadlock.queued_calls import issued, needs
+from disttest.plugins.deadlock.snapshot import Counts, Snapshot, read_slot
 from disttest.runtime.rank.waits import WatchedRank
 
 
@@ -68,3 +69,27 @@ class _FailedWaits(Tool):
         if error is not None and wait.call is not None:
             ranks = {rank: read_slot(slot) for rank, slot in self._slots().items()}
             self.awaited = find_awaited(ranks, self._rank, wait.call)
+
+
+def find_awaited(ranks: Mapping[int, Snapshot], waiter: int, call: Call) -> tuple[int, ...]:
+    """Return the ranks that have not made their part of a call, by what all ranks had called when the wait for it failed.
+
+    Args:
+        ranks: the board of each rank of the world.
+        waiter: the rank whose wait has failed.
+        call: the call that it waited for.
+
+    Returns:
+        Ranks of the world; nothing if a board is incomplete.
+    """
+    if any(snapshot.has_gap or snapshot.rank not in (-1, rank) for rank, snapshot in ranks.items()):
+        return ()
+    group = (call.group.name, call.group.ranks)
+    if call.peer is None:
+        needed = (m for m in group[1] if needs(call.op, call.root, waiter, m, in_queue=False))
+        return tuple(m for m in needed if m != waiter and m in ranks and issued(ranks[m], group) < call.seq)
+    if call.peer == ANY_SOURCE or call.peer not in ranks:
+        return ()
+    answer = Direction.RECEIVE if call.op == "send" else Direction.SEND
+    met = ranks[call.peer].channels.get((group, answer, waiter, call.tag), Counts(issued=0, done=0))
+    return () if met.issued >= call.seq else (call.peer,)

@@ -1,7 +1,7 @@
-"""Looks at what the ranks of a running test wait in, and finds the deadlock as soon as it can be proven.
+"""Looks at the waits of the ranks of a running test, and finds a deadlock as soon as it can be proven.
 
 The board costs a comparison of memory five times a second. Only when nothing has moved for a second, and the board says
-that nobody can go on, are processes looked at, and last of all the ranks asked for their stacks.
+that no rank can go on, are processes looked at, and last of all the ranks asked for their stacks.
 """
 
 from __future__ import annotations

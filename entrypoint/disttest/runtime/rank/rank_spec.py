@@ -12,9 +12,9 @@ import msgspec
 from disttest.model import Frozen, Isolation, WorldKind, WorldShape
 from disttest.options.run import WorldSettings
 from disttest.planning.backends import visible_devices
+from disttest.plugin_manager import plugin_manager
 from disttest.results.directory import Home
 from disttest.runtime.messages.protocol import NodePartition
-from disttest.runtime.rank import flight
 
 
 def place_variables(rank: int, size: str, partition: NodePartition | None = None) -> dict[str, str]:
@@ -118,7 +118,7 @@ class RankSpec(Frozen):
         defaults = {
             "GLOO_SOCKET_IFNAME": interface,
             "TP_SOCKET_IFNAME": interface,
-            **flight.ENVIRONMENT,
+            **plugin_manager().mapping("disttest_rank_environment", str),
             **self.defaults,
         }
         for name, value in defaults.items():

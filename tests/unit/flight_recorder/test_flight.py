@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disttest.runtime.rank.flight import merge_dumps, read_dump
+from disttest.plugins.flight_recorder.recorder import merge_dumps, read_dump
 
 
 def entry(name, at_ns, seq, **other):

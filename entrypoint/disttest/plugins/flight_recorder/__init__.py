@@ -1,0 +1,1 @@
+"""The last collectives of a rank that hangs, from torch's flight recorder."""

@@ -1,0 +1,168 @@
+"""Reads torch's flight recorder in the rank itself: gloo has no watchdog that would write it out."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from disttest.host.loaded import stand_in
+from disttest.masking import masker
+from disttest.model import Collective
+from disttest.own_frames import HARNESS_PLACES
+
+KEPT = 100
+"""The last so many collectives of a test are told; the raw dump has them all."""
+
+_INTERNAL = (
+    "/torch/",
+    *HARNESS_PLACES,
+    "/disttest/observe/",
+    "/_pytest/",
+    "/pluggy/",
+    "/typing_extensions.py",
+)
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""The recorder has the names of C++; whoever reads a report knows them from torch."""
+
+
+def recorded_calls(rank: int, since_s: float, folder: Path) -> tuple[Collective, ...] | None:
+    """Write the dump for torch's own analyser (see :func:`dump_path`), and return our reading of it.
+
+    Args:
+        rank: this one.
+        since_s: start of the test, in seconds since the epoch.
+        folder: with the logs of the test.
+    """
+    records = list(_dumps())
+    if not records:
+        return None
+    record = merge_dumps(records)
+    record["pg_config"] = {**record.get("pg_config", {}), **_groups()}
+    record["pg_config"].pop("", None)
+    # Names of groups and of files are the users' own: values that are to be hidden may stand in them.
+    record = masker.tree(record) if masker.active else record
+    whole = dump_path(folder, rank)
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    pending = whole.with_name(f"{whole.name}.pending")
+    pending.write_bytes(pickle.dumps(record, protocol=2))
+    pending.rename(whole)
+    return tuple(read_dump(record, since_s=since_s))[-KEPT:]
+
+
+def _groups() -> dict[str, dict[str, str]]:
+    """Every process group of this rank, as the dump names them: only NCCL's are in it by themselves."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return {}
+    return {
+        name: {
+            "name": name,
+            "desc": "default_pg" if group is c10d.GroupMember.WORLD else group.group_desc,
+            "ranks": str(sorted(c10d._world.pg_group_ranks[group])),  # noqa: SLF001
+        }
+        for group, name in list(c10d._world.pg_names.items())  # noqa: SLF001  # no public list of groups exists
+    }
+
+
+def _without_inductor() -> AbstractContextManager[None]:
+    """Keep torch's symbolizer from importing ``torch._inductor``, which takes seconds, only to see if it is there.
+
+    It asks ``hasattr(torch, "_inductor")``, and that attribute is made by importing it. (torch 2.13,
+    ``combined_traceback.cpp``; frames of compiled code are found where the test has imported it.)
+    """
+    return stand_in(vars(sys.modules["torch"]), "_inductor", types.SimpleNamespace())
+
+
+def dump_path(folder: Path, rank: int) -> Path:
+    """Where the dump lies: in a folder with those of the other ranks and nothing else, as the analyser wants it."""
+    return folder / "flight" / f"rank_{rank}"
+
+
+_RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")
+"""torch keeps one recorder for gloo and the like, and one for NCCL; each is dumped by a function of its own."""
+
+
+def _dumps() -> Iterator[dict[str, Any]]:
+    """What each recorder of this torch has; one that fails does not hide the other."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    for name in _RECORDERS:
+        with contextlib.suppress(AttributeError, RuntimeError), _without_inductor():
+            yield pickle.loads(getattr(module, name)())  # noqa: S301  # made by this very process
+
+
+def merge_dumps(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several dumps of one rank as one: all entries, each once, in the order of their calls; what else they tell, united."""
+    merged: dict[str, Any] = {}
+    entries: dict[tuple[Any, ...], Any] = {}
+    for record in records:
+        for name, value in record.items():
+            known = merged.get(name)
+            merged[name] = {**known, **value} if isinstance(known, dict) else value
+        for entry in record.get("entries", ()):
+            entries.setdefault(_identity(entry), entry)
+    return {**merged, "entries": sorted(entries.values(), key=lambda entry: entry.get("time_created_ns", 0))}
+
+
+def _identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells two calls apart: a torch whose recorders share their memory dumps each entry twice."""
+    names = ("time_created_ns", "process_group", "profiling_name", "collective_seq_id", "p2p_seq_id", "op_id")
+    return tuple(str(entry.get(name)) for name in names)
+
+
+def read_dump(dump: Mapping[str, Any], *, since_s: float) -> Iterator[Collective]:
+    """The entries of a dump since a moment (epoch seconds), oldest first; what is not understood is left out."""
+    for entry in dump.get("entries", ()):
+        with contextlib.suppress(KeyError, TypeError, IndexError):
+            if entry["time_created_ns"] / 1e9 >= since_s:
+                yield _collective(entry)
+
+
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    group_name, description = entry["process_group"]
+    where = next((frame for frame in entry.get("frames", ()) if _is_user(frame)), None)
+    backend, _, op = entry["profiling_name"].rpartition(":")
+    return Collective(
+        group=_group(group_name, description),
+        seq=entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"],
+        op=op,
+        backend=backend,
+        inputs=_tensors(entry["input_sizes"], entry["input_dtypes"]),
+        outputs=_tensors(entry["output_sizes"], entry["output_dtypes"]),
+        done=bool(entry.get("retired")) or entry["state"] == "completed",
+        at_s=entry["time_created_ns"] / 1e9,
+        where=f"{Path(where['filename']).name}:{where['line']}" if where else "",
+        p2p=entry["is_p2p"],
+    )
+
+
+def _group(name: str, description: str) -> str:
+    if description == "default_pg":
+        return "default"
+    return f"#{name}" if description in ("", "undefined") else description
+
+
+def _is_user(frame: Mapping[str, Any]) -> bool:
+    return not any(part in frame["filename"] for part in _INTERNAL)
+
+
+def _tensors(sizes: Any, dtypes: Any) -> str:
+    return ", ".join(f"{_DTYPES.get(of, of)}{list(size)}" for size, of in zip(sizes, dtypes, strict=False))
