@@ -53,8 +53,6 @@ ORPHANS_S = 6.0
 """How long helpers of a killed rank may take to notice; a worker of torch's DataLoader looks every 5 seconds."""
 NATIVE_STACKS_S = 2.0
 """For all ranks together; torch's libraries take half a second."""
-STARTED_STACKS_S = 2.0
-"""How long the processes that a contained test has started may take to tell their stacks, all together."""
 MAIN_MARGIN_S = 3.0
 """A main process ends its ranks at the test's deadline; this long for it to do so and to report."""
 MAIN_CANCEL_S = 1.2
@@ -75,8 +73,6 @@ NO_LIMIT_S = 20 * 24 * 3600.0
 
 # --- a world
 
-EXAMPLE_AGREED_S = 2.0
-"""How long a rank in which an example of hypothesis has failed waits for the others, which may wait for it in a collective."""
 COLLECT_S = 300.0
 """How long a clean process may take to collect the files of a run once more."""
 THREAD_REST_S = 0.25

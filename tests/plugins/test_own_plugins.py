@@ -17,7 +17,6 @@ from typed import without_numbers
 
 from disttest.errors import ExitCode
 from disttest.model import Cause, Outcome
-from disttest.plugin_manager import plugin_manager
 from disttest.results.narrative import how_failed
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
@@ -98,6 +97,43 @@ FAILS = """
     @hookimpl
     def disttest_modify_tests(items):
         fail("modify_tests")
+
+
+    @hookimpl
+    def disttest_check_run(request):
+        fail("check_run")
+
+
+    @hookimpl
+    def disttest_parts_of_run(options):
+        fail("parts_of_run")
+
+
+    @hookimpl
+    def disttest_set_options(options):
+        fail("set_options")
+        return {"one_world": True} if os.environ.get("SETS") else {}
+
+
+    @hookimpl
+    def disttest_world_of(item):
+        fail("world_of")
+
+
+    @hookimpl
+    def disttest_place_tests(pairs):
+        fail("place_tests")
+        return [f"placed {len(pairs)} tests"]
+
+
+    @hookimpl
+    def disttest_make_world(order):
+        fail("make_world")
+
+
+    @hookimpl
+    def disttest_process_main(spec):
+        fail("process_main")
 
 
     @hookimpl
@@ -378,18 +414,11 @@ def test_built_in_plugins_are_left_out_like_others(lab):
     assert (ended.results / "ctrf.json").exists()
 
 
-def test_a_run_without_any_built_in_plugin_has_verdicts(lab):
-    lab.write(test_plain="def test_plain():\n    pass\n")
-    built_in = [name for name, _ in plugin_manager().all]
+def test_a_field_of_the_options_is_set_by_one_plugin(failing):
+    ended = failing.run("run", "test_calls.py", "--spmd", "2", SETS="1")
 
-    ended = lab.run(
-        *("run", "test_calls.py", "test_plain.py"),
-        *(word for name in built_in for word in ("-p", f"no:{name}")),
-        results="core",
-    )
-
-    assert ExitCode.PASSED == ended.exit_code, ended.output
-    assert [Outcome.PASSED] * 3 == [test.final.outcome for test in ended.run.tests]
+    assert ExitCode.PASSED != ended.exit_code
+    assert "both add 'one_world' in disttest_set_options: leave one out" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -418,6 +447,13 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
     ("where", "hook"),
     [
         ("rank_configure", "disttest_rank_configure"),
+        ("check_run", "disttest_check_run"),
+        ("parts_of_run", "disttest_parts_of_run"),
+        ("set_options", "disttest_set_options"),
+        ("world_of", "disttest_world_of"),
+        ("place_tests", "disttest_place_tests"),
+        ("make_world", "disttest_make_world"),
+        ("process_main", "disttest_process_main"),
         ("process_configure", "disttest_process_configure"),
         ("settle", "disttest_settle"),
         ("worlds_begin", "disttest_worlds_begin"),
@@ -539,6 +575,9 @@ def test_state_that_a_plugin_names_is_restored_between_tests_and_told(failing):
 
     assert ExitCode.PASSED == ended.exit_code, ended.output
     assert any("planted state verbose" in leak for leak in ended.result("test_changes").ranks[0].leaks)
+    notes = "\n".join(ended.run.notes)
+    assert "placed 2 tests" in notes
+    assert "2 tests outside of this process" in notes
 
 
 def test_a_check_of_a_plugin_fails_the_doctor(failing):

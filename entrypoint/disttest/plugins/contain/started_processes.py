@@ -12,7 +12,8 @@ from disttest.clock import monotonic, sleep
 from disttest.host.descendants import is_helper, shown_command
 from disttest.host.proc import descendants
 from disttest.host.process import Exit, exit_of_zombie, send_signal, signal_name
-from disttest.limits import EVIDENCE_POLL_S, STARTED_STACKS_S, TICK_S
+from disttest.limits import EVIDENCE_POLL_S, TICK_S
+from disttest.plugins.contain.limits import STARTED_STACKS_S
 from disttest.runtime.messages.roles import role_file
 from disttest.runtime.world.evidence import EvidenceSource, StacksAnswer
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from disttest.limits import EXAMPLE_AGREED_S, NO_LIMIT_S
+from disttest.limits import NO_LIMIT_S
+from disttest.plugins.hypothesis.limits import EXAMPLE_AGREED_S
 from disttest.runtime.rank.rank_spec import RankSpec
 
 _HELD = ""

@@ -7,12 +7,13 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import disttest
 from disttest.descriptors import append_to
-from disttest.errors import ExitCode
+from disttest.errors import ExitCode, PluginError
 from disttest.host.process import Child, fork_child, leave, spawn_child
 from disttest.masking import masker
 from disttest.options.environment import hash_seed
@@ -52,10 +53,18 @@ def live(spec: RankSpec, channel: Channel, session: pytest.Session, items: Mappi
     if words := plugins_differ(
         spec.settings.plugins, plugin_manager().identity, "this process", "the command"
     ):
-        os.write(append_to(spec.log), f"disttest: {words}\n".encode())
-        leave(ExitCode.INTERNAL)
-    main = plugin_manager().call("disttest_process_main", spec=spec) or serve
+        _leave_with(words, spec)
+    try:
+        main = plugin_manager().call("disttest_process_main", spec=spec) or serve
+    except PluginError as error:
+        _leave_with(str(error), spec)
     main(spec, channel, session, items)
+
+
+def _leave_with(words: str, spec: RankSpec) -> NoReturn:
+    """End this process, which has no log of its own yet."""
+    os.write(append_to(spec.log), f"disttest: {words}\n".encode())
+    leave(ExitCode.INTERNAL)
 
 
 def be_a_rank(session: pytest.Session, order: InterpreterOrder, errors: Sequence[tuple[str, str]]) -> None:
