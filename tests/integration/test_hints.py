@@ -67,7 +67,7 @@ def ended(lab):
 def test_what_users_see(ended):
     hints = {
         "test_port": "--slots 1",
-        "test_second_group": "the fixture `world` has made the default process group",
+        "test_second_group": "the fixture world has made the default process group",
         "test_no_group": '@pytest.mark.usefixtures("world")',
         "test_own_folder": "use the fixture world_tmp_path",
     }

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from sample_runs import SampleRun, mixed_run, rank, stopped_run, write_log
 
-from disttest.model import Collective, Outcome, TestResult
+from disttest.model import Collective, Outcome, Section, TestResult
 from disttest.plugins.html.collectives import collective_table
 from disttest.plugins.html.data import choose_tests
 from disttest.plugins.html.render import render_html
@@ -61,6 +61,19 @@ def test_reasons_of_tests_that_were_not_run_are_a_list_of_their_own():
         ("Skipped", "1 no GPU"),
         ("Not run", "2 not run: stopping"),
     ]
+
+
+def test_a_section_of_one_line_stands_below_the_message_of_its_failure():
+    sample = SampleRun()
+    sections = {
+        "hints": Section(title="hint: use <world_tmp_path>"),
+        "calls": Section(title="calls of its ranks", lines=("all_reduce",)),
+    }
+    sample.test(Outcome.FAILED, name="test_a", message="rank 1 failed", sections=sections)
+
+    (card,) = re.findall(r'<li class="card failed">.*?</li>', render_html(sample.finish()), re.DOTALL)
+    assert "<p>hint: use &lt;world_tmp_path&gt;</p>" in card
+    assert "calls of its ranks" not in card
 
 
 def test_every_test_that_torch_would_have_passed_is_named():

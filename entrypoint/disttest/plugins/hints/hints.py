@@ -41,17 +41,17 @@ def _lacks_file_that_others_had(rank: RankRecord, result: TestResult) -> bool:
 
 HINTS = (
     Hint(
-        "another test of this run may use the port at the same time: mark both tests with `exclusive`, run with --slots 1, "
+        "another test of this run may use the port at the same time: mark both tests exclusive, run with --slots 1, "
         "or ask for a free port with port 0",
         _says(r"EADDRINUSE|address already in use"),
     ),
     Hint(
-        "the fixture `world` has made the default process group before the test: remove the call, or make a second group "
+        "the fixture world has made the default process group before the test: remove the call, or make a second group "
         "with new_group",
         _says(r"initialize the default process group twice"),
     ),
     Hint(
-        "the fixture `world` makes the process group: take it as an argument, or mark a unittest class with "
+        "the fixture world makes the process group: take it as an argument, or mark a unittest class with "
         '@pytest.mark.usefixtures("world")',
         _says(r"default process group has not been initialized"),
     ),
