@@ -50,9 +50,8 @@ def test_tests_run_fail_and_hang_without_any_plugin(lab, words):
     assert Outcome.PASSED is ended.result("test_plain").outcome
     assert "rank 1 of 2 failed: ValueError: bad shard" == ended.result("test_fails").message
     hung = ended.result("test_hangs")
-    assert hung.message.startswith(
-        "rank 1 never joined barrier #1 (group default): rank 0 waits at test_alone.py:22"
-    )
+    # Without the plugin that reads torch's flight recorder, the stacks tell what it waits in.
+    assert hung.message.startswith("rank 0 waits in barrier at test_alone.py:22; rank 1 had finished")
     assert {"events.jsonl", "results.json", "junit.xml", "summary.md"} == {
         path.name for path in ended.results.iterdir() if path.is_file()
     }

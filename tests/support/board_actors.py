@@ -41,6 +41,7 @@ class Actor:
         is_async=False,
         thread=1,
         inputs=(),
+        outputs=(),
         site=NOWHERE,
         behind=None,
     ):
@@ -58,7 +59,7 @@ class Actor:
             is_async=is_async,
             timeout_s=1800.0,
             inputs=inputs,
-            outputs=(),
+            outputs=outputs,
             site=site,
             thread=thread,
             by_cpp=by_cpp,

@@ -12,7 +12,7 @@ from disttest.model.outcomes import Outcome, RankEnd
 from disttest.model.recorded import Recorded
 
 MAIN_RANK = -1
-RANKS_DISAGREE = "ranks disagree at collective #"
+RANKS_DISAGREE = "ranks disagree at "
 """How a finding begins that tells of calls that do not fit, by which it is known among the words of a rank's end."""
 
 

@@ -111,7 +111,7 @@ def _mismatch(ranks: Sequence[RankRecord], waiting: dict[int, Collective]) -> Fi
 def _differ(at: Collective, rank: int, call: str, other: int, other_call: str) -> str:
     first, second = sorted([(rank, call), (other, other_call)])
     return (
-        f"{RANKS_DISAGREE}{at.seq} of group {at.group}: "
+        f"{RANKS_DISAGREE}collective #{at.seq} of group {at.group}: "
         f"rank {first[0]} called {first[1]}, rank {second[0]} called {second[1]}"
     )
 

@@ -7,6 +7,7 @@ failed or was ended after it is a victim.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 from disttest.model import (
@@ -256,7 +257,8 @@ def _accusation(culprit: RankRecord, size: int) -> str:
     who = f"rank {culprit.rank} of {size}"
     _, disagree, calls = culprit.message.partition(RANKS_DISAGREE)
     if disagree and not culprit.has_failed:
-        return f"{disagree}{calls} (gloo then aborted rank {culprit.rank})"
+        how = "crashed" if culprit.signal == signal.SIGSEGV else "aborted"
+        return f"{disagree}{calls} (gloo then {how} rank {culprit.rank})"
     sizes, call = SIZES.search(culprit.message), last_call(culprit)
     if sizes and call and not culprit.has_failed:
         return (

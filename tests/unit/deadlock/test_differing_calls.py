@@ -8,7 +8,11 @@ import pytest
 from board_actors import Stage, group_of
 
 from disttest.plugins.deadlock import layout
-from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
+from disttest.plugins.deadlock.differing_calls import (
+    describe_differing_calls,
+    find_odd_rank,
+    waits_in_differing_call,
+)
 
 ALL = group_of(0, 1, 2)
 
@@ -53,6 +57,40 @@ def test_an_all_to_all_before_the_aborted_call_may_be_uneven(stage):
     for actor in stage.ranks:
         actor.done(actor.do("alltoall_base", ALL, inputs=(tensor(actor.rank + 1),)))
         actor.call("allreduce", ALL, inputs=(tensor(4),))
+
+    assert told(stage) == ""
+
+
+def test_a_message_that_did_not_fit_is_told_with_both_tensors(stage):
+    for sender in (0, 2):  # one from another rank fits
+        stage.ranks[sender].do("send", ALL, peer=1, inputs=(tensor(6),))
+    stage.ranks[1].done(stage.ranks[1].do("recv", ALL, peer=2, outputs=(tensor(6),)))
+    stage.ranks[1].do("recv", ALL, peer=0, outputs=(tensor(5),))
+
+    assert told(stage) == (
+        "ranks disagree at recv #1 of rank 1: rank 0 sent float32[6], rank 1 receives float32[5]"
+    )
+    assert odd_rank(stage, 1) is None
+
+
+def test_a_crash_counts_inside_of_the_call_that_differs_only(stage):
+    for actor in stage.ranks:
+        actor.done(actor.do("allreduce", ALL, inputs=(tensor(actor.rank + 1),)))
+        actor.do("broadcast", ALL, root=1, inputs=(tensor(4),))
+    snapshots = {rank: stage.snapshot(rank) for rank in range(3)}
+    assert not waits_in_differing_call(snapshots, 0)
+
+    stage.ranks[2].do("reduce", ALL, root=1, inputs=(tensor(9),))
+    for actor in stage.ranks[:2]:
+        actor.do("reduce", ALL, root=1, inputs=(tensor(4),))
+    snapshots = {rank: stage.snapshot(rank) for rank in range(3)}
+    assert waits_in_differing_call(snapshots, 0)
+
+
+def test_a_scatter_has_tensors_where_it_starts_only(stage):
+    stage.ranks[0].call("scatter", ALL, root=0, inputs=(tensor(2), tensor(2)), outputs=(tensor(2),))
+    for actor in stage.ranks[1:]:
+        actor.call("scatter", ALL, root=0, outputs=(tensor(2),))
 
     assert told(stage) == ""
 

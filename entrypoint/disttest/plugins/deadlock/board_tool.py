@@ -223,6 +223,8 @@ class BoardTool(BoardWriter, Tool):
         channel = self._channel(call)
         if channel is not None:
             channel.issued = call.seq
+            last = self._place(call.site), self._tensors(call)
+            layout.LAST_CALL.pack_into(self._memory, self._base + channel.row + layout.LAST_CALL_AT, *last)
             _pack_counts(self._memory, self._base + channel.row + layout.COUNTS_AT, call.seq, channel.done)
 
     def _note_done(self, call: Call) -> None:
@@ -245,7 +247,7 @@ class BoardTool(BoardWriter, Tool):
         channel = self._channels[key] = _Channel(self._free_channels.pop())
         direction = Direction.SEND if call.op == "send" else Direction.RECEIVE
         at = self._base + channel.row
-        layout.CHANNEL.pack_into(self._memory, at, group, direction, call.peer, call.tag, 0, 0)
+        layout.CHANNEL.pack_into(self._memory, at, group, direction, call.peer, call.tag, 0, 0, 0, 0)
         return channel
 
     # --- threads
@@ -358,10 +360,11 @@ class BoardTool(BoardWriter, Tool):
         return place
 
     def _tensors(self, call: Call) -> int:
-        key = tuple(map(_form, call.inputs))
+        tensors = call.outputs if call.is_p2p and not call.inputs else call.inputs
+        key = tuple(map(_form, tensors))
         place = self._texts.get(key)
         if place is None:
-            text = ", ".join(str(spec_of(tensor)) for tensor in call.inputs)
+            text = ", ".join(str(spec_of(tensor)) for tensor in tensors)
             place = self._texts[key] = self._text(text, end=layout.LAST_TENSORS)
         return place
 

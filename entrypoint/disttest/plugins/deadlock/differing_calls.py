@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from disttest.model import RANKS_DISAGREE, rank_names
 from disttest.observe.operations import title_of
 from disttest.plugins.deadlock import wait_words
+from disttest.plugins.deadlock.layout import Direction
 from disttest.plugins.deadlock.snapshot import GroupKey, IssuedCollective, Snapshot
 
 _UNEVEN = frozenset({"alltoall", "alltoall_base"})
@@ -34,15 +35,26 @@ def describe_differing_calls(ranks: Mapping[int, Snapshot], aborted: int) -> str
         aborted: the rank that has died of it.
 
     Returns:
-        The first collective of the aborted rank for which others called something else, or brought other tensors; empty
-        if none is known.
+        The first collective of the aborted rank for which others called something else, or brought other tensors; without
+        one, the message that did not fit. Empty if neither is known.
     """
     found = next(_differing(ranks, aborted), None) or _uneven(ranks, aborted)
     if found is None:
-        return ""
+        return _describe_message(ranks, aborted)
     group, seq, called = found
     name = wait_words.group_name(group, ranks[aborted].groups[group])
-    return f"{RANKS_DISAGREE}{seq} of group {name}: {_tell(called)}"
+    return f"{RANKS_DISAGREE}collective #{seq} of group {name}: {_tell(called)}"
+
+
+def waits_in_differing_call(ranks: Mapping[int, Snapshot], crashed: int) -> bool:
+    """Return whether a rank that crashed was in a collective to which others brought other tensors.
+
+    Args:
+        ranks: the board of each rank of the world.
+        crashed: the rank that has died.
+    """
+    inside = {(wait.group, wait.seq) for wait in ranks[crashed].waits if wait.peer is None}
+    return any((group, seq) in inside for group, seq, _ in _differing(ranks, crashed))
 
 
 def find_odd_rank(ranks: Mapping[int, Snapshot], aborted: int) -> int | None:
@@ -119,6 +131,28 @@ def _uneven(
     return None
 
 
+def _describe_message(ranks: Mapping[int, Snapshot], aborted: int) -> str:
+    """``ranks disagree at recv #1 of rank 1: rank 0 sent float32[6] at a.py:5, rank 1 receives float32[5] at a.py:7``."""
+    for wait in ranks[aborted].waits:
+        if wait.group is None or wait.peer is None or wait.peer not in ranks:
+            continue
+        if wait.direction is not Direction.RECEIVE:
+            continue
+        mine = ranks[aborted].channels.get((wait.group, Direction.RECEIVE, wait.peer, wait.tag))
+        theirs = ranks[wait.peer].channels.get((wait.group, Direction.SEND, aborted, wait.tag))
+        if (
+            mine
+            and theirs
+            and mine.tensors
+            and theirs.tensors
+            and _sizes(mine.tensors) != _sizes(theirs.tensors)
+        ):
+            sent = f"rank {wait.peer} sent {theirs.tensors}{_at(theirs.where)}"
+            received = f"rank {aborted} receives {mine.tensors}{_at(mine.where)}"
+            return f"{RANKS_DISAGREE}recv #{wait.seq} of rank {aborted}: {sent}, {received}"
+    return ""
+
+
 def _called(
     ranks: Mapping[int, Snapshot], group: GroupKey, seq: int
 ) -> Iterator[tuple[int, IssuedCollective]]:
@@ -139,7 +173,10 @@ def _tell(called: Mapping[int, IssuedCollective]) -> str:
     """``ranks 0,2 called all_reduce of float32[4] at a.py:5, rank 1 called all_reduce of float32[8] at a.py:5``."""
     by_call: dict[str, list[int]] = {}
     for rank, signature in called.items():
-        place = f" at {signature.where}" if signature.where else ""
-        call = f"{title_of(signature.op)} of {signature.tensors}{place}"
+        call = f"{title_of(signature.op)} of {signature.tensors}{_at(signature.where)}"
         by_call.setdefault(call, []).append(rank)
     return ", ".join(f"{rank_names(who)} called {call}" for call, who in by_call.items())
+
+
+def _at(where: str) -> str:
+    return f" at {where}" if where else ""

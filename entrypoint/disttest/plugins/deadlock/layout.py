@@ -10,7 +10,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-SLOT = 13312
+SLOT = 13568
 """Bytes for each rank."""
 
 OBSERVED_AT = 0
@@ -60,10 +60,12 @@ SIGNATURE = struct.Struct("<HHHHiI")
 RING = 8
 GROUPS = Table(WAITS.end, GROUP.size + RING * SIGNATURE.size, 20)
 
-CHANNEL = struct.Struct("<HBxiqII")
-"""Group, direction, peer, tag; how many calls were issued, how many are known to be done."""
+CHANNEL = struct.Struct("<HBxiqHHII")
+"""Group, direction, peer, tag; place and tensors of the last call; how many were issued, how many are known to be done."""
+LAST_CALL = struct.Struct("<HH")
 COUNTS = struct.Struct("<II")
 COUNTS_AT = CHANNEL.size - COUNTS.size
+LAST_CALL_AT = COUNTS_AT - LAST_CALL.size
 CHANNELS = Table(GROUPS.end, CHANNEL.size, 60)
 
 MAKING = struct.Struct("<HHH")

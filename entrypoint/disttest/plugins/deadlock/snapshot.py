@@ -76,6 +76,10 @@ class Counts(Frozen):
     issued: int
     done: int
     """So many at least are known to be done."""
+    tensors: str = ""
+    """Of the last call; empty where no space was left."""
+    where: str = ""
+    """Of the last call."""
 
 
 class Making(Frozen):
@@ -207,10 +211,14 @@ class _Reader:
         return (self._text(name), Making(ranks=self._text(ranks), where=self._text(where))) if name else None
 
     def _channel(self, place: int) -> tuple[ChannelKey, Counts] | None:
-        group, direction, peer, tag, issued, done = layout.CHANNEL.unpack_from(self._slot, place)
+        group, direction, peer, tag, where, tensors, issued, done = layout.CHANNEL.unpack_from(
+            self._slot, place
+        )
         if not direction or group not in self._keys:
             return None
-        return (self._keys[group], Direction(direction), peer, tag), Counts(issued=issued, done=done)
+        return (self._keys[group], Direction(direction), peer, tag), Counts(
+            issued=issued, done=done, tensors=self._text(tensors), where=self._text(where)
+        )
 
 
 def _rank(number: int) -> int | None:

@@ -19,7 +19,11 @@ from disttest.host.proc import catches, cpu_ticks, descendants, is_alive, is_at_
 from disttest.limits import TICK_S
 from disttest.model import HangCause, Outcome
 from disttest.observe.records import WaitKind
-from disttest.plugins.deadlock.differing_calls import describe_differing_calls, find_odd_rank
+from disttest.plugins.deadlock.differing_calls import (
+    describe_differing_calls,
+    find_odd_rank,
+    waits_in_differing_call,
+)
 from disttest.plugins.deadlock.layout import SLOT
 from disttest.plugins.deadlock.limits import FIRST_PAUSE_S, STACKS_S
 from disttest.plugins.deadlock.proof import Situation, find_deadlock
@@ -98,9 +102,14 @@ class DeadlockWatch(RankWatch):
 
     def explain_abort(self, attempt: Attempt, rank: int, words: str) -> tuple[str, tuple[int, ...]]:
         """Compare the calls of all ranks, if gloo has aborted one for the size of a tensor; name one that differs."""
-        if not SIZES.search(words):
+        if words and not SIZES.search(words):
             return "", ()
         snapshots = {progress.rank: read_slot(self._slot(attempt, progress)) for progress in attempt.ranks}
+        if not words and not waits_in_differing_call(snapshots, rank):
+            return (
+                "",
+                (),
+            )  # a crash has many reasons; gloo crashes inside a call if it gets more than it has room for
         odd = find_odd_rank(snapshots, rank)
         return describe_differing_calls(snapshots, rank), () if odd is None else (odd,)
 

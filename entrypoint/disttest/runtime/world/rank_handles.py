@@ -329,7 +329,7 @@ class Supervisor:
             uncaught = _UNCAUGHT.search(self._log(progress).tail(_START_LOG_KEPT))
             words = f"{uncaught[1]}: {uncaught[2]}"[:_LAST_WORDS_KEPT] if uncaught else ""
             return self._explain_abort(progress, attempt, words) or words
-        return ""
+        return self._explain_abort(progress, attempt, "") if killer == signal.SIGSEGV else ""
 
     def _explain_abort(self, progress: RankProgress, attempt: Attempt, words: str) -> str:
         for name, watch in self._watches.items():

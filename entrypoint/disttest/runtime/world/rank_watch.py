@@ -28,12 +28,12 @@ class RankWatch:
         """
 
     def explain_abort(self, attempt: Attempt, rank: int, words: str) -> tuple[str, tuple[int, ...]]:
-        """Explain why a rank has aborted itself.
+        """Explain why a rank has aborted itself, or crashed.
 
         Args:
             attempt: the running test.
-            rank: ended by SIGABRT.
-            words: the exception of C++ that it has printed last; empty if there is none.
+            rank: ended by SIGABRT or SIGSEGV.
+            words: the exception of C++ that it has printed last; empty if there is none, as after SIGSEGV.
 
         Returns:
             The reason in place of these words, and the ranks that caused it; empty where they are not known.
