@@ -1,10 +1,13 @@
 """Plugins: which there are, and errors that name them."""
 
+import re
 import types
+from pathlib import Path
 
 import click
 import pytest
 
+from disttest import hookspecs
 from disttest import plugin_manager as module
 from disttest.errors import PluginError, UsageError
 from disttest.hookspecs import hookimpl
@@ -212,3 +215,11 @@ def test_hooks_that_nobody_would_call_are_refused():
     assert plugins.has("disttest_rank_test")
     with pytest.raises(PluginError, match="are those of the core"):
         Plugins().add(plugin(), "disttest.core.protocol")
+
+
+def test_the_page_names_every_hook_and_no_other():
+    page = (Path(__file__).parents[2] / "docs" / "write-a-plugin.md").read_text()
+    packages = {"disttest_collective_budget"}
+    hooks = {name for name in dir(hookspecs) if name.startswith("disttest_")}
+
+    assert hooks == set(re.findall(r"\bdisttest_\w+", page)) - packages
