@@ -29,7 +29,8 @@ GOOD = """
         (["test_good.py", "--world-sizes", "10000"], "--world-sizes: world size 10000 is not"),
         (["test_good.py", "--timeout", "-3"], "--timeout: '-3' is not a number of seconds above 0"),
         (["test_good.py", "--nonsense"], "No such option"),
-        (["run"], "Missing argument"),
+        (["test_good.py", "-n", "2"], "options of pytest stand behind --, as in: disttest run PATH -- -n"),
+        (["plan"], "Missing argument"),
     ],
 )
 def test_usage_errors(lab, arguments, message):

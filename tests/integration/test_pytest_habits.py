@@ -182,6 +182,18 @@ def test_collect_only_lists_and_runs_nothing(suite):
     assert not (listed.results / "logs").exists()
 
 
+def test_without_a_path_pytest_finds_the_tests(lab):
+    for folder in ("mine", "other"):
+        (lab.folder / folder).mkdir()
+        (lab.folder / folder / f"test_{folder}.py").write_text(f"def test_{folder}():\n    pass\n")
+    everything = [test.test.nodeid for test in lab.run("run").run.tests]
+    (lab.folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["mine"]\n')
+    chosen = [test.test.nodeid for test in lab.run("run").run.tests]
+
+    assert ["mine/test_mine.py::test_mine", "other/test_other.py::test_other"] == everything
+    assert ["mine/test_mine.py::test_mine"] == chosen
+
+
 def test_marks_select(suite):
     only = suite.pytest("test_suite.py", "-m", "world_size", results="m")
 

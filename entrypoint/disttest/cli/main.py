@@ -167,6 +167,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _leave(error.exit_code)
     except click.UsageError as error:
         error.show()
+        if isinstance(error, click.NoSuchOption) and error.ctx and error.ctx.info_name in _FOR_PYTEST:
+            warn(
+                f"options of pytest stand behind --, as in: disttest {error.ctx.info_name} PATH -- {error.option_name}"
+            )
         _leave(ExitCode.USAGE)
     except click.Abort:
         _leave(130)

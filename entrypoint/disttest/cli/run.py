@@ -31,13 +31,14 @@ def run_command(do: Run) -> click.Command:
     """The command, around what is to be done with what was typed."""
 
     @click.command(name="run", cls=RegistryCommand, context_settings={"ignore_unknown_options": False})
-    @click.argument(
-        "targets", nargs=-1, required=True, metavar="SUITE|PATH…", shell_complete=complete_targets
-    )
+    @click.argument("targets", nargs=-1, metavar="[SUITE|PATH…]", shell_complete=complete_targets)
     @flags_of("run")
     @click.pass_obj
     def run(pytest_args: Sequence[str], /, targets: tuple[str, ...], progress: str, **given: Any) -> Any:
-        """Run suites or paths of tests, and write reports into the results directory."""
+        """Run suites or paths of tests, and write reports into the results directory.
+
+        Without any, those that pytest finds: below its testpaths, else below the current folder.
+        """
         return do(targets, pytest_args, progress, given)
 
     return run
