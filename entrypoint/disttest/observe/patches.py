@@ -181,7 +181,10 @@ def _calls_behind(handle: Any) -> list[Call]:
 def _awaited(future: Any) -> Call | None:
     """The call that a future waits for; of several the last one, which comes after the others of its group."""
     pending = next((part for part in hub.parts.get(future, ())[::-1] if not part.done()), None)
-    return hub.handles.get(future) if pending is None else _awaited(pending)
+    if pending is not None:
+        return _awaited(pending)
+    behind = _calls_behind(future)  # of a made one, whose parts have been done by now
+    return behind[-1] if behind else None
 
 
 def _future_wait(original: Original) -> Original:
