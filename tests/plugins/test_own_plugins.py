@@ -100,13 +100,19 @@ FAILS = """
 
 
     @hookimpl
-    def disttest_check_run(request):
-        fail("check_run")
+    def disttest_select_tests(items):
+        fail("select_tests")
 
 
     @hookimpl
-    def disttest_parts_of_run(options):
-        fail("parts_of_run")
+    def disttest_hidden_variables(environ):
+        fail("hidden_variables")
+        return {}
+
+
+    @hookimpl
+    def disttest_processes_of_run(options):
+        fail("processes_of_run")
 
 
     @hookimpl
@@ -447,8 +453,9 @@ def test_a_plugin_that_fails_beside_a_test_is_named_and_the_test_does_not_pass(f
     ("where", "hook"),
     [
         ("rank_configure", "disttest_rank_configure"),
-        ("check_run", "disttest_check_run"),
-        ("parts_of_run", "disttest_parts_of_run"),
+        ("select_tests", "disttest_select_tests"),
+        ("hidden_variables", "disttest_hidden_variables"),
+        ("processes_of_run", "disttest_processes_of_run"),
         ("set_options", "disttest_set_options"),
         ("world_of", "disttest_world_of"),
         ("place_tests", "disttest_place_tests"),
