@@ -1,4 +1,4 @@
-"""What ``disttest run`` takes from earlier timings, and the floors under what it runs."""
+"""Selects tests for ``disttest run`` by earlier timings, and sets the floors under a run."""
 
 from __future__ import annotations
 

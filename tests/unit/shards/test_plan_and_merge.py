@@ -22,10 +22,6 @@ from disttest.reports import write_reports
 TESTS = [case("a", 1), case("b", 2), case("c", 4)]
 
 
-def leave(code: int) -> None:
-    raise click.exceptions.Exit(code)
-
-
 def run(command: click.Command, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr; an error of ours is what main() makes of it."""
     result = command_runner().invoke(command, list(arguments), obj=())
@@ -39,7 +35,7 @@ def run(command: click.Command, *arguments: str) -> tuple[int, str, str]:
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments, tests=TESTS: run(plan_command(lambda *_: tests, leave), "suite", *arguments)
+    return lambda *arguments, tests=TESTS: run(plan_command(lambda *_: tests), "suite", *arguments)
 
 
 def test_a_plan_is_written_and_shown(plan, tmp_path: Path) -> None:
@@ -138,7 +134,7 @@ def test_no_tests_are_an_error_unless_allowed(plan, tmp_path: Path) -> None:
 @pytest.fixture
 def merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: run(merge_command(write_reports, leave), *arguments)
+    return lambda *arguments: run(merge_command(write_reports), *arguments)
 
 
 def shards(path: Path, tests: Sequence[TestCase], outcome: Outcome = Outcome.PASSED) -> None:

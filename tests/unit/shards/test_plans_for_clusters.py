@@ -79,10 +79,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plann
             collected.append(extra)
             return TESTS
 
-        def leave(code: int) -> None:
-            raise click.exceptions.Exit(code)
-
-        command = plan_command(collect, leave, pool_size)
+        command = plan_command(collect, pool_size)
         result = command_runner().invoke(command, ["suite", *arguments], obj=["-k", "x"])
         return Planned(result, tmp_path, asked, collected)
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from disttest.errors import DisttestError, ExitCode
+from disttest.extras.container.supervise import SIGKILL_CODE
 from disttest.reports import write_reports
 from disttest.reports.outputs import failure_outputs, publish_outputs, publish_summary, run_outputs
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
-
-KILLED = 137
-"""Exit code of a container whose program was killed."""
 
 
 class Aftermath:
@@ -37,7 +35,7 @@ class Aftermath:
         Args:
             code: the exit code of the launch.
         """
-        was_broken_off = code in (KILLED, ExitCode.ENGINE)
+        was_broken_off = code in (SIGKILL_CODE, ExitCode.ENGINE)
         run = self._run()
         if run is not None and was_broken_off:
             self._rebuild(run)

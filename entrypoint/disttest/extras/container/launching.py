@@ -29,12 +29,12 @@ from disttest.extras.container.ownership import (
     make_lease_folder,
 )
 from disttest.extras.container.prepare import Prepared, prepare
-from disttest.extras.container.supervise import ContainerOutcome, supervise
+from disttest.extras.container.supervise import SIGKILL_CODE, ContainerOutcome, supervise
 from disttest.extras.container.switch import Interrupted, SignalSwitch, catch_signals
 from disttest.host.proc import ProcessIdentity, this_process
 from disttest.results.conclusion import Facts, conclude
 
-SIGKILL_CODE, NOT_EXECUTABLE, NOT_FOUND = 137, 126, 127
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
 LIMITS_REFUSED = "[ulimit-refused]"
 Say = Callable[[str], None]
 

@@ -24,6 +24,9 @@ from disttest.extras.container.limits import CONTAINER_DRAIN_S, CONTAINER_KILL_S
 from disttest.extras.container.switch import SignalSwitch
 from disttest.model import Frozen
 
+SIGKILL_CODE = 137
+"""Exit code of a container whose program was killed."""
+
 Write = Callable[[bytes | None, bytes | None], None]
 """Takes what came on standard output and on standard error."""
 

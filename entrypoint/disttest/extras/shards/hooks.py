@@ -30,10 +30,10 @@ def disttest_addcommands(group: click.Group) -> None:
     """``disttest plan`` and ``disttest merge``."""
     from disttest.cli.collection import collect_for_plan
     from disttest.extras.shards.merge_command import merge_command, write_merged
-    from disttest.extras.shards.plan_command import leave, plan_command
+    from disttest.extras.shards.plan_command import plan_command
 
-    group.add_command(plan_command(collect_for_plan, leave))
-    group.add_command(merge_command(write_merged, leave))
+    group.add_command(plan_command(collect_for_plan))
+    group.add_command(merge_command(write_merged))
 
 
 @hookimpl(tryfirst=True)

@@ -25,8 +25,8 @@ Write = Callable[[RunResult, Path], Any]
 """Writes all reports of a run into its results directory."""
 
 
-def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Command:
-    """The command, around a way to write reports and a way to end with an exit code."""
+def merge_command(write_reports: Write) -> click.Command:
+    """The command, around a way to write reports."""
 
     @click.command(name="merge", cls=RegistryCommand)
     @click.argument("directories", nargs=-1, required=True, type=Path, metavar="DIR…")
@@ -60,7 +60,7 @@ def merge_command(write_reports: Write, leave: Callable[[int], Any]) -> click.Co
         code = settle(run.exit_code, Demands(broken=broken))
         if code != run.exit_code:
             record_end(into / FILE_NAME, at_s=run.ended_at_s, exit_code=code, reasons=broken)
-        leave(code)
+        click.get_current_context().exit(code)
 
     return merge_
 

@@ -39,12 +39,16 @@ Collect = Callable[[tuple[str, ...], dict[str, str | None], Sequence[str], int],
 that they mean out."""
 
 
+def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
+    """The size of a scheduler's partition, as it says."""
+    return size_of(scheduler_of(scheduler, partition).capacity(), device)
+
+
 def plan_command(
     collect: Collect,
-    leave: Callable[[int], Any],
-    pool_size: PoolSize | None = None,
+    pool_size: PoolSize = ask_scheduler,
 ) -> click.Command:
-    """The command, around a way to collect tests, a way to end, and a way to ask schedulers.
+    """The command, around a way to collect tests and a way to ask schedulers.
 
     Of the options of every run, ``--slots`` says with ``--shards`` how many ranks run at once on a runner, and
     ``--device cuda`` that the runners have GPUs, which this machine need not have.
@@ -68,7 +72,7 @@ def plan_command(
         pools = parse_pools(
             given["pool"],
             given["labels"],
-            lambda scheduler, partition: (pool_size or ask_scheduler)(scheduler, partition, options.device),
+            lambda scheduler, partition: pool_size(scheduler, partition, options.device),
         )
         extra = [*(pytest_args or ()), *_collecting_for(pools, options, given["nodes"])]
         timings, warnings = read_timings(given["timings"], now_s=_now_s(), hardware=given["hardware"])
@@ -80,19 +84,9 @@ def plan_command(
         _tell(made, given["output"], given["matrix"])
         if made.last is None and not given["allow_empty"]:
             warn("no tests to plan; --allow-empty takes that as success")
-            leave(ExitCode.NOTHING_COLLECTED)
+            click.get_current_context().exit(ExitCode.NOTHING_COLLECTED)
 
     return plan
-
-
-def ask_scheduler(scheduler: str, partition: str, device: str) -> Size:
-    """The size of a scheduler's partition, as it says."""
-    return size_of(scheduler_of(scheduler, partition).capacity(), device)
-
-
-def leave(code: int) -> Any:
-    """End the running command."""
-    click.get_current_context().exit(code)
 
 
 def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> list[str]:
