@@ -28,8 +28,8 @@ def disttest_addoptions() -> Sequence[Option]:
 @hookimpl
 def disttest_addcommands(group: click.Group) -> None:
     """``disttest plan`` and ``disttest merge``."""
-    from disttest.cli.collection import collect_for_plan
     from disttest.extras.shards.merge_command import merge_command, write_merged
+    from disttest.extras.shards.plan_collection import collect_for_plan
     from disttest.extras.shards.plan_command import plan_command
 
     group.add_command(plan_command(collect_for_plan))
