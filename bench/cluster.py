@@ -32,7 +32,7 @@ from disttest.extras.cluster.protocol.launcher import Capacity
 from disttest.extras.cluster.split import expected_makespan_s
 from disttest.extras.slurm.limits import SLURM_FIRST_POLL_S, SLURM_LONGEST_POLL_S
 from disttest.model import Hardware, Isolation, Outcome, RankEnd, RankRecord, TestCase, TestResult, WorldShape
-from disttest.planning.gangs import build_gangs
+from disttest.planning.batches import build_batches
 from disttest.planning.timings import Sample, Timings
 from disttest.reports import write_reports
 from disttest.results.events import Event, RunFinished, RunStarted, TestCollected, TestFinished
@@ -95,7 +95,7 @@ def takes_s(job: JobSpec, truth: Timings) -> float:
     """How long a job works, once its nodes are up."""
     if job.kind is JobKind.LEASE:
         return expected_makespan_s(job.tests, truth, slots=job.shape.ranks_per_node)
-    return sum(gang.expected_s for gang in build_gangs(job.tests, truth, slots=1))
+    return sum(batch.expected_s for batch in build_batches(job.tests, truth, slots=1))
 
 
 class Scheduler:

@@ -71,7 +71,9 @@ def main() -> None:
         process = command(folder)
         ran_s = wait_until_up(folder, process)
         pid = process.pid
-        if arguments.signal == "KILL":  # of the controller: the command itself can only be guarded by nobody
+        if (
+            arguments.signal == "KILL"
+        ):  # of the controller: the command itself can only be supervised by nobody
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         began_s = time.monotonic()
         os.kill(pid, getattr(signal, f"SIG{arguments.signal}"))

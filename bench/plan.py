@@ -11,7 +11,7 @@ estimate that is off by a log-normal factor (sigma 0.2, about 20 %), as past run
 
 Policies:
 
-- disttest: the gang scheduler.
+- disttest: the batch scheduler.
 - pool: first come, first served over a pool of GPUs in alphabetical order, what fits starts; no durations (torchtitan).
 - one world: one world at a time, as a plain pytest or a script of torchrun calls does.
 - by size: one job per world size, each with the GPUs that its size needs, all jobs side by side, one test at a time.
@@ -35,8 +35,8 @@ from rich.table import Table
 
 from disttest.extras.shards.pools import parse_pools
 from disttest.extras.shards.shard_plan import encode_plan, plan_shards
-from disttest.model import Gang, Isolation, Slot, TestCase, WorldShape
-from disttest.planning.schedule import GangScheduler, Start
+from disttest.model import Batch, Isolation, Slot, TestCase, WorldShape
+from disttest.planning.schedule import BatchScheduler, Start
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.planning.timings import Sample, Timings
 
@@ -88,10 +88,10 @@ def draw(seed: int, gpus: int, durations: Sequence[float]) -> Instance:
     return Instance(gpus, pieces)
 
 
-def gang_of(piece: Piece) -> Gang:
+def batch_of(piece: Piece) -> Batch:
     shape = WorldShape(size=piece.size, backend="nccl")
-    return Gang(
-        gang_id=piece.name,
+    return Batch(
+        batch_id=piece.name,
         nodeids=(piece.name,),
         shape=shape,
         isolation=Isolation.FRESH,
@@ -104,43 +104,43 @@ class FirstCome:
 
     def __init__(self, slots: Iterable[Slot], *, clock: object) -> None:  # noqa: ARG002
         self._free = list(slots)
-        self._waiting: list[Gang] = []
+        self._waiting: list[Batch] = []
         self._running: dict[str, tuple[Slot, ...]] = {}
 
-    def submit(self, gang: Gang) -> None:
-        self._waiting.append(gang)
+    def submit(self, batch: Batch) -> None:
+        self._waiting.append(batch)
 
     def due(self) -> Iterable[Start]:
-        left: list[Gang] = []
-        for position, gang in enumerate(self._waiting):
+        left: list[Batch] = []
+        for position, batch in enumerate(self._waiting):
             if not self._free:
                 left += self._waiting[position:]
                 break
-            if gang.shape.size > len(self._free):
-                left.append(gang)
+            if batch.shape.size > len(self._free):
+                left.append(batch)
                 continue
-            slots = tuple(self._free[: gang.shape.size])
-            del self._free[: gang.shape.size]
-            self._running[gang.gang_id] = slots
-            yield Start(gang=gang, slots=slots)
+            slots = tuple(self._free[: batch.shape.size])
+            del self._free[: batch.shape.size]
+            self._running[batch.batch_id] = slots
+            yield Start(batch=batch, slots=slots)
         self._waiting = left
 
-    def ended(self, gang_id: str) -> None:
-        self._free += self._running.pop(gang_id)
+    def ended(self, batch_id: str) -> None:
+        self._free += self._running.pop(batch_id)
 
-    def stranded(self) -> tuple[Gang, ...]:
+    def stranded(self) -> tuple[Batch, ...]:
         return ()
 
 
 def by_disttest(instance: Instance) -> float:
     actual = {piece.name: piece.seconds for piece in instance.pieces}
-    return simulate(map(gang_of, instance.pieces), plain_slots(instance.gpus), durations_s=actual).makespan_s
+    return simulate(map(batch_of, instance.pieces), plain_slots(instance.gpus), durations_s=actual).makespan_s
 
 
 def by_pool(instance: Instance) -> float:
     actual = {piece.name: piece.seconds for piece in instance.pieces}
-    gangs = map(gang_of, sorted(instance.pieces))
-    return simulate(gangs, plain_slots(instance.gpus), durations_s=actual, scheduler=FirstCome).makespan_s
+    batches = map(batch_of, sorted(instance.pieces))
+    return simulate(batches, plain_slots(instance.gpus), durations_s=actual, scheduler=FirstCome).makespan_s
 
 
 def by_one_world(instance: Instance) -> float:
@@ -153,7 +153,7 @@ def by_size(instance: Instance) -> float:
     for piece in instance.pieces:
         totals[piece.size] = totals.get(piece.size, 0.0) + piece.seconds
     jobs = [
-        gang_of(Piece(f"size-{size}", size, total, total))
+        batch_of(Piece(f"size-{size}", size, total, total))
         for size, total in sorted(totals.items(), reverse=True)
     ]
     return simulate(jobs, plain_slots(instance.gpus), scheduler=FirstCome).makespan_s
@@ -247,7 +247,7 @@ def planned_case(number: int, source: random.Random) -> TestCase:
     )
 
 
-class Stopwatch(GangScheduler):
+class Stopwatch(BatchScheduler):
     """Times every decision, in CPU time: each step of ``due`` and each ``ended``."""
 
     def __init__(self, *given: object, **named: object) -> None:
@@ -265,9 +265,9 @@ class Stopwatch(GangScheduler):
                 return
             yield start
 
-    def ended(self, gang_id: str, **named: object) -> None:
+    def ended(self, batch_id: str, **named: object) -> None:
         started_s = time.thread_time()
-        super().ended(gang_id, **named)  # type: ignore[arg-type]
+        super().ended(batch_id, **named)  # type: ignore[arg-type]
         self.took_s.append(time.thread_time() - started_s)
 
 
@@ -275,21 +275,21 @@ watches: list[Stopwatch] = []
 
 
 def decision_time(tests: int = 20_000, gpus: int = 512) -> str:
-    """Schedule 20,000 gangs on 512 GPUs and time every decision.
+    """Schedule 20,000 batches on 512 GPUs and time every decision.
 
-    Once without Python's garbage collector, whose full pass over 20,000 gangs (tens of ms) is no decision, once with.
+    Once without Python's garbage collector, whose full pass over 20,000 batches (tens of ms) is no decision, once with.
     """
     instance = draw(0, gpus, torch_durations())
     source = random.Random(1)
     pieces = (instance.pieces * (tests // len(instance.pieces) + 1))[:tests]
-    gangs = [
-        gang_of(piece._replace(name=f"{n}", estimate_s=log_normal(source))) for n, piece in enumerate(pieces)
+    batches = [
+        batch_of(piece._replace(name=f"{n}", estimate_s=log_normal(source))) for n, piece in enumerate(pieces)
     ]
     actual = {str(n): piece.seconds for n, piece in enumerate(pieces)}
-    lines = [f"decisions over {tests} gangs on {gpus} GPUs, CPU time of each:"]
+    lines = [f"decisions over {tests} batches on {gpus} GPUs, CPU time of each:"]
     for collector in ("off", "on"):
         gc.disable() if collector == "off" else gc.enable()
-        simulate(gangs, plain_slots(gpus), durations_s=actual, scheduler=Stopwatch)
+        simulate(batches, plain_slots(gpus), durations_s=actual, scheduler=Stopwatch)
         took_s = watches.pop().took_s
         lines.append(
             f"  garbage collector {collector}: median {statistics.median(took_s) * 1e6:.0f} µs, 99.9th percentile "

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from disttest.host.descendants import kill_descendants
 from disttest.host.process import adopt_orphans
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 HARNESSES = ("torch", "disttest")
 REASONS = ROOT / "tests" / "compat" / "foreign.toml"

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
-    from disttest.runtime.guard.guard import PytestProcess
     from disttest.runtime.messages.protocol import WorldOrder
     from disttest.runtime.rank.facets.facet import Facet
     from disttest.runtime.rank.rank_spec import RankSpec
     from disttest.runtime.rank.rank_test import PostMortem, Rank, RankTest
     from disttest.runtime.rank.waits import WatchedRank
+    from disttest.runtime.supervisor.run_supervisor import PytestProcess
     from disttest.runtime.world.attempt import Attempt
     from disttest.runtime.world.evidence import EvidenceSource
     from disttest.runtime.world.judged_attempt import JudgedAttempt

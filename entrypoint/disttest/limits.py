@@ -19,7 +19,7 @@ EVIDENCE_POLL_S = 0.01
 """An answer is a file that grows."""
 SETTLED_SOURCE_S = 2.0
 """After a source was saved; its kept byte code says when, in whole seconds."""
-KEEPER_POLL_S = 0.1
+REAPER_POLL_S = 0.1
 """Whose process carries a mark is read from all of ``/proc``."""
 DEVICE_POLL_S = 0.1
 """The driver is asked again who holds a GPU."""
@@ -89,16 +89,16 @@ RETRY_LONGEST_PAUSE_S = 30.0
 
 # --- the end of a run, from the inside out: GitHub sends SIGINT, 7.5 s later SIGTERM, 2.5 s later SIGKILL
 
-CREW_CANCEL_S = 2.5
+WORLD_POOL_CANCEL_S = 2.5
 """How long worlds may take to end in an orderly way when the run is cancelled."""
-GUARD_CANCEL_S = 3.5
+SUPERVISOR_CANCEL_S = 3.5
 """How long pytest may take to stop in an orderly way; then come its kill and the reports."""
-KEEPER_ORDERLY_S = 6.0
+REAPER_ORDERLY_S = 6.0
 """How long worlds whose command and controller were killed may take to end what is theirs."""
 REFUSAL_S = 2.0
 """Before the run's deadline: a run that gets no GPU stops waiting, so that it has time to say who holds them."""
 DEADLINE_MARGIN_S = 5.0
-"""The controller keeps the run's deadline itself; only if it is stuck does the guard step in, this much later."""
+"""The controller keeps the run's deadline itself; only if it is stuck does the supervisor step in, this much later."""
 OUTPUT_STALL_S = 60.0
 """A reader that takes nothing for so long is not there."""
 

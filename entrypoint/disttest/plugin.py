@@ -47,12 +47,12 @@ from disttest.testing.world import World, current_scratch, current_world
 T = TypeVar("T")
 _LEAVING = pytest.StashKey[LeaveNote]()
 _once_all_is_imported: list[Callable[[], None]] = []
-_WORLDS = "disttest.runtime.controller.apart"
+_WORLDS = "disttest.runtime.controller.out_of_process"
 """What runs worlds: more than half of our modules, which a session without a world does not need."""
 
 
 def _note(config: pytest.Config, doing: str) -> None:
-    """Have the guard know what this process is doing."""
+    """Have the supervisor know what this process is doing."""
     if (note := config.stash.get(_LEAVING, None)) is not None:
         note.doing(doing)
 
@@ -102,8 +102,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name in ("leaving", "claim", "journal"):
         group.addoption(f"--disttest-{name}", type=int, metavar="FD", help=internal)
     group.addoption(
-        "--disttest-guarded",
-        dest="disttest_guarded",
+        "--disttest-supervised",
+        dest="disttest_supervised",
         type=int,
         default=0,
         metavar="PID",
@@ -125,8 +125,8 @@ def pytest_load_initial_conftests(
     stay_off_cuda()
     known = early_config.known_args_namespace
     early_config.stash[_LEAVING] = LeaveNote(None if known.disttest_rank else known.disttest_leaving)
-    if known.disttest_guarded and not known.disttest_rank:
-        die_with_parent(known.disttest_guarded)
+    if known.disttest_supervised and not known.disttest_rank:
+        die_with_parent(known.disttest_supervised)
         inherit_results(early_config)
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(_enable_gc)
@@ -141,7 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
     for mark in all_marks():
         config.addinivalue_line("markers", mark)
-    if config.getoption("disttest_guarded") and (words := too_old()):
+    if config.getoption("disttest_supervised") and (words := too_old()):
         raise pytest.UsageError(words)
     run = config.stash[RUN] = RunSession(config)
     config.pluginmanager.register(run, "disttest-run")
@@ -177,7 +177,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     verb = "importing" if isinstance(collector, pytest.File) else "collecting"
     _note(collector.config, f"{verb} {collector.nodeid}")
     run = collector.config.stash[RUN]
-    asked = bool(collector.config.getoption("disttest_guarded"))
+    asked = bool(collector.config.getoption("disttest_supervised"))
     try:
         with run.hazard_watch.collecting(collector), staying() if asked else contextlib.nullcontext():
             report: Any = yield
@@ -206,7 +206,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except UsageError as error:
         raise pytest.UsageError(f"disttest: {error}") from None
     repeat_each(items, run.options.repeat)
-    if config.getoption("disttest_guarded") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
+    if config.getoption("disttest_supervised") or run.options.repeat > 1 or any(map(run.needs_ranks, items)):
         tell_apart(items)
     run.keep_selected(items)
 
@@ -289,11 +289,11 @@ def _run_tests(session: pytest.Session) -> bool | None:
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and reporter.verbosity <= 0:
         reporter.showfspath = False  # worlds side by side would print a file name for every dot
-    from disttest.runtime.controller.apart import DeadlinePassed, RunStopped, run_apart
+    from disttest.runtime.controller.out_of_process import DeadlinePassed, RunStopped, run_out_of_process
 
     was_frozen = is_frozen()
     try:
-        run_apart(session, run, functools.partial(_note, session.config))
+        run_out_of_process(session, run, functools.partial(_note, session.config))
     except DeadlinePassed:
         run.reason = f"the deadline of the run ({run.options.deadline:g} s) passed"
         pytest.exit(run.reason, returncode=ExitCode.DEADLINE)
@@ -352,7 +352,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash.get(RUN, None)
     if run is not None:
         run.close(session, int(exitstatus))
-    if session.config.getoption("disttest_guarded"):
+    if session.config.getoption("disttest_supervised"):
         # pytest is about to collect twice, for errors in what tests have left. Once is enough to find it all in torch's objects.
         gc.collect()
         gc.freeze()
@@ -362,11 +362,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Hide values in what pytest has written, and leave quickly."""
     hide_in_own_files(config)
-    if config.getoption("disttest_guarded"):
+    if config.getoption("disttest_supervised"):
         gc.freeze()  # the interpreter's last collections need not walk all of torch: a third of a second
         run = config.stash.get(RUN, None)
         if (note := config.stash.get(_LEAVING, None)) is not None:
-            note.leaving(run.keepers.describe() if run is not None else "a plugin")
+            note.leaving(run.exit_blockers.describe() if run is not None else "a plugin")
         if run is not None and run.pairs and not run.ordinary:
             leave_before_older_destructors()  # libraries were imported here, and not used
 

@@ -134,4 +134,4 @@ def test_a_job_that_can_not_run_is_refused_with_slurms_words(
 
 @pytest.mark.parametrize("make", ["slurm"], indirect=True)
 class TestGPUsOfSlurm(ExclusiveGPUs):
-    """Forty gangs."""
+    """Forty batches."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from results_files import check_results_below
 
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 HERE = Path(__file__).parent
 CLASSES = HERE / "classes"

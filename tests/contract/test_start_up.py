@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 HEAVY = (
     "multiprocessing",
@@ -80,7 +80,7 @@ OF_WORLDS = (
     *(
         "disttest.runtime.rank.rank",
         "disttest.plugins.launching_classes.ranks",
-        "disttest.runtime.controller.crew",
+        "disttest.runtime.controller.world_pool",
     ),
 )
 NOTES_WHAT_IS_LOADED = """

@@ -9,7 +9,7 @@ from lab import FAULTY_SUITES, Ended
 
 from disttest.model import Outcome, RankEnd
 from disttest.planning.targets import Targets
-from disttest.runtime.guard.listing import collect_tests
+from disttest.runtime.supervisor.listing import collect_tests
 
 ARGUMENTS = ("--disttest-host", "test_torch_classes.py", "-q", "--disttest-timeout=8")
 

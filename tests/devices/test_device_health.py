@@ -17,9 +17,9 @@ from disttest.host.devices.machine import CpuShare
 from disttest.host.leases.lease import Leaser
 from disttest.host.leases.quarantine import QuarantineNotes
 from disttest.limits import GPU_RELEASE_S
-from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
+from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
 from disttest.options.run import resolve_options
-from disttest.planning.schedule import GangScheduler
+from disttest.planning.schedule import BatchScheduler
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
 from disttest.runtime.controller.run_devices import Devices
 
@@ -28,27 +28,29 @@ SUSPICIOUS = "CUDA error: unspecified launch failure"
 
 
 class Run:
-    """The controller's part: gangs on the slots of a lease, and what device health says."""
+    """The controller's part: batches on the slots of a lease, and what device health says."""
 
     def __init__(self, devices):
         self.devices = devices
         self.now_s = 0.0
         self.heard, self.notes = [], []
-        self.scheduler = GangScheduler(devices.slots, clock=lambda: self.now_s)
+        self.scheduler = BatchScheduler(devices.slots, clock=lambda: self.now_s)
         self.device_health = DeviceHealth(
             devices, self.scheduler, self, lambda *note: self.notes.append(note), clock=lambda: self.now_s
         )
 
-    def submit(self, *gangs, size=1):
+    def submit(self, *batches, size=1):
         shape = WorldShape(size=size, backend="nccl", device="cuda")
-        for gang in gangs:
-            self.scheduler.submit(Gang(gang_id=gang, nodeids=(gang,), shape=shape, isolation=Isolation.FRESH))
+        for batch in batches:
+            self.scheduler.submit(
+                Batch(batch_id=batch, nodeids=(batch,), shape=shape, isolation=Isolation.FRESH)
+            )
 
     def due(self):
-        return {start.gang.gang_id: start.slots for start in self.scheduler.due()}
+        return {start.batch.batch_id: start.slots for start in self.scheduler.due()}
 
-    def leave(self, gang, slots, **facts):
-        self.device_health.vacate(Vacated(gang_id=gang, slots=slots, last_test=gang, **facts))
+    def leave(self, batch, slots, **facts):
+        self.device_health.vacate(Vacated(batch_id=batch, slots=slots, last_test=batch, **facts))
 
     def turn(self, *, in_use=(), until):
         """Let it work until something holds, while hardly any of its own time passes."""
@@ -228,12 +230,12 @@ def test_slots_of_the_cpu_are_handed_on_without_asking_the_driver(fake, run):
     driver = fake(fakes.plain(1))
     run = run(driver)
     (slot,) = run.devices.machine.slots("cpu", 1)
-    run.scheduler = run.device_health._scheduler = GangScheduler(
+    run.scheduler = run.device_health._scheduler = BatchScheduler(
         (*run.devices.slots, slot), clock=lambda: 0.0
     )
     for name in ("a", "b"):
         shape = WorldShape(size=1, backend="gloo")
-        run.scheduler.submit(Gang(gang_id=name, nodeids=(name,), shape=shape, isolation=Isolation.FRESH))
+        run.scheduler.submit(Batch(batch_id=name, nodeids=(name,), shape=shape, isolation=Isolation.FRESH))
     assert run.due() == {"a": (slot,)}
     driver.set({"gpu.0.processes": f"4242:{GIB}"})
 
@@ -405,7 +407,7 @@ def test_with_too_few_left_it_gives_up(fake, run):
 
     gone = f"GPU 1 ({fakes.uuid(1)}, {fakes.bus(1)}) has vanished from the driver's list"
     assert run.heard == [("gave up", ("a",), f"not run: {gone} (1 of 2 needed devices are left)")]
-    assert [gang.gang_id for gang in run.scheduler.withdraw()] == ["b"]
+    assert [batch.batch_id for batch in run.scheduler.withdraw()] == ["b"]
     assert run.scheduler.idle
 
 

@@ -14,7 +14,7 @@ from preflights import run_preflight
 from disttest.errors import NotEnoughDevices
 from disttest.host.leases.lease import Leaser, Request
 from disttest.host.preflight import Bounds, targets_of
-from disttest.model import Gang, Isolation, Outcome, TestResult, WorldShape
+from disttest.model import Batch, Isolation, Outcome, TestResult, WorldShape
 from disttest.planning.breaker import Breaker, GiveUp, Prove, QuarantineDecision
 
 WORKERS = Path(__file__).parents[1] / "support" / "workers"
@@ -22,7 +22,7 @@ BOUNDS = Bounds(start=300.0, check=10.0, collective=15.0, total=600.0)
 
 
 class Run:
-    """A controller in miniature: gangs on leased slots, one after another."""
+    """A controller in miniature: batches on leased slots, one after another."""
 
     def __init__(self, detect, driver, directory, narrowest):
         self.machine = detect(driver)
@@ -30,25 +30,25 @@ class Run:
         self.breaker = Breaker(self.lease.slots, narrowest=narrowest)
         self.proofs = 0
 
-    def play(self, gangs):
+    def play(self, batches):
         """Node id -> (outcome, slots it ran on); None where it was not run."""
-        results, waiting = {}, list(gangs)
+        results, waiting = {}, list(batches)
         while waiting:
-            gang = waiting.pop(0)
-            slots = self.breaker.slots[: gang.shape.size]
+            batch = waiting.pop(0)
+            slots = self.breaker.slots[: batch.shape.size]
             bad = any(slot.name == "gpu:1" for slot in slots)
             result = TestResult(
-                nodeid=gang.gang_id,
+                nodeid=batch.batch_id,
                 outcome=Outcome.FAILED if bad else Outcome.PASSED,
                 message="CUDA error: uncorrectable ECC error encountered" if bad else "",
             )
-            results[gang.gang_id] = (result.outcome, tuple(slot.name for slot in slots))
+            results[batch.batch_id] = (result.outcome, tuple(slot.name for slot in slots))
             prove = self.breaker.observe(result, slots)
             if prove is not None:
                 decision = self.settle(prove)
-                waiting += [g for g in gangs if g.gang_id in decision.again]
+                waiting += [g for g in batches if g.batch_id in decision.again]
                 if isinstance(decision, GiveUp):
-                    return results | {g.gang_id: None for g in waiting}, decision
+                    return results | {g.batch_id: None for g in waiting}, decision
         return results, None
 
     def settle(self, prove: Prove):
@@ -63,10 +63,10 @@ class Run:
         return decision
 
 
-def gangs(count, size=2):
+def batches(count, size=2):
     shape = WorldShape(size=size, backend="nccl", device="cuda")
     return [
-        Gang(gang_id=f"t{n}", nodeids=(f"t{n}",), shape=shape, isolation=Isolation.FRESH)
+        Batch(batch_id=f"t{n}", nodeids=(f"t{n}",), shape=shape, isolation=Isolation.FRESH)
         for n in range(count)
     ]
 
@@ -82,7 +82,7 @@ def run(fake, detect, tmp_path, monkeypatch):
 def test_the_bad_gpu_is_found_and_the_rest_of_the_run_is_green(run):
     controller = run(narrowest=2)
 
-    results, gave_up = controller.play(gangs(20))
+    results, gave_up = controller.play(batches(20))
 
     assert gave_up is None
     assert {outcome for outcome, _ in results.values()} == {Outcome.PASSED}
@@ -93,7 +93,7 @@ def test_the_bad_gpu_is_found_and_the_rest_of_the_run_is_green(run):
 
 def test_the_next_run_does_not_get_the_bad_gpu(run):
     controller = run(narrowest=2)
-    controller.play(gangs(2))
+    controller.play(batches(2))
     controller.lease.release()
 
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_the_next_run_does_not_get_the_bad_gpu(run):
 def test_when_too_few_are_left_the_rest_is_not_run(run):
     controller = run(narrowest=4)
 
-    results, gave_up = controller.play(gangs(1000, size=4))
+    results, gave_up = controller.play(batches(1000, size=4))
 
     assert controller.proofs == 1
     assert sum(result is None for result in results.values()) == 1000

@@ -17,9 +17,9 @@ from lab import FAULTY_SUITES, Ended, Lab
 from disttest.model import Outcome
 
 HURRY = """
-    import disttest.runtime.controller.crew
+    import disttest.runtime.controller.world_pool
 
-    disttest.runtime.controller.crew.WORLD_SILENCE_S = 3.0
+    disttest.runtime.controller.world_pool.WORLD_SILENCE_S = 3.0
 """
 TESTS = """
     import os, pathlib, time, pytest

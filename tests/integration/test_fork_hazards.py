@@ -148,7 +148,7 @@ def test_a_rank_that_can_not_collect_is_an_infrastructure_error(lab):
     assert "only imports once" in result.details
 
 
-IN_ZYGOTE = """
+IN_FORK_SERVER = """
     import os
     import signal
     import warnings
@@ -158,16 +158,16 @@ IN_ZYGOTE = """
     import torch.distributed as dist
 
     @pytest.fixture(scope="module")
-    def zygote():
+    def fork_server():
         return psutil.Process().parent().parent()
 
     @pytest.mark.world_size(2)
     @pytest.mark.fresh_world
     @pytest.mark.parametrize("number", [1, 2])
-    def test_comes_from_the_one_clean_process(world, zygote, number, tmp_path, world_tmp_path):
-        assert "disttest.runtime.controller.zygote" in zygote.cmdline()
-        assert zygote.num_threads() == 1
-        (world_tmp_path / str(world.rank)).write_text(str(zygote.pid))
+    def test_comes_from_the_one_clean_process(world, fork_server, number, tmp_path, world_tmp_path):
+        assert "disttest.runtime.controller.fork_server" in fork_server.cmdline()
+        assert fork_server.num_threads() == 1
+        (world_tmp_path / str(world.rank)).write_text(str(fork_server.pid))
         dist.barrier()
         assert len({path.read_text() for path in world_tmp_path.iterdir()}) == 1
         print("the word is xyzzy-secret")
@@ -189,7 +189,7 @@ def test_worlds_of_a_clean_process_are_worlds_like_all_others(lab):
     """Its torch is imported once, warnings are errors there too, values are hidden, and a lost world is replaced."""
     (lab.folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
 
-    ended = lab.write(test_hazard=THREAD + IN_ZYGOTE).run(".", "--mask", "xyzzy-secret")
+    ended = lab.write(test_hazard=THREAD + IN_FORK_SERVER).run(".", "--mask", "xyzzy-secret")
 
     for name in (
         "test_comes_from_the_one_clean_process[2xgloo-1]",

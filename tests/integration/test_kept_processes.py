@@ -12,7 +12,7 @@ FINE = """
     def test_leaves_an_idle_pool():
         POOL.submit(print).result()
 """
-KEEPERS = {
+EXIT_BLOCKERS = {
     "thread": "threading.Thread(target=threading.Event().wait, name='listener').start()",
     "executor": "concurrent.futures.ThreadPoolExecutor(1, 'pool').submit(threading.Event().wait)",
     "process": "multiprocessing.get_context('fork').Process(target=threading.Event().wait, name='child').start()",
@@ -41,10 +41,10 @@ NOTES = {
 }
 
 
-@pytest.mark.parametrize("kind", KEEPERS)
+@pytest.mark.parametrize("kind", EXIT_BLOCKERS)
 def test_the_run_ends_and_names_what_kept_it(lab, kind):
     passes = kind in ("executor", "process")
-    ended = lab.write(test_it=SOURCE.format(KEEPERS[kind], passes)).run("run", "test_it.py")
+    ended = lab.write(test_it=SOURCE.format(EXIT_BLOCKERS[kind], passes)).run("run", "test_it.py")
 
     assert int(not passes) == ended.exit_code, ended.output
     notes = ended.run.notes

@@ -495,7 +495,7 @@ def test_what_is_left_when_all_of_a_run_is_killed_is_ended(resident_lab: Residen
     (command,) = resident_lab.parent.children()
     for each in [command, *command.children(recursive=False)]:
         if each.pid not in ranks and len(each.children()) > 0:
-            each.kill()  # not the keeper, which has no children
+            each.kill()  # not the reaper, which has no children
     assert process.wait(240) == 128 + signal.SIGKILL
     wait_until(lambda: not any(map(is_alive, ranks)))
 

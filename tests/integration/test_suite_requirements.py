@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 

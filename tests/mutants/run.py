@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from disttest.host.compute_threads import import_single_threaded
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 import_single_threaded()  # with threads here, ranks could not be forked: they would be interpreters without the fault
 

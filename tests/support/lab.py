@@ -15,7 +15,7 @@ from pathlib import Path
 from disttest.model import TestResult
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, read_events
-from disttest.runtime.guard.guard import plugin_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments
 
 IMPORTS_AT_FORK = """
 import os

@@ -31,7 +31,7 @@ from disttest.runtime.messages.protocol import Message
 
 STUB = str(Path(__file__).parent / "workers" / "node_stub.py")
 LIMIT_S = 110.0
-"""Forty gangs wait for each other on a busy machine; nothing else takes this long."""
+"""Forty batches wait for each other on a busy machine; nothing else takes this long."""
 
 Make = Callable[..., Launcher]
 """The mode of the stub and its values in, a launcher whose agents are such stubs out."""
@@ -160,14 +160,14 @@ class ExitCodes:
 class ExclusiveGPUs:
     """For schedulers of two nodes with two GPUs each: no GPU has two jobs at a time."""
 
-    gangs = 40
+    batches = 40
     limit_s = LIMIT_S
 
-    def test_mixed_gangs_share_the_gpus_and_none_is_given_out_twice(self, make: Make) -> None:
+    def test_mixed_batches_share_the_gpus_and_none_is_given_out_twice(self, make: Make) -> None:
         launcher = make("hold", "0.1")
         shapes = [(1, 1), (2, 1), (1, 2), (2, 2)]
-        wanted = [shapes[number % len(shapes)] for number in range(self.gangs)]
-        with ThreadPoolExecutor(self.gangs) as threads:
+        wanted = [shapes[number % len(shapes)] for number in range(self.batches)]
+        with ThreadPoolExecutor(self.batches) as threads:
             holds = [
                 threads.submit(_hold, launcher, at, *each, self.limit_s) for at, each in enumerate(wanted)
             ]

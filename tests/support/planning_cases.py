@@ -1,8 +1,8 @@
-"""Makes tests, gangs and slots for the planner's tests."""
+"""Makes tests, batches and slots for the planner's tests."""
 
 from __future__ import annotations
 
-from disttest.model import Gang, Isolation, Slot, TestCase, WorldShape
+from disttest.model import Batch, Isolation, Slot, TestCase, WorldShape
 
 
 def slots(count: int, device: str = "cpu", group_size: int = 0) -> tuple[Slot, ...]:
@@ -18,7 +18,7 @@ def slots(count: int, device: str = "cpu", group_size: int = 0) -> tuple[Slot, .
     )
 
 
-def gang(
+def batch(
     name: str,
     size: int = 1,
     seconds: float = 1.0,
@@ -26,9 +26,9 @@ def gang(
     device: str = "cpu",
     exclusive: bool = False,
     urgent: bool = False,
-) -> Gang:
-    return Gang(
-        gang_id=name,
+) -> Batch:
+    return Batch(
+        batch_id=name,
         nodeids=(f"test_{name}",),
         shape=WorldShape(size=size, backend="gloo", device=device),
         isolation=Isolation.FRESH,

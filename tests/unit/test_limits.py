@@ -34,15 +34,26 @@ GITHUB_KILL_S = GITHUB_TERM_S + 2.5
 # In each chain every name is shorter than the one behind it.
 CHAINS = {
     "a rank that is ended": ("RANK_TERM_S", "WORLD_TERM_S", "BROKEN_LEAVE_S", "RANKS_LEAVE_S"),
-    "the end of an attempt": ("EVIDENCE_POLL_S", "EVIDENCE_S", "MAIN_CANCEL_S", "CREW_CANCEL_S"),
+    "the end of an attempt": ("EVIDENCE_POLL_S", "EVIDENCE_S", "MAIN_CANCEL_S", "WORLD_POOL_CANCEL_S"),
     "a rank that is killed": ("RANK_TERM_S", "KILL_S", "BOUNDED_KILL_S"),
     "a main process ends its own ranks": ("EVIDENCE_S", "MAIN_MARGIN_S", "RANKS_LEAVE_S", "WORLD_SILENCE_S"),
     "evidence over nodes": ("EVIDENCE_S", "EVIDENCE_AGREED_S", "NODE_OVERRUN_S"),
-    "cancel": ("MAIN_CANCEL_S", "CREW_CANCEL_S", "GUARD_CANCEL_S", "CONTAINER_STOP_S", "GITHUB_TERM_S"),
-    "cancel of a job": ("GUARD_CANCEL_S", "AGENT_CANCEL_S", "JOB_CANCEL_S", "SLURM_KILL_S"),
+    "cancel": (
+        "MAIN_CANCEL_S",
+        "WORLD_POOL_CANCEL_S",
+        "SUPERVISOR_CANCEL_S",
+        "CONTAINER_STOP_S",
+        "GITHUB_TERM_S",
+    ),
+    "cancel of a job": ("SUPERVISOR_CANCEL_S", "AGENT_CANCEL_S", "JOB_CANCEL_S", "SLURM_KILL_S"),
     "a job beside GitHub": ("AGENT_FLUSH_S", "JOB_CANCEL_S", "GITHUB_KILL_S"),
-    "a killed command": ("CREW_CANCEL_S", "KEEPER_ORDERLY_S"),
-    "the run's deadline": ("GUARD_CANCEL_S", "DEADLINE_MARGIN_S", "CONTAINER_TERM_S", "CONTAINER_MARGIN_S"),
+    "a killed command": ("WORLD_POOL_CANCEL_S", "REAPER_ORDERLY_S"),
+    "the run's deadline": (
+        "SUPERVISOR_CANCEL_S",
+        "DEADLINE_MARGIN_S",
+        "CONTAINER_TERM_S",
+        "CONTAINER_MARGIN_S",
+    ),
     "a container that stays": ("CONTAINER_MARGIN_S", "CONTAINER_LEFT_S", "CONTAINER_LIMIT_S"),
     "a world": ("TICK_S", "IDLE_S", "RANKS_LEAVE_S", "WORLD_SILENCE_S", "WORLD_START_S"),
     "a parent of worlds": ("THREAD_REST_S", "WORLD_START_S", "COLLECT_S"),
@@ -83,10 +94,10 @@ def test_what_is_inside_is_shorter(chain):
 def test_what_has_to_fit_one_behind_the_other():
     """The sum of what happens in turn is less than what waits for all of it."""
     evidence_and_end = limits.EVIDENCE_S + limits.RANK_TERM_S
-    assert evidence_and_end + limits.BROKEN_LEAVE_S < limits.CREW_CANCEL_S
-    assert limits.MAIN_CANCEL_S + evidence_and_end < limits.CREW_CANCEL_S
-    assert limits.GUARD_CANCEL_S + limits.PYTEST_TERM_S + limits.KILL_S < limits.CONTAINER_STOP_S
-    assert limits.GUARD_CANCEL_S + limits.PYTEST_TERM_S < limits.AGENT_CANCEL_S
+    assert evidence_and_end + limits.BROKEN_LEAVE_S < limits.WORLD_POOL_CANCEL_S
+    assert limits.MAIN_CANCEL_S + evidence_and_end < limits.WORLD_POOL_CANCEL_S
+    assert limits.SUPERVISOR_CANCEL_S + limits.PYTEST_TERM_S + limits.KILL_S < limits.CONTAINER_STOP_S
+    assert limits.SUPERVISOR_CANCEL_S + limits.PYTEST_TERM_S < limits.AGENT_CANCEL_S
     assert limits.CONTAINER_STOP_S + limits.CONTAINER_DRAIN_S < GITHUB_KILL_S
 
 

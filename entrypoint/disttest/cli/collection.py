@@ -32,7 +32,7 @@ def list_command(leave: Callable[..., Any]) -> click.Command:
         pytest_args: Sequence[str], /, targets: tuple[str, ...], *, tests: bool, **given: str | None
     ) -> None:
         """List suites and tests with the world sizes that they would run at here."""
-        from disttest.runtime.guard.listing import collect_tests, render_list
+        from disttest.runtime.supervisor.listing import collect_tests, render_list
 
         flags = by_command(read_project_settings(targets).fill(given))
         plugin_manager().call("disttest_check_collection", options=resolve_options(flags))

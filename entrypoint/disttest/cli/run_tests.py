@@ -40,8 +40,13 @@ from disttest.results.fold import RunResult
 from disttest.results.repeat import variables_of_classes
 from disttest.results.retention import remove_old
 from disttest.runtime.controller.run_devices import Devices
-from disttest.runtime.guard.guard import cancelled_late, hold_signals, pytest_command, run_guarded
-from disttest.runtime.guard.listing import ask_pytest
+from disttest.runtime.supervisor.listing import ask_pytest
+from disttest.runtime.supervisor.run_supervisor import (
+    cancelled_late,
+    hold_signals,
+    pytest_command,
+    run_supervised,
+)
 
 Flags = Mapping[str, str | None]
 
@@ -265,7 +270,7 @@ def _run_here(
     mode = choose_progress(request.progress, asked, environment(), directory.path, selection.timings)
     part = [f"--disttest-part={request.part.plan_id}:{request.part.shard}"] if request.part else []
     extra = [*request.selection_arguments, *part, *mode.pytest_arguments(), *request.pytest_args]
-    result = run_guarded(
+    result = run_supervised(
         pytest_command(resolved, filled(request.flags, directory.path), extra),
         options,
         directory,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Frozen
 from disttest.results.floors import Floors, make_floors
+from disttest.safe_open import read_input
 
 UNTIL_FAIL = "100"
 """How often each test is repeated at most with ``--until-fail`` alone."""

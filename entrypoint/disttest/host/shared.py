@@ -15,8 +15,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from disttest.beneath import create_file, open_regular
 from disttest.errors import UsageError
+from disttest.safe_open import create_file, open_regular
 
 _MARK = ".writable"
 """A directory without it holds other things than leases."""

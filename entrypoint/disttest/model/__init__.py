@@ -8,10 +8,10 @@ A module for each subject; all others import the names from here.
 """
 
 from disttest.model.attempt_result import TestResult
+from disttest.model.batch import Batch, Slot
 from disttest.model.cases import ALONE, Isolation, TestCase, WorldKind, WorldShape
 from disttest.model.cpu_step import CpuStep
 from disttest.model.frozen import SCHEMA_VERSION, UNREADABLE, Code, Count, Frozen, Moment, Seconds
-from disttest.model.gang import Gang, Slot
 from disttest.model.outcomes import Cause, Outcome, RankEnd
 from disttest.model.rank_record import (
     MAIN_RANK,
@@ -44,6 +44,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "TO_ROOT",
     "UNREADABLE",
+    "Batch",
     "Cause",
     "Code",
     "Collective",
@@ -53,7 +54,6 @@ __all__ = [
     "FactKind",
     "FlakyRule",
     "Frozen",
-    "Gang",
     "HangCause",
     "Hardware",
     "Invocation",

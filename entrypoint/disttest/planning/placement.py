@@ -1,4 +1,4 @@
-"""Which slots a gang gets: near ones, and so that large groups stay whole for wide gangs."""
+"""Which slots a batch gets: near ones, and so that large groups stay whole for wide batches."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a scheduler would do: gangs and how long they take in, the makespan out. No time passes."""
+"""What a scheduler would do: batches and how long they take in, the makespan out. No time passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 
-from disttest.model import Frozen, Gang, Slot
-from disttest.planning.schedule import GangScheduler, Scheduler, Start
+from disttest.model import Batch, Frozen, Slot
+from disttest.planning.schedule import BatchScheduler, Scheduler, Start
 
 
 class VirtualClock:
@@ -21,7 +21,7 @@ class VirtualClock:
 
 
 class Placement(Frozen):
-    """A gang in a simulated run."""
+    """A batch in a simulated run."""
 
     start: Start
     started_at_s: float
@@ -33,30 +33,30 @@ class Simulation(Frozen):
 
     makespan_s: float
     placements: tuple[Placement, ...]
-    stranded: tuple[Gang, ...]
+    stranded: tuple[Batch, ...]
 
 
 def simulate(
-    gangs: Iterable[Gang],
+    batches: Iterable[Batch],
     slots: Iterable[Slot],
     *,
     durations_s: Mapping[str, float] | None = None,
-    scheduler: Callable[..., Scheduler] = GangScheduler,
+    scheduler: Callable[..., Scheduler] = BatchScheduler,
 ) -> Simulation:
-    """Run gangs on slots under a scheduler, on a clock of its own.
+    """Run batches on slots under a scheduler, on a clock of its own.
 
-    ``durations_s`` (gang id to seconds) says how long they really take; by default as long as expected.
+    ``durations_s`` (batch id to seconds) says how long they really take; by default as long as expected.
     """
     clock = VirtualClock()
     chosen = scheduler(slots, clock=clock)
-    for gang in gangs:
-        chosen.submit(gang)
+    for batch in batches:
+        chosen.submit(batch)
     placements: list[Placement] = []
     ends: list[tuple[float, int]] = []
     while True:
         for start in chosen.due():
-            gang = start.gang
-            takes_s = durations_s[gang.gang_id] if durations_s else gang.expected_s
+            batch = start.batch
+            takes_s = durations_s[batch.batch_id] if durations_s else batch.expected_s
             heappush(ends, (clock.now_s + takes_s, len(placements)))
             placements.append(
                 Placement(start=start, started_at_s=clock.now_s, ended_at_s=clock.now_s + takes_s)
@@ -65,7 +65,7 @@ def simulate(
             break
         clock.now_s = ends[0][0]
         while ends and ends[0][0] <= clock.now_s:
-            chosen.ended(placements[heappop(ends)[1]].start.gang.gang_id)
+            chosen.ended(placements[heappop(ends)[1]].start.batch.batch_id)
     return Simulation(makespan_s=clock.now_s, placements=tuple(placements), stranded=chosen.stranded())
 
 

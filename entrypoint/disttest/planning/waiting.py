@@ -1,21 +1,21 @@
-"""The gangs that wait for slots of one device type, kept so that no decision looks at all of them."""
+"""The batches that wait for slots of one device type, kept so that no decision looks at all of them."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from disttest.model import Gang
+from disttest.model import Batch
 
 _Key = tuple[int, float, int]
 """(0 for urgent else 1, minus the expected seconds, order of submission)."""
 
 
-class PendingGangs:
-    """Gangs by width, each width with the urgent and then the longest first."""
+class PendingBatches:
+    """Batches by width, each width with the urgent and then the longest first."""
 
     def __init__(self) -> None:
-        self._by_width: dict[int, list[tuple[_Key, Gang]]] = {}
+        self._by_width: dict[int, list[tuple[_Key, Batch]]] = {}
         self.work_s = 0.0
         """Expected slot-seconds of all that wait."""
         self.count = 0
@@ -25,15 +25,15 @@ class PendingGangs:
         """The least slots that one of them takes; 0 where none waits."""
         return min(self._by_width, default=0)
 
-    def add(self, gang: Gang, *, width: int, order: int) -> None:
-        """Let a gang wait; ``order`` decides between equals and is unique."""
-        key = (0 if gang.urgent else 1, -gang.expected_s, order)
-        insort(self._by_width.setdefault(width, []), (key, gang), key=_key_of)
-        self.work_s += gang.expected_s * width
+    def add(self, batch: Batch, *, width: int, order: int) -> None:
+        """Let a batch wait; ``order`` decides between equals and is unique."""
+        key = (0 if batch.urgent else 1, -batch.expected_s, order)
+        insort(self._by_width.setdefault(width, []), (key, batch), key=_key_of)
+        self.work_s += batch.expected_s * width
         self.count += 1
 
-    def firsts(self, *, widest: int, within_s: float | None = None) -> Iterator[tuple[int, int, Gang]]:
-        """Yield ``(width, position, gang)`` of the first gang of each width up to ``widest``, widest first.
+    def firsts(self, *, widest: int, within_s: float | None = None) -> Iterator[tuple[int, int, Batch]]:
+        """Yield ``(width, position, batch)`` of the first batch of each width up to ``widest``, widest first.
 
         With ``within_s``: of the first that is expected to end within that time.
         """
@@ -45,19 +45,19 @@ class PendingGangs:
             if position < len(entries):
                 yield width, position, entries[position][1]
 
-    def remove(self, width: int, position: int) -> tuple[int, Gang]:
-        """Take out a gang that ``firsts`` has just yielded; return the order that it was added with."""
+    def remove(self, width: int, position: int) -> tuple[int, Batch]:
+        """Take out a batch that ``firsts`` has just yielded; return the order that it was added with."""
         entries = self._by_width[width]
-        (_, _, order), gang = entries.pop(position)
+        (_, _, order), batch = entries.pop(position)
         if not entries:
             del self._by_width[width]
-        self.work_s -= gang.expected_s * width
+        self.work_s -= batch.expected_s * width
         self.count -= 1
-        return order, gang
+        return order, batch
 
-    def drain(self) -> list[tuple[int, Gang]]:
-        """Take out all, as ``(order, gang)`` in order of submission."""
-        every = [(key[2], gang) for entries in self._by_width.values() for key, gang in entries]
+    def drain(self) -> list[tuple[int, Batch]]:
+        """Take out all, as ``(order, batch)`` in order of submission."""
+        every = [(key[2], batch) for entries in self._by_width.values() for key, batch in entries]
         self.__init__()  # type: ignore[misc]
         return sorted(every, key=lambda entry: entry[0])
 
@@ -71,5 +71,5 @@ class PendingGangs:
         return bisect_left(entries, (1, -within_s, -1), key=_key_of)
 
 
-def _key_of(entry: tuple[_Key, Gang]) -> _Key:
+def _key_of(entry: tuple[_Key, Batch]) -> _Key:
     return entry[0]

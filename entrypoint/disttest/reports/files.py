@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from disttest.beneath import create_file
+from disttest.safe_open import create_file
 
 
 def write_whole(path: Path, content: str | Callable[[BinaryIO], None]) -> Path:

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from disttest.beneath import Tree
 from disttest.reports.text import clean, size
 from disttest.results.narrative import without_stacks
+from disttest.safe_open import Tree
 
 _READ = 64 * 1024
 """Bytes of a log's end that are read for what stands before the stacks there."""

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from disttest.beneath import read_regular
 from disttest.errors import UsageError
 from disttest.model import UNREADABLE
 from disttest.reports import aggregates, results_json
@@ -19,6 +18,7 @@ from disttest.reports.text import duration, one_line
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
+from disttest.safe_open import read_regular
 
 TICKS = "▁▂▃▄▅▆▇█"
 

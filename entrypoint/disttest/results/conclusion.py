@@ -1,6 +1,6 @@
 """The end of a run: facts in, exit code and reason out. Pure; the only place that decides it.
 
-The guard, plain pytest, a run on a cluster, the launcher and the merge bring what they know. Of one run, what ended
+The supervisor, plain pytest, a run on a cluster, the launcher and the merge bring what they know. Of one run, what ended
 it early outweighs what its tests came to, and a file that could not be collected outweighs a failed test: nobody
 knows what it would have said. A merged run comes to what the gravest of its shards has come to.
 """

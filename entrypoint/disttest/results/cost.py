@@ -7,7 +7,7 @@ from heapq import heapreplace
 
 from msgspec import structs
 
-from disttest.model import Frozen, Gang, Isolation, ShardSpan, WorldShape
+from disttest.model import Batch, Frozen, Isolation, ShardSpan, WorldShape
 from disttest.planning.simulate import lower_bound_s, plain_slots, simulate
 from disttest.results.fold import RunResult, WorldSpan
 
@@ -204,9 +204,9 @@ def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int,
     most = min(run.slots, sum(width for _, width in worlds)) + 1
     if len(worlds) > SIMULATED_WORLDS or most > SIMULATED_SLOTS:
         return run.slots, lambda slots: lower_bound_s(worlds, slots)
-    gangs = [
-        Gang(
-            gang_id=str(index),
+    batches = [
+        Batch(
+            batch_id=str(index),
             nodeids=(),
             shape=WorldShape(size=max(1, width), backend=""),
             isolation=Isolation.FRESH,
@@ -214,7 +214,7 @@ def _on_slots(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int,
         )
         for index, (seconds, width) in enumerate(worlds)
     ]
-    return run.slots, lambda slots: simulate(gangs, plain_slots(min(slots, most))).makespan_s
+    return run.slots, lambda slots: simulate(batches, plain_slots(min(slots, most))).makespan_s
 
 
 def _on_runners(run: RunResult, worlds: Sequence[tuple[float, int]]) -> tuple[int, Callable[[int], float]]:

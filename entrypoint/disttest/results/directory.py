@@ -19,7 +19,7 @@ from disttest.errors import UsageError
 from disttest.host.proc import is_alive
 from disttest.limits import KILL_S
 from disttest.model import Frozen
-from disttest.results.aside import keep_aside, left_in
+from disttest.results.earlier_runs import keep_earlier_run, left_in
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
@@ -228,7 +228,7 @@ def short_path(path: Path) -> str:
 def _is_made_empty(path: Path) -> bool:
     """Keep aside what an earlier run has left; False where that took the directory itself along."""
     if left_in(path):
-        return keep_aside(path)
+        return keep_earlier_run(path)
     probe = path / ".writable"
     probe.write_bytes(b"x" * 4096)
     probe.unlink()

@@ -15,13 +15,13 @@ from xml.parsers import expat
 
 import msgspec
 
-from disttest.beneath import open_regular
 from disttest.errors import UsageError
 from disttest.model import UNREADABLE, TestCase, TestResult
 from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
 from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, read_lines
+from disttest.safe_open import open_regular
 
 CLOCK_SKEW_S = 86_400.0
 """So far ahead of us another machine's clock may be; a later time than that is no time."""

@@ -115,7 +115,7 @@ class RunResult(Frozen):
     cpu_slots: Count = 0
     """Slots of the CPU beside the GPUs that ``slots`` counts, where worlds of the run computed on both."""
     called_at_s: Moment | None = None
-    """When the command was called, where it guarded the run: before pytest, and torch, were loaded."""
+    """When the command was called, where it supervised the run: before pytest, and torch, were loaded."""
 
     @property
     def duration_s(self) -> float:
@@ -219,7 +219,7 @@ class Folding:
                 self.finished = event
 
     def start(self, event: RunStarted) -> None:
-        """The guard's word is the user's own command; the controller's, which follows, knows the rest."""
+        """The supervisor's word is the user's own command; the controller's, which follows, knows the rest."""
         if event.schema_version != SCHEMA_VERSION:
             self.notes.append(
                 f"a part of this journal is of version {event.schema_version}, and this disttest ({SCHEMA_VERSION}) may "

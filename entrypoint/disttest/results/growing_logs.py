@@ -9,9 +9,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
-from disttest.beneath import Tree
 from disttest.host.lines import Lines
 from disttest.model import MAIN_RANK
+from disttest.safe_open import Tree
 
 CHUNK = 1 << 20
 """Bytes of one log that one look reads."""

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from disttest.beneath import open_regular
 from disttest.errors import JournalError, UsageError
 from disttest.host.copies import is_copy
 from disttest.host.lines import LONGEST_LINE, Lines
@@ -24,6 +23,7 @@ from disttest.masking import masker
 from disttest.model import UNREADABLE
 from disttest.plugin_manager import plugin_manager
 from disttest.results.events import AnyEvent, Event, Noted, RunFinished
+from disttest.safe_open import open_regular
 
 FILE_NAME = "events.jsonl"
 _NAMES = ("nodeid", "slug", "log")

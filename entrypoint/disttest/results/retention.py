@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from disttest.results.aside import kept_aside
 from disttest.results.directory import DirectoryInUse, no_run_writes, short_path
+from disttest.results.earlier_runs import kept_aside
 
 
 def remove_old(path: Path, keep: int, say: Callable[[str], None]) -> None:

@@ -1,1 +1,1 @@
-"""The supervision tree, a folder for each process: guard, controller, world, rank; and what they say to each other."""
+"""The supervision tree, a folder for each process: supervisor, controller, world, rank; and what they say to each other."""

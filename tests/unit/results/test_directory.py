@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from disttest.errors import UsageError
-from disttest.results.aside import BEFORE
 from disttest.results.directory import DirectoryInUse, claim, claim_default, no_run_writes
+from disttest.results.earlier_runs import BEFORE
 from disttest.results.events import Noted
 from disttest.results.journal import FILE_NAME, Journal, read_events
 

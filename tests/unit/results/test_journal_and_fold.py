@@ -196,21 +196,21 @@ def test_a_full_disk_is_told_once_and_leaves_whole_lines(tmp_path, monkeypatch):
 def test_a_journal_that_was_removed_is_put_back_with_all_it_had(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
-    guard, controller = Journal(folder / "events.jsonl"), Journal(folder / "events.jsonl")
-    guard.append(START)
+    supervisor, controller = Journal(folder / "events.jsonl"), Journal(folder / "events.jsonl")
+    supervisor.append(START)
     controller.append(OWED[0])
-    assert guard.is_in_place()
+    assert supervisor.is_in_place()
 
     shutil.rmtree(folder)
     controller.append(done("a"))
-    assert not guard.is_in_place()
+    assert not supervisor.is_in_place()
     folder.mkdir()
-    guard.move_to(folder / "events.jsonl")
-    guard.append(RunFinished(at_s=6.0, exit_code=0))
+    supervisor.move_to(folder / "events.jsonl")
+    supervisor.append(RunFinished(at_s=6.0, exit_code=0))
 
-    run = fold(guard.events())
+    run = fold(supervisor.events())
     assert (Outcome.PASSED, 0) == (run.tests[0].final.outcome, run.exit_code)
-    assert guard.is_in_place()
+    assert supervisor.is_in_place()
 
 
 def test_a_journal_is_read_by_its_writer_when_its_path_is_gone(tmp_path):

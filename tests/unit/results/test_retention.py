@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from disttest.results import aside, retention
+from disttest.results import earlier_runs, retention
 from disttest.results.directory import claim, no_run_writes
 from disttest.results.journal import FILE_NAME
 from disttest.results.retention import remove_old
@@ -101,7 +101,7 @@ def test_what_another_run_deletes_meanwhile_is_no_error(results: Path, monkeypat
     for day in (1, 2, 3):
         ran(results, day)
     gone = "results-19700102-000000"
-    journal_of, rmtree = aside._journal_of, shutil.rmtree
+    journal_of, rmtree = earlier_runs._journal_of, shutil.rmtree
 
     def deleted_before(path: Path) -> Path | None:
         if path.name == gone:
@@ -113,7 +113,7 @@ def test_what_another_run_deletes_meanwhile_is_no_error(results: Path, monkeypat
         rmtree(path)
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(aside, "_journal_of", deleted_before)
+    monkeypatch.setattr(earlier_runs, "_journal_of", deleted_before)
     monkeypatch.setattr(retention.shutil, "rmtree", deleted_during)
     remove_old(results, 0, no_word)
     assert asides(results) == []

@@ -25,12 +25,12 @@ from disttest.options.run import RunOptions, by_command, filled, given_options, 
 from disttest.planning.targets import Targets, resolve_targets
 from disttest.reports import write_reports
 from disttest.reports.text import count
-from disttest.results.aside import BEFORE
 from disttest.results.directory import ResultsDirectory, claim, claim_default
+from disttest.results.earlier_runs import BEFORE
 from disttest.results.floors import Floors
 from disttest.results.fold import RunResult, TestOutcome
 from disttest.runtime.controller.run_devices import Devices
-from disttest.runtime.guard.guard import hold_signals, pytest_command, run_guarded
+from disttest.runtime.supervisor.run_supervisor import hold_signals, pytest_command, run_supervised
 
 _RANKS_OF_A_PROCESSOR = 20
 """Most of them wait for a time limit, and need no processor for that."""
@@ -59,7 +59,7 @@ class _Runs(Frozen):
             file.write_bytes(msgspec.json.encode(plan))
             extra = [f"--disttest-chaos={file}", *mode.pytest_arguments()]
             extra += [_TRACEBACKS] * bool(plan.cases) + [*self.pytest_args]
-            result = run_guarded(
+            result = run_supervised(
                 pytest_command(self.targets, filled(flags, directory.path), extra),
                 resolve_options(flags),
                 directory,

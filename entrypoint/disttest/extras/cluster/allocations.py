@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapreplace
 
 from disttest.extras.cluster.split import expected_makespan_s, have_gpus, slots_of, split_by_time
-from disttest.model import Frozen, Gang, TestCase
+from disttest.model import Batch, Frozen, TestCase
 from disttest.planning.backends import CPU, GPU
-from disttest.planning.gangs import build_gangs
+from disttest.planning.batches import build_batches
 from disttest.planning.timings import Timings
 
 LEAST_LEASE_S = 60.0
@@ -93,40 +93,40 @@ def _spanning(
 ) -> Iterable[Allocation]:
     """Worlds of one shape share allocations: one is dearer than a world in one that is there already."""
     by_id = {test.nodeid: test for test in tests}
-    by_shape: dict[tuple[int, int, str], list[Gang]] = {}
-    for gang in build_gangs(tests, timings, slots=1, failed=failed, together=together):
-        shape = gang.shape
-        by_shape.setdefault((shape.nodes, shape.ranks_per_node, shape.device), []).append(gang)
-    for (nodes, ranks, device), gangs in by_shape.items():
-        beside = max(1, min(at_once, pool.nodes // nodes, len(gangs)))
-        for part in _deal(gangs, beside):
-            yield _of_gangs(part, by_id, nodes, ranks, device)
+    by_shape: dict[tuple[int, int, str], list[Batch]] = {}
+    for batch in build_batches(tests, timings, slots=1, failed=failed, together=together):
+        shape = batch.shape
+        by_shape.setdefault((shape.nodes, shape.ranks_per_node, shape.device), []).append(batch)
+    for (nodes, ranks, device), batches in by_shape.items():
+        beside = max(1, min(at_once, pool.nodes // nodes, len(batches)))
+        for part in _deal(batches, beside):
+            yield _of_batches(part, by_id, nodes, ranks, device)
 
 
-def _of_gangs(
-    gangs: Sequence[Gang], by_id: Mapping[str, TestCase], nodes: int, ranks: int, device: str
+def _of_batches(
+    batches: Sequence[Batch], by_id: Mapping[str, TestCase], nodes: int, ranks: int, device: str
 ) -> Allocation:
-    tests = [by_id[nodeid] for gang in gangs for nodeid in gang.nodeids]
+    tests = [by_id[nodeid] for batch in batches for nodeid in batch.nodeids]
     number = {test.nodeid: index for index, test in enumerate(tests)}
     return Allocation(
         nodes=nodes,
         ranks_per_node=ranks,
         device=device,
         tests=tuple(tests),
-        expected_s=sum(gang.expected_s for gang in gangs),
-        worlds=tuple(tuple(number[nodeid] for nodeid in gang.nodeids) for gang in gangs),
+        expected_s=sum(batch.expected_s for batch in batches),
+        worlds=tuple(tuple(number[nodeid] for nodeid in batch.nodeids) for batch in batches),
     )
 
 
-def _deal(gangs: Sequence[Gang], parts: int) -> list[list[Gang]]:
+def _deal(batches: Sequence[Batch], parts: int) -> list[list[Batch]]:
     """Longest first, each to the part that has the least to do."""
-    dealt: list[list[Gang]] = [[] for _ in range(parts)]
+    dealt: list[list[Batch]] = [[] for _ in range(parts)]
     loads = [(0.0, part) for part in range(parts)]
-    for gang in sorted(gangs, key=lambda gang: (-gang.expected_s, gang.gang_id)):
+    for batch in sorted(batches, key=lambda batch: (-batch.expected_s, batch.batch_id)):
         load_s, part = loads[0]
-        heapreplace(loads, (load_s + max(gang.expected_s, 0.001), part))
-        dealt[part].append(gang)
-    return [sorted(part, key=lambda gang: (not gang.urgent, gang.gang_id)) for part in dealt if part]
+        heapreplace(loads, (load_s + max(batch.expected_s, 0.001), part))
+        dealt[part].append(batch)
+    return [sorted(part, key=lambda batch: (not batch.urgent, batch.batch_id)) for part in dealt if part]
 
 
 # --- leases

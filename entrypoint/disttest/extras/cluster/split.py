@@ -7,7 +7,7 @@ from heapq import heapreplace
 
 from disttest.model import TestCase
 from disttest.planning.backends import GPU
-from disttest.planning.gangs import build_gangs
+from disttest.planning.batches import build_batches
 from disttest.planning.simulate import plain_slots, simulate
 from disttest.planning.timings import Timings
 
@@ -39,10 +39,11 @@ def split_by_time(
         runners: how many lists come out, some perhaps empty.
     """
     by_id = {test.nodeid: test for test in tests}
-    gangs = build_gangs(tests, timings, slots=slots * runners)
+    batches = build_batches(tests, timings, slots=slots * runners)
     on_gpus = have_gpus(tests)
     pieces = [
-        (slots_of(by_id[gang.nodeids[0]], on_gpus=on_gpus), gang.expected_s, gang.nodeids) for gang in gangs
+        (slots_of(by_id[batch.nodeids[0]], on_gpus=on_gpus), batch.expected_s, batch.nodeids)
+        for batch in batches
     ]
     pieces += [(1, timings.expect(test), (test.nodeid,)) for test in tests if not test.world]
     loads = [(0.0, runner) for runner in range(runners)]  # a heap, as it is sorted
@@ -58,11 +59,11 @@ def split_by_time(
 
 
 def expected_makespan_s(tests: Sequence[TestCase], timings: Timings, *, slots: int) -> float:
-    """How long a runner is expected to take: its gangs as the scheduler would run them, then its ordinary tests.
+    """How long a runner is expected to take: its batches as the scheduler would run them, then its ordinary tests.
 
     Nobody knows the cores of a runner with GPUs: as many worlds on the CPU are taken to run beside those on GPUs.
     """
-    gangs = build_gangs(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
+    batches = build_batches(tests, timings, slots=slots, cpu_slots=slots if have_gpus(tests) else 0)
     ordinary_s = sum(timings.expect(test) for test in tests if not test.world)
     runner = (*plain_slots(slots), *plain_slots(slots, GPU))
-    return simulate(gangs, runner).makespan_s + ordinary_s
+    return simulate(batches, runner).makespan_s + ordinary_s

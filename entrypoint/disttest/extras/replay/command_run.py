@@ -19,7 +19,7 @@ from disttest.planning.targets import resolve_targets
 from disttest.results.fold import RunResult, TestOutcome, fold
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.results.repeat import keep_pytest_args, target_of
-from disttest.runtime.guard.guard import plugin_arguments, suite_arguments
+from disttest.runtime.supervisor.run_supervisor import plugin_arguments, suite_arguments
 
 
 def run_replay(words: Sequence[str], rank: int, pytest_args: Sequence[str]) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Frozen, WorldShape, short_place
 from disttest.observe import Spec
+from disttest.safe_open import read_input
 
 SUFFIX = ".recording"
 MAGIC = b"disttest recording 1\n"

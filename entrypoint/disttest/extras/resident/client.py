@@ -35,7 +35,7 @@ from disttest.host.signals import NotedSignals
 from disttest.limits import KILL_S
 from disttest.model import Frozen
 from disttest.options.environment import hash_seed
-from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
+from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
 
 Tell = Callable[[str], None]
 _ATTEMPTS = 2

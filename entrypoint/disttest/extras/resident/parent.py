@@ -57,10 +57,16 @@ from disttest.options.environment import HASH_SEED, environment, hash_seed
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.write import load_reporters
 from disttest.runtime.controller.preload import LAZY_PARTS, load_torch
-from disttest.runtime.guard.standby import become, stand_by
+from disttest.runtime.supervisor.standby import become, stand_by
 
 _PRELOADED = (
-    *("torch", "torch.distributed", "pytest", "disttest.plugin", "disttest.runtime.controller.apart"),
+    *(
+        "torch",
+        "torch.distributed",
+        "pytest",
+        "disttest.plugin",
+        "disttest.runtime.controller.out_of_process",
+    ),
     *("disttest.cli.main", "disttest.extras.resident.fork", "disttest.cli.finish"),
 )
 _IMPORTED_LATE = ("numpy.random", "rich._emoji_codes")

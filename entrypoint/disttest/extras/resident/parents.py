@@ -11,7 +11,7 @@ from disttest.extras.resident.terms import ForkTerms
 from disttest.host.signals import NotedSignals
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration
-from disttest.runtime.guard.standby import is_standing_by
+from disttest.runtime.supervisor.standby import is_standing_by
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest

@@ -22,7 +22,7 @@ from disttest.extras.resident.limits import SAVED_POLL_S
 from disttest.extras.resident.saved_files import SavedFiles
 from disttest.extras.resident.touched import find_touched
 from disttest.host.process import Child, end_all, fork_child, leave
-from disttest.limits import GUARD_CANCEL_S, TICK_S
+from disttest.limits import SUPERVISOR_CANCEL_S, TICK_S
 from disttest.options.environment import environment
 from disttest.reports.text import count, duration, one_line
 from disttest.results.fold import RunResult, TestOutcome, fold
@@ -164,7 +164,7 @@ class _Watch:
         """End the run that goes on, in order."""
         if self._child is not None:
             self._child.signal(signal.SIGINT)
-            self._child.wait(2 * GUARD_CANCEL_S)
+            self._child.wait(2 * SUPERVISOR_CANCEL_S)
             end_all([self._child], term_grace_s=TICK_S)
             self._child.close()
             self._child = None

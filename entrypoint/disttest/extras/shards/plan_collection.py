@@ -31,7 +31,7 @@ def collect_for_plan(
     Raises:
         UsageError: a test cannot be collected.
     """
-    from disttest.runtime.guard.listing import collect_tests, for_gpu_runners
+    from disttest.runtime.supervisor.listing import collect_tests, for_gpu_runners
 
     told = any(word.startswith("--disttest-collect-for=") for word in pytest_args)
     options = resolve_options(flags)

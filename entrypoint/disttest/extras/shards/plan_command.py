@@ -102,7 +102,7 @@ def _collecting_for(pools: Sequence[Pool], options: RunOptions, nodes: int) -> l
             raise UsageError("--nodes goes with a --pool of a scheduler's nodes, such as big:slurm:gpu")
         return []
     from disttest.runtime.controller.target_host import host_of_nodes
-    from disttest.runtime.guard.listing import collect_argument
+    from disttest.runtime.supervisor.listing import collect_argument
 
     with_gpus = [pool for pool in schedulers if pool.device != "cpu" and options.device != "cpu"]
     host = host_of_nodes(

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from disttest.beneath import Tree, create_file
 from disttest.extras.shards.shard_sources import ShardSource
 from disttest.model import RankRecord
+from disttest.safe_open import Tree, create_file
 
 MOST_COPIED = 1 << 30
 """Bytes of a log that is copied; a file of a terabyte may be all holes."""

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS as CLUSTER_OPTIONS
 from disttest.extras.shards.merge_command import read_plan
@@ -20,6 +19,7 @@ from disttest.extras.shards.shard_plan import (
 )
 from disttest.model import RunPart, TestCase
 from disttest.plugin_manager import plugin_manager
+from disttest.safe_open import read_input
 
 if TYPE_CHECKING:
     from disttest.cli.run_tests import RunRequest

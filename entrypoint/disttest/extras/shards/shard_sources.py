@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.beneath import read_regular
 from disttest.errors import UsageError
 from disttest.model import UNREADABLE, Frozen
 from disttest.results.events import (
@@ -25,6 +24,7 @@ from disttest.results.events import (
 )
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, read_events
+from disttest.safe_open import read_regular
 
 RESULTS = "results.json"
 PLAN = "plan.json"

@@ -39,7 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     plugin = config.pluginmanager.getplugin(_PLUGIN)
     reporter = config.pluginmanager.getplugin("terminalreporter")
     is_unused = plugin is not None and reporter is not None and "hypothesis" not in sys.modules
-    if not config.getoption("disttest_guarded") or not is_unused:
+    if not config.getoption("disttest_supervised") or not is_unused:
         return
     reports = (report for reports in reporter.stats.values() for report in reports)
     noted = (name for report in reports for name in getattr(report, "__dict__", ()))

@@ -27,7 +27,7 @@ _OVERRULED = "disttest_overruled"
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     """Change what plugins were asked before they read it."""
     is_rank = config.getoption("disttest_rank")
-    if config.getoption("disttest_guarded") or is_rank:
+    if config.getoption("disttest_supervised") or is_rank:
         _overrule_xdist(config)
     _need_no_failure_server(config)
     for name, value in _NO_FILES.items() if is_rank else ():

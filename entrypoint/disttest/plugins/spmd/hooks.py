@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from disttest.runtime.controller.starters import ProcessMain
     from disttest.runtime.controller.target_host import TargetHost
     from disttest.runtime.controller.wanted_worlds import OwnWorld
-    from disttest.runtime.guard.guard import PytestProcess
     from disttest.runtime.rank.rank_spec import RankSpec
+    from disttest.runtime.supervisor.run_supervisor import PytestProcess
 
 
 @hookimpl
@@ -52,7 +52,7 @@ def disttest_check_collection(options: RunOptions) -> None:
 @hookimpl
 def disttest_processes_of_run(options: RunOptions) -> Sequence[PytestProcess] | None:
     """A pytest process for each size."""
-    from disttest.runtime.guard.guard import PytestProcess
+    from disttest.runtime.supervisor.run_supervisor import PytestProcess
 
     sizes = SPMD.of(options)
     return [
@@ -71,7 +71,7 @@ def disttest_world_options(test: TestCase, invocation: Invocation) -> Sequence[s
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Collect as rank 0 does, in a process that collects for ranks."""
     known = early_config.known_args_namespace
-    if known.disttest_spmd and not known.disttest_rank and (known.disttest_guarded or known.collectonly):
+    if known.disttest_spmd and not known.disttest_rank and (known.disttest_supervised or known.collectonly):
         from disttest.plugins.spmd.collecting import set_environment
 
         set_environment(known.disttest_spmd.partition(",")[0].strip())
@@ -95,7 +95,7 @@ def disttest_load_parts(config: pytest.Config) -> None:
 @hookimpl
 def disttest_set_options(config: pytest.Config, options: RunOptions) -> Mapping[str, Any]:
     """Have ranks collect. Under plain pytest the setting of a project changes nothing: only the command sets ranks up."""
-    asked = [*map(config.getoption, ("disttest_guarded", "disttest_rank", "collectonly"))]
+    asked = [*map(config.getoption, ("disttest_supervised", "disttest_rank", "collectonly"))]
     sizes = SPMD.of(options) if any(asked) else ()
     # A run has a pytest process for each size, and one journal for all of them.
     return {"ranks_collect": True, "one_world": True, "world_letter": f"w{sizes[0]}."} if sizes else {}

@@ -1,4 +1,4 @@
-"""The controller: gives gangs of tests to worlds, and hears what became of both.
+"""The controller: gives batches of tests to worlds, and hears what became of both.
 
 It lives in the pytest process, touches no GPU and starts no thread, so that worlds can be forked from it.
 """
@@ -20,14 +20,13 @@ from disttest.host.cpu_marks import CpuMarks
 from disttest.host.idle_processors import IdleProcessors
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import ALONE, Cause, CpuStep, Gang, Outcome, Slot, TestCase, TestResult
+from disttest.model import ALONE, Batch, Cause, CpuStep, Outcome, Slot, TestCase, TestResult
 from disttest.options.run import RunOptions
-from disttest.planning.gangs import build_gangs, rest_of
-from disttest.planning.schedule import GangScheduler, Scheduler
+from disttest.planning.batches import build_batches, rest_of
+from disttest.planning.schedule import BatchScheduler, Scheduler
 from disttest.planning.timings import Timings
 from disttest.plugin_manager import blaming, plugin_manager
 from disttest.results.verdict import not_run
-from disttest.runtime.controller.crew import Crew, Listener, LiveWorld
 from disttest.runtime.controller.device_health import DeviceHealth, Vacated
 from disttest.runtime.controller.live_output import LiveOutput
 from disttest.runtime.controller.parents import Parents
@@ -39,6 +38,7 @@ from disttest.runtime.controller.spare_slots import SpareSlots, may_lend
 from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.verdicts import Verdicts
 from disttest.runtime.controller.workplace import Workplace
+from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldPool
 from disttest.runtime.messages.protocol import RunStop, TestJudged, WorldOrder
 
 
@@ -96,7 +96,7 @@ class Controller(Listener):
         """A test has ended the run."""
         self._enough = ""
         """Why the user wants no further test (``-x``), once it is so."""
-        self._scheduler: Scheduler = GangScheduler(
+        self._scheduler: Scheduler = BatchScheduler(
             self._slots, clock=recorder.now, ranks_per_gpu=options.ranks_per_gpu
         )
         counted = bool(options.slots)
@@ -105,7 +105,7 @@ class Controller(Listener):
             if may_lend(devices.machine, self._slots, counted=counted)
             else None
         )
-        self._crew = Crew(self, helpers=lambda: self._device_health.pids)
+        self._pool = WorldPool(self, helpers=lambda: self._device_health.pids)
         self._device_health = DeviceHealth(devices, self._scheduler, self, recorder.noted)
         self._shared_gpus = SharedGpus(workplace.scratch, recorder.noted)
         self._retries = Retries(options, monotonic)
@@ -137,15 +137,15 @@ class Controller(Listener):
             "spare": self._spare.count if self._spare is not None else 0,
         }
         together = self._options.one_world
-        for gang in build_gangs(runnable, self._timings, failed=failed, together=together, **offered):
-            self._scheduler.submit(gang)
+        for batch in build_batches(runnable, self._timings, failed=failed, together=together, **offered):
+            self._scheduler.submit(batch)
         with contextlib.ExitStack() as ending:
             self._parents()  # before a world takes slots
             self._enter_plugins(ending)
             ending.callback(self._verdicts.tell_unresolved)
             ending.callback(self._device_health.close)
             ending.callback(self._shared_gpus.finish)
-            ending.enter_context(self._crew.on_duty())
+            ending.enter_context(self._pool.on_duty())
             ending.callback(self._retries.stop)
             self._device_health.begin()
             self._loop()
@@ -168,19 +168,19 @@ class Controller(Listener):
 
     def _loop(self) -> None:
         while not self._scheduler.idle or self._retries.open or self._device_health.busy:
-            for gang in self._retries.due():
-                self._scheduler.submit(gang)
+            for batch in self._retries.due():
+                self._scheduler.submit(batch)
             for start in self._scheduler.due():
-                self._start(start.gang, start.slots)
-            for gang in self._scheduler.stranded():
-                self._give_up(gang)
-            self._crew.wait(self._wait_s(), also=self._device_health.descriptors())
+                self._start(start.batch, start.slots)
+            for batch in self._scheduler.stranded():
+                self._give_up(batch)
+            self._pool.wait(self._wait_s(), also=self._device_health.descriptors())
             self._live.look()
             self._device_health.advance(
-                [slot.name for world in self._crew.running.values() for slot in world.slots]
+                [slot.name for world in self._pool.running.values() for slot in world.slots]
             )
             if self._spare is not None:
-                self._spare.advance(self._crew.running.values())
+                self._spare.advance(self._pool.running.values())
             self._stop_if_asked()
 
     def _wait_s(self) -> float:
@@ -210,11 +210,11 @@ class Controller(Listener):
 
     def _stop(self, reason: str) -> None:
         self._retries.stop()
-        self._crew.end_all(reason)
+        self._pool.end_all(reason)
 
     # --- worlds
 
-    def _start(self, gang: Gang, slots: tuple[Slot, ...]) -> None:
+    def _start(self, batch: Batch, slots: tuple[Slot, ...]) -> None:
         self._marks.mark("listening")
         self._worlds += 1
         world_id = f"{self._letter}{self._worlds}"
@@ -222,19 +222,21 @@ class Controller(Listener):
         scratch.mkdir(parents=True, exist_ok=True)
         order = WorldOrder(
             world_id=world_id,
-            tests=tuple(self._tests[nodeid] for nodeid in gang.nodeids),
-            attempts=tuple(map(self._retries.attempt_of, gang.nodeids)),
+            tests=tuple(self._tests[nodeid] for nodeid in batch.nodeids),
+            attempts=tuple(map(self._retries.attempt_of, batch.nodeids)),
             devices=tuple(slot.uuid or str(slot.index) for slot in slots if slot.device != "cpu"),
-            defaults=self._shared_gpus.variables(gang, slots),
+            defaults=self._shared_gpus.variables(batch, slots),
             failed_before=dict(self._failed_of_rank),
             home=self._workplace.home,
             scratch_dir=str(scratch),
             settings=self._options.for_worlds(),
             settled=self._settled,
-            threads=self._devices.machine.cpus if gang.shape == ALONE else self._devices.threads(gang.shape),
+            threads=self._devices.machine.cpus
+            if batch.shape == ALONE
+            else self._devices.threads(batch.shape),
         )
-        world = self._crew.start(gang, slots, order, self._parents().starter_for(gang))
-        self._recorder.world_started(world_id, gang.shape, [slot.name for slot in slots], world.child.pid)
+        world = self._pool.start(batch, slots, order, self._parents().starter_for(batch))
+        self._recorder.world_started(world_id, batch.shape, [slot.name for slot in slots], world.child.pid)
         self._marks.mark("starts of worlds")
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
@@ -251,7 +253,7 @@ class Controller(Listener):
             return
         good = judged.result.outcome in (Outcome.PASSED, Outcome.SKIPPED)
         self._failed_of_rank.update(record.rank for record in judged.result.ranks if record.has_failed)
-        self._shared_gpus.judged(world.gang, world.slots, good=good)
+        self._shared_gpus.judged(world.batch, world.slots, good=good)
         if judged.stop is not None and self._asked is None:
             reason = f"{test.nodeid} ended the run: {judged.stop.reason}"
             self._asked = msgspec.structs.replace(judged.stop, reason=reason)
@@ -265,9 +267,9 @@ class Controller(Listener):
         """A world is gone: free its slots, and give what it still owes to the next one."""
         self._live.end(world.world_id)
         closed = world.closed
-        cancelled = closed is not None and bool(closed.reason) and self._crew.is_ending
+        cancelled = closed is not None and bool(closed.reason) and self._pool.is_ending
         no_progress = len(world.owed) == len(world.order.tests) and not cancelled
-        # One test is taken off the list each time, so that no gang starts worlds for ever.
+        # One test is taken off the list each time, so that no batch starts worlds for ever.
         if world.owed and (closed is None or no_progress):
             self._blame_world(world, ended)
         reason = closed.reason if closed else f"its world process ended with {ended}"
@@ -285,10 +287,10 @@ class Controller(Listener):
                 f"processes of world {world.world_id} could not be killed ({pids}); its slots are not used again: {slots}"
             )
         well = closed is not None and not closed.reason
-        self._shared_gpus.world_ended(world.gang, world.slots, well=well)
+        self._shared_gpus.world_ended(world.batch, world.slots, well=well)
         self._device_health.vacate(
             Vacated(
-                gang_id=world.gang.gang_id,
+                batch_id=world.batch.batch_id,
                 slots=world.slots,
                 last_test=world.begun.nodeid if world.begun else "",
                 pids=world.pids,
@@ -296,7 +298,7 @@ class Controller(Listener):
             )
         )
         if world.owed and not cancelled:
-            self._scheduler.submit(rest_of(world.gang, tuple(world.owed)))
+            self._scheduler.submit(rest_of(world.batch, tuple(world.owed)))
 
     def _cpu_steps_of(self, world: LiveWorld) -> tuple[CpuStep, ...]:
         """What it has cost, and what this process has taken since the last one ended."""
@@ -324,15 +326,15 @@ class Controller(Listener):
         del world.owed[test.nodeid]
         self.on_judged(world, test, TestJudged(result=result))
 
-    def _give_up(self, gang: Gang) -> None:
-        """Too few slots are left for this gang: its tests are errors of the machine, never silently lost."""
-        if self._device_health.broken and gang.shape.device != "cpu":
-            shortage = self._device_health.shortage(gang.shape.size)
-            self._verdicts.leave_out(gang.nodeids, f"not run: {shortage}")
+    def _give_up(self, batch: Batch) -> None:
+        """Too few slots are left for this batch: its tests are errors of the machine, never silently lost."""
+        if self._device_health.broken and batch.shape.device != "cpu":
+            shortage = self._device_health.shortage(batch.shape.size)
+            self._verdicts.leave_out(batch.nodeids, f"not run: {shortage}")
             return
         self._verdicts.never_started(
-            gang.nodeids,
-            f"never started: it needs {gang.shape.size} {gang.shape.device} slots, and too few are left, since "
+            batch.nodeids,
+            f"never started: it needs {batch.shape.size} {batch.shape.device} slots, and too few are left, since "
             "processes that could not be killed hold the others; see the notes on quarantined slots",
         )
 
@@ -353,5 +355,5 @@ class Controller(Listener):
             self._retries.stop()  # else those of worlds on the CPU go on, and the others find no GPU
         self._verdicts.excuse(nodeids, reason)
         self.on_cleared()
-        waiting = {nodeid for gang in self._scheduler.withdraw(spare="cpu") for nodeid in gang.nodeids}
+        waiting = {nodeid for batch in self._scheduler.withdraw(spare="cpu") for nodeid in batch.nodeids}
         self._verdicts.leave_out([nodeid for nodeid in self._tests if nodeid in waiting], reason)

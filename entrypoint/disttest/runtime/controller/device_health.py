@@ -45,7 +45,7 @@ class Suspects(Protocol):
 class Vacated(Frozen):
     """A world that has left its slots."""
 
-    gang_id: str
+    batch_id: str
     slots: tuple[Slot, ...]
     last_test: str = ""
     pids: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class DeviceHealth:
             self._waiting.append(_WaitingSlot(world=world, since_s=self._clock()))
             self._ask()
         else:
-            self._scheduler.ended(world.gang_id)
+            self._scheduler.ended(world.batch_id)
 
     def advance(self, in_use: Collection[str]) -> None:
         """Do what can be done now.
@@ -210,7 +210,7 @@ class DeviceHealth:
         for slot in world.slots:
             if self._devices.lease is not None and slot.device != "cpu":
                 self._devices.lease.leave_to_heirs(slot)
-        self._scheduler.ended(world.gang_id, quarantined=world.slots)
+        self._scheduler.ended(world.batch_id, quarantined=world.slots)
 
     def _settle(self, gpus: Mapping[int, Gpu]) -> None:
         waiting, self._waiting = self._waiting, []
@@ -226,7 +226,7 @@ class DeviceHealth:
                 self._give_up_slot(entry, slot, holder)
             # On hold first: what ended() frees would be handed on at once.
             self._scheduler.hold(faults)
-            self._scheduler.ended(entry.world.gang_id, quarantined=stuck)
+            self._scheduler.ended(entry.world.batch_id, quarantined=stuck)
             if faults:
                 self._condemn({slot.name: reason for slot, reason in faults.items()})
         if not all(entry.asked for entry in self._waiting):

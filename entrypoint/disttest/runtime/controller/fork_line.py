@@ -44,7 +44,7 @@ class ForkOrder(Frozen):
 
 
 class Recipe(Frozen):
-    """How processes below the zygote collect: the same for all of a run."""
+    """How processes below the fork server collect: the same for all of a run."""
 
     arguments: tuple[str, ...]
     """Of pytest."""

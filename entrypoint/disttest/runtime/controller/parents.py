@@ -1,8 +1,8 @@
 """What the worlds of a run are forked from: this process, or, where a module has made that unsafe, a clean one.
 
-Only the files that are to blame lose by it. The others are collected once more, without those, by a fork of the zygote,
+Only the files that are to blame lose by it. The others are collected once more, without those, by a fork of the fork server,
 and their worlds are forked from it with the tests in place, as from this process. Ranks of a file that is to blame are
-forks of the zygote too, and each collects that file by itself.
+forks of the fork server too, and each collects that file by itself.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from disttest.host.fork_hazard import holds_gpu
 from disttest.host.other_threads import threads
 from disttest.host.process import Child
 from disttest.limits import COLLECT_S, KILL_S
-from disttest.model import Frozen, Gang
+from disttest.model import Batch, Frozen
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.controller.collect import modules_of
-from disttest.runtime.controller.crew import WorldByFork, WorldStarter
 from disttest.runtime.controller.fork_line import (
     Collect,
     ForkLine,
@@ -35,12 +34,13 @@ from disttest.runtime.controller.fork_line import (
     WorldByLine,
     serve_line,
 )
+from disttest.runtime.controller.fork_server import ForkServer
 from disttest.runtime.controller.hazards import Hazards
 from disttest.runtime.controller.orders import ParentOrder
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.starters import ForkStarter
 from disttest.runtime.controller.target_host import TargetHost
-from disttest.runtime.controller.zygote import Zygote
+from disttest.runtime.controller.world_pool import WorldByFork, WorldStarter
 from disttest.runtime.rank import hygiene
 
 _ROUNDS = 4
@@ -130,19 +130,19 @@ class Parents:
         self._clock = clock
         self._here = WorldByFork(ForkStarter(session, items), clock)
         self._spoilt = dict(hazards.by_file)
-        self._zygote: Zygote | None = None
+        self._fork_server: ForkServer | None = None
         self._collector: _Collector | None = None
         if not hazards and not apart:
             _rest_pools()
             return
         recipe = Recipe(arguments=_arguments_for_ranks(session.config), host=host)
-        self._zygote = Zygote(scratch / "zygote.log", recipe)
+        self._fork_server = ForkServer(scratch / "fork_server.log", recipe)
         if not hazards.elsewhere and not apart:
             self._collector = self._collect_rest(scratch)
 
     def notes(self, hazards: Hazards) -> Iterator[str]:
         """What a reader of the run should know: nothing where all worlds are forks of this process."""
-        if self._zygote is None or not hazards:
+        if self._fork_server is None or not hazards:
             return
         spared = (
             "Tests of other files are not affected: they were collected once more without it. Its own ranks"
@@ -155,31 +155,31 @@ class Parents:
             f"files by itself: slower, never wrong. {_CURE}{_HELD if holds_gpu() else ''}"
         )
 
-    def starter_for(self, gang: Gang) -> WorldStarter:
-        """How the world of a gang is started."""
-        if self._zygote is None:
+    def starter_for(self, batch: Batch) -> WorldStarter:
+        """How the world of a batch is started."""
+        if self._fork_server is None:
             return self._here
-        modules = modules_of([self._items[nodeid] for nodeid in gang.nodeids])
-        collected = self._collector is not None and self._collector.has(gang.nodeids)
-        line = self._collector.line if self._collector is not None and collected else self._zygote
+        modules = modules_of([self._items[nodeid] for nodeid in batch.nodeids])
+        collected = self._collector is not None and self._collector.has(batch.nodeids)
+        line = self._collector.line if self._collector is not None and collected else self._fork_server
         return WorldByLine(line, modules, self._clock)
 
     def close(self) -> None:
         """Let them end."""
         if self._collector is not None:
             self._collector.close()
-        if self._zygote is not None:
-            self._zygote.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
     def _collect_rest(self, scratch: Path) -> _Collector | None:
         """Have the files that are not to blame collected; None where none is left, or it does not help."""
-        assert self._zygote is not None
+        assert self._fork_server is not None
         for number in range(_ROUNDS):
             clean = [file for file in modules_of(list(self._items.values())) if file not in self._spoilt]
             if not clean:
                 return None
             try:
-                collector = _Collector(self._zygote, clean, scratch / f"collector{number}.log")
+                collector = _Collector(self._fork_server, clean, scratch / f"collector{number}.log")
             except ParentLost:
                 return None
             if not collector.hazards:
@@ -192,19 +192,19 @@ class Parents:
 
 
 class _Collector:
-    """The controller's hold on a fork of the zygote that has collected files.
+    """The controller's hold on a fork of the fork server that has collected files.
 
     Raises:
         ParentLost: it could not.
     """
 
-    def __init__(self, zygote: Zygote, modules: Sequence[str], log: Path) -> None:
+    def __init__(self, server: ForkServer, modules: Sequence[str], log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         names = log.with_suffix(".json")
         names.write_bytes(msgspec.json.encode(modules))
         self.line = ForkLine(ours, log, limit_s=COLLECT_S)
         with theirs:
-            self._child: Child = zygote.ask_for_child(
+            self._child: Child = server.ask_for_child(
                 Collect(modules=str(names), log=str(log)), theirs.fileno()
             )
         try:

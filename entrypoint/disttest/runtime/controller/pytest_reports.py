@@ -15,7 +15,6 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.terminal import getreportopt
 
-from disttest.beneath import Tree
 from disttest.masking import masker
 from disttest.model import Outcome, TestCase, TestResult, WorldKind, rank_name
 from disttest.results.directory import short_path
@@ -25,6 +24,7 @@ from disttest.results.recorded import warning_text, warnings_by_rank
 from disttest.runtime.messages.portable import masked, sections_of, serialisable
 from disttest.runtime.messages.protocol import TestJudged
 from disttest.runtime.rank.bridge import outcome_of
+from disttest.safe_open import Tree
 
 RERUN = "rerun"
 """Outcome of a report that stands for an attempt which is followed by another one."""

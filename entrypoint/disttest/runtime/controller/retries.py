@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from disttest.limits import RETRY_FIRST_PAUSE_S, RETRY_LONGEST_PAUSE_S
-from disttest.model import ALONE, Cause, Gang, Isolation, Outcome, TestCase, TestResult, WorldKind
+from disttest.model import ALONE, Batch, Cause, Isolation, Outcome, TestCase, TestResult, WorldKind
 from disttest.options.run import RunOptions
 from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import TestJudged
@@ -24,7 +24,7 @@ _NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
 
 class _WaitingRetry(NamedTuple):
     due_s: float
-    gang: Gang
+    batch: Batch
 
 
 class Retries:
@@ -96,21 +96,21 @@ class Retries:
         self._attempts[test.nodeid] += 1
         self._failed[test.nodeid] = judged
         pause_s = 0.0 if cause is Cause.TEST else _pause_s(self._spent[key])
-        self._waiting.append(_WaitingRetry(self._clock() + pause_s, self._gang_of(test, result)))
+        self._waiting.append(_WaitingRetry(self._clock() + pause_s, self._batch_of(test, result)))
         return pause_s
 
     def grant(self, test: TestCase, judged: TestJudged) -> None:
         """Another attempt that no budget pays for: what spoiled this one is used no more."""
         self._attempts[test.nodeid] += 1
         self._failed[test.nodeid] = judged
-        self._waiting.append(_WaitingRetry(self._clock(), self._gang_of(test, judged.result)))
+        self._waiting.append(_WaitingRetry(self._clock(), self._batch_of(test, judged.result)))
 
-    def due(self) -> Iterator[Gang]:
+    def due(self) -> Iterator[Batch]:
         """Take out what is to be tried again now."""
         now_s = self._clock()
         ready = [waiting for waiting in self._waiting if waiting.due_s <= now_s]
         self._waiting = [waiting for waiting in self._waiting if waiting.due_s > now_s]
-        yield from (waiting.gang for waiting in ready)
+        yield from (waiting.batch for waiting in ready)
 
     def due_in_s(self) -> float:
         """Seconds until something is due; infinite if nothing waits."""
@@ -131,10 +131,10 @@ class Retries:
         """Failures whose next attempt has not been judged."""
         return list(self._failed.items())
 
-    def _gang_of(self, test: TestCase, result: TestResult) -> Gang:
+    def _batch_of(self, test: TestCase, result: TestResult) -> Batch:
         self._submitted += 1
-        return Gang(
-            gang_id=f"retry-{self._submitted}",
+        return Batch(
+            batch_id=f"retry-{self._submitted}",
             nodeids=(test.nodeid,),
             shape=test.world or ALONE,
             isolation=Isolation.FRESH,

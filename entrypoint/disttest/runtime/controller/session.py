@@ -33,9 +33,9 @@ from disttest.results.kept_logs import drop_folder, make_folder
 from disttest.runtime.controller.collect import describe_item, is_ordinary
 from disttest.runtime.controller.early_skips import known_skip
 from disttest.runtime.controller.ending import end_run
+from disttest.runtime.controller.exit_blockers import ExitBlockers
 from disttest.runtime.controller.expand import WantedWorld, shape_of
 from disttest.runtime.controller.hazards import Hazards, HazardWatch
-from disttest.runtime.controller.keepers import Keepers
 from disttest.runtime.controller.leaving_imports import skipped_as_it_left
 from disttest.runtime.controller.missing_ranks import NoWorlds, reads_at_import
 from disttest.runtime.controller.ordinary import OrdinaryTests
@@ -68,7 +68,7 @@ def inherit_results(config: pytest.Config) -> None:
     if known.disttest_claim is not None:
         os.set_inheritable(known.disttest_journal, False)
         path = Path(known.disttest_results)
-        config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_guarded)
+        config.stash[_INHERITED] = adopt(path, known.disttest_claim, run_pid=known.disttest_supervised)
 
 
 class TestSelection(Frozen):
@@ -91,7 +91,7 @@ class RunSession:
         self.config = config
         self.started_s = monotonic()
         self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
-        self._guarded: int = config.getoption("disttest_guarded")
+        self._supervised: int = config.getoption("disttest_supervised")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
@@ -111,7 +111,7 @@ class RunSession:
         """Said of a green run that has used no world, though its tests have to do with ranks."""
         self._no_worlds = NoWorlds()
         config.pluginmanager.register(self._no_worlds, "disttest-no-worlds")
-        self.keepers = Keepers()
+        self.exit_blockers = ExitBlockers()
         self.errors: list[tuple[str, str]] = []
         self.hazard_watch = HazardWatch()
         self.workplace: Workplace | None = None
@@ -152,7 +152,7 @@ class RunSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """Take the GPUs of a run of the command before a test module can touch one."""
-        if self._guarded:
+        if self._supervised:
             self._take_devices()
 
     @pytest.hookimpl(tryfirst=True)
@@ -188,7 +188,7 @@ class RunSession:
     @property
     def _is_recorded(self) -> bool:
         """Whether this process has results to write, or a rank's to report; in plain pytest without any, a fork stays."""
-        return bool(self._guarded) or self.recorder is not None or self.rank_order is not None
+        return bool(self._supervised) or self.recorder is not None or self.rank_order is not None
 
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
@@ -275,7 +275,7 @@ class RunSession:
             if self.config.option.collectonly and isinstance(error, InfrastructureError):
                 self.said.append(f"listed as if GPUs worked here: {error}")
                 return None
-            if self._guarded or not isinstance(error, InfrastructureError):
+            if self._supervised or not isinstance(error, InfrastructureError):
                 raise pytest.UsageError(f"disttest: {error}") from None
             self._broken = error
             return Devices(msgspec.structs.replace(self.options, device="cpu"))
@@ -309,7 +309,7 @@ class RunSession:
             self.recorder.not_run(str(session.shouldfail))
         self.without_worlds = self._missing_worlds(self.recorder, exit_code)
         notes = [self.without_worlds] if self.without_worlds else []
-        if self._guarded:  # the guard sweeps, concludes and reports
+        if self._supervised:  # the supervisor sweeps, concludes and reports
             try:
                 for note in notes:
                     self.recorder.noted(note)
@@ -415,10 +415,10 @@ class RunSession:
         ordinary_tests = OrdinaryTests(ordinary, recorder, retries=self.options.retries)
         ordinary_tests.record_for_junit(self.config)
         self.config.pluginmanager.register(ordinary_tests, "disttest-ordinary")
-        if self._guarded:
+        if self._supervised:
             limits = TimeLimits(ordinary, asked="timeout" in self.options.given)
             self.config.pluginmanager.register(limits, "disttest-time-limits")
-            self.config.pluginmanager.register(self.keepers, "disttest-keepers")
+            self.config.pluginmanager.register(self.exit_blockers, "disttest-exit-blockers")
 
     def _make_workplace(self) -> Workplace:
         factory = getattr(self.config, "_tmp_path_factory", None)
@@ -439,7 +439,7 @@ class RunSession:
         if self.options.results is None:
             return None
         inherited = self.config.stash.get(_INHERITED, None)
-        return inherited if inherited or self._guarded else claim_results(self.options.results)
+        return inherited if inherited or self._supervised else claim_results(self.options.results)
 
 
 def _check_names(nodeids: Iterable[str]) -> None:

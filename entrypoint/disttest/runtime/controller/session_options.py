@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.model import Invocation, RunPart
 from disttest.options.environment import environment
@@ -23,10 +22,11 @@ from disttest.results.directory import ResultsDirectory, claim
 from disttest.results.repeat import variables_of_classes
 from disttest.runtime.controller.orders import InterpreterOrder, ParentOrder, read_order
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
+from disttest.safe_open import read_input
 
 INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
 """What only the command gives, and takes no value."""
-_TOLD = ("guarded", "rank", "told")
+_TOLD = ("supervised", "rank", "told")
 """What only the command gives, which has read the project's file for its processes."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disttest.host.devices.mps import PIPE_VARIABLE, MpsDaemon, usable_daemon
-from disttest.model import Gang, Slot
+from disttest.model import Batch, Slot
 from disttest.options.environment import environment
 from disttest.planning.backends import CPU, backend_named
 
@@ -38,33 +38,33 @@ class SharedGpus:
         """Whether a client of the daemon may have been killed in a kernel."""
         self._without = False
 
-    def variables(self, gang: Gang, slots: tuple[Slot, ...]) -> dict[str, str]:
+    def variables(self, batch: Batch, slots: tuple[Slot, ...]) -> dict[str, str]:
         """Environment of the ranks of a world on these slots; empty if they share no GPU."""
-        if not shares_gpus(gang, slots):
+        if not shares_gpus(batch, slots):
             return {}
-        backend = backend_named(gang.shape.backend)
+        backend = backend_named(batch.shape.backend)
         variables = dict(backend.sharing_variables)
         if (mps := self._mps()) is not None:
             variables |= mps
             # Without MPS only one process runs at a time, and fewer blocks just make it slower: 1 MiB took 36 ms
             # instead of 5 with two ranks on an H200.
             if backend.blocks_variable:
-                ranks = math.ceil(gang.shape.size / len(slots))
+                ranks = math.ceil(batch.shape.size / len(slots))
                 variables[backend.blocks_variable] = str(max(1, _BLOCKS // ranks))
         return variables
 
-    def world_ended(self, gang: Gang, slots: tuple[Slot, ...], *, well: bool) -> None:
+    def world_ended(self, batch: Batch, slots: tuple[Slot, ...], *, well: bool) -> None:
         """Take note that a world is gone.
 
         A client that is killed in a kernel leaves its MPS server unable to serve others for seconds
         (``cudaErrorDevicesUnavailable``), so the next world gets a new daemon.
         """
-        if shares_gpus(gang, slots) and (self._spoiled or not well):
+        if shares_gpus(batch, slots) and (self._spoiled or not well):
             self.close()
 
-    def judged(self, gang: Gang, slots: tuple[Slot, ...], *, good: bool) -> None:
+    def judged(self, batch: Batch, slots: tuple[Slot, ...], *, good: bool) -> None:
         """Take note of the result of a test."""
-        if shares_gpus(gang, slots):
+        if shares_gpus(batch, slots):
             self._tests += 1
             self._spoiled |= not good
 
@@ -107,7 +107,7 @@ class SharedGpus:
         return daemon.environment
 
 
-def shares_gpus(gang: Gang, slots: tuple[Slot, ...]) -> bool:
+def shares_gpus(batch: Batch, slots: tuple[Slot, ...]) -> bool:
     """Whether several ranks of a world on these slots compute on one GPU."""
-    ranks = gang.shape.size if gang.shape.device != CPU and not gang.shares else 0
+    ranks = batch.shape.size if batch.shape.device != CPU and not batch.shares else 0
     return bool(slots) and ranks > len(slots)

@@ -17,7 +17,7 @@ from disttest.host.idle_processors import Idleness
 from disttest.limits import SPARE_LOOK_S
 from disttest.model import Slot
 from disttest.planning.schedule import Scheduler
-from disttest.runtime.controller.crew import LiveWorld
+from disttest.runtime.controller.world_pool import LiveWorld
 
 MOST = 8
 """Slots that are lent for each processor, at most: a world also costs memory and processes."""

@@ -1,6 +1,6 @@
-"""How the pytest process left, told to its guard beside the exit code, which a test may have chosen: ``os._exit(5)``.
+"""How the pytest process left, told to its supervisor beside the exit code, which a test may have chosen: ``os._exit(5)``.
 
-The process writes into memory that it shares with the guard what it is doing, and at its orderly end that this was one.
+The process writes into memory that it shares with the supervisor what it is doing, and at its orderly end that this was one.
 Memory and not a file: a test that closes all descriptors must not make it speak into another file.
 """
 
@@ -21,7 +21,7 @@ _LEAVING = b"\2"
 
 
 class LeaveBoard(Board):
-    """The guard's side."""
+    """The supervisor's side."""
 
     def __init__(self) -> None:
         super().__init__("disttest-leaving", _SIZE)
@@ -51,7 +51,7 @@ class LeaveNote:
         """Open it, and say at the end of the process that it ended in order.
 
         Args:
-            fd: inherited from the guard; None where nobody wants to know.
+            fd: inherited from the supervisor; None where nobody wants to know.
         """
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         self._pid = _getpid()
@@ -66,9 +66,9 @@ class LeaveNote:
             text = what.encode("utf-8", "replace")[: _SIZE - 2]
             self._memory[1 : len(text) + 2] = text + b"\0"
 
-    def leaving(self, keepers: str) -> None:
+    def leaving(self, exit_blockers: str) -> None:
         """Say that pytest is done, and what may keep the process."""
-        self.doing(keepers)
+        self.doing(exit_blockers)
         if _getpid() == self._pid:
             self._memory[:1] = _LEAVING
 

@@ -62,7 +62,7 @@ def test_a_class_that_starts_its_ranks_may_share_gpus_in_its_next_attempt_too(ki
     retries, _ = made(retries=1)
     retries.take(msgspec.structs.replace(TEST, kind=kind), judged(retries))
 
-    assert [gang.shares for gang in retries.due()] == [kind is not WorldKind.RANKS]
+    assert [batch.shares for batch in retries.due()] == [kind is not WorldKind.RANKS]
 
 
 def test_without_retries_every_failure_counts():
@@ -76,19 +76,19 @@ def test_a_failure_is_tried_again_at_once_alone_in_a_new_world_until_the_budget_
     retries, _ = made(retries=2)
     for attempt in (2, 3):
         assert 0 == retries.take(TEST, judged(retries))
-        (gang,) = retries.due()
-        assert ((TEST.nodeid,), TEST.world, Isolation.FRESH) == (gang.nodeids, gang.shape, gang.isolation)
+        (batch,) = retries.due()
+        assert ((TEST.nodeid,), TEST.world, Isolation.FRESH) == (batch.nodeids, batch.shape, batch.isolation)
         assert attempt == retries.attempt_of(TEST.nodeid)
 
     assert retries.take(TEST, judged(retries)) is None
 
 
-def test_gangs_have_names_of_their_own():
+def test_batches_have_names_of_their_own():
     retries, _ = made(retries=2)
     names = []
     for _ in range(2):
         retries.take(TEST, judged(retries))
-        names += [gang.gang_id for gang in retries.due()]
+        names += [batch.batch_id for batch in retries.due()]
 
     assert 2 == len(set(names))
 

@@ -29,7 +29,7 @@ from disttest.extras.cluster.schedulers.pipes import room_for
 from disttest.host.devices import detect_machine
 from disttest.host.process import Child, signal_name
 from disttest.host.signals import NotedSignals
-from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, TICK_S
+from disttest.limits import DEADLINE_MARGIN_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.model import Frozen, Invocation
 from disttest.options.registry import RUN_OPTIONS
 from disttest.options.run import RunOptions
@@ -41,7 +41,7 @@ from disttest.results.events import CollectionFailed, RunFinished, RunStarted, T
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.runtime.controller.target_host import TargetHost, host_of_nodes
-from disttest.runtime.guard.listing import Collection, collect_argument, collect_tests
+from disttest.runtime.supervisor.listing import Collection, collect_argument, collect_tests
 
 
 class ClusterRequest(Frozen):
@@ -295,7 +295,7 @@ class _Stop:
             select.select(heard, [], [], TICK_S)
         if child.poll() is None:
             child.signal(signal.SIGINT)
-            child.wait(GUARD_CANCEL_S)
+            child.wait(SUPERVISOR_CANCEL_S)
 
     def _is_urgent(self) -> bool:
         self()

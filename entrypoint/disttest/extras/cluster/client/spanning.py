@@ -89,7 +89,7 @@ class SpanningConductor(Conductor):
     def _open_next(self) -> Sequence[Message]:
         self._worlds = [tests for tests in self._worlds if tests]
         if not self._worlds:  # what is tried again comes last, each in a world of its own
-            self._worlds = [[self._numbers[gang.nodeids[0]]] for gang in self._retries.due()]
+            self._worlds = [[self._numbers[batch.nodeids[0]]] for batch in self._retries.due()]
         self._pausing = not self._worlds and self._retries.open
         if not self._worlds:
             return () if self._pausing else (FinishJob(),)

@@ -51,12 +51,12 @@ from disttest.host.fork_hazard import fork_hazard
 from disttest.host.lines import Lines
 from disttest.host.process import Exit
 from disttest.limits import IDLE_S, TICK_S
-from disttest.model import Frozen, Gang, TestCase
+from disttest.model import Batch, Frozen, TestCase
 from disttest.results.journal import run_clock
 from disttest.runtime.controller.collect import modules_of
-from disttest.runtime.controller.crew import Crew, Listener, LiveWorld, WorldByFork
 from disttest.runtime.controller.session import RunSession
 from disttest.runtime.controller.starters import ForkStarter, InterpreterStarter
+from disttest.runtime.controller.world_pool import Listener, LiveWorld, WorldByFork, WorldPool
 from disttest.runtime.messages.collected import describe_collected
 from disttest.runtime.messages.protocol import (
     Dismiss,
@@ -141,7 +141,7 @@ class PartitionController(Listener):
         self._items = {test.nodeid: item for item, test in run.pairs}
         self._tests: dict[str, TestCase] = {test.nodeid: test for _, test in run.pairs}
         self._number = {test.nodeid: number for number, test in enumerate(order.job.tests)}
-        self._crew = Crew(self)
+        self._pool = WorldPool(self)
         self._world: LiveWorld | None = None
         self._world_number = 0
         self._listener: socket.socket | None = None
@@ -167,10 +167,10 @@ class PartitionController(Listener):
                     message=f"forking is unsafe on node {self._assignment.host}: {self._hazard}. Ranks are fresh interpreters"
                 )
             )
-        with self._crew.on_duty():
-            self._crew.watch_also(self._line, self._on_line)
+        with self._pool.on_duty():
+            self._pool.watch_also(self._line, self._on_line)
             while not self._over:
-                self._crew.wait(TICK_S if self._live.is_following else IDLE_S)
+                self._pool.wait(TICK_S if self._live.is_following else IDLE_S)
                 self._send_all(self._live.look())
 
     # --- orders
@@ -179,7 +179,7 @@ class PartitionController(Listener):
         for order in self._line.receive():
             self._obey(order)
         if self._line.closed:
-            self._crew.end_all("the agent is gone")
+            self._pool.end_all("the agent is gone")
             self._over = True
 
     def _obey(self, order: ToNode) -> None:
@@ -197,7 +197,7 @@ class PartitionController(Listener):
             case CloseWorld():
                 self._tell_world(Dismiss())
             case CancelJob(reason=reason):
-                self._crew.end_all(reason)
+                self._pool.end_all(reason)
                 self._over = True
             case FinishJob():
                 self._over = True
@@ -253,15 +253,15 @@ class PartitionController(Listener):
             threads=max(1, self._cpus // ranks),
             partition=partition,
         )
-        gang = Gang(
-            gang_id=world_order.world_id,
+        batch = Batch(
+            batch_id=world_order.world_id,
             nodeids=tuple(test.nodeid for test in tests),
             shape=shape,
             isolation=tests[0].isolation,
         )
         make_world = functools.partial(PartitionWorld, listener=self._listener)
         start_world = WorldByFork(self._starter(tests), self._clock, make_world)
-        self._world = self._crew.start(gang, (), world_order, start_world)
+        self._world = self._pool.start(batch, (), world_order, start_world)
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -19,7 +19,7 @@ from disttest.host.lines import Lines
 from disttest.host.process import spawn_child
 from disttest.options.environment import hash_seed
 from disttest.planning.targets import resolve_targets
-from disttest.runtime.guard.guard import pytest_command
+from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 _CHUNK = 1 << 16
 _TAIL = 4096

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from disttest.beneath import Tree
 from disttest.extras.cluster.protocol.wire import LogText
 from disttest.model import Outcome, RankEnd, RankRecord
 from disttest.runtime.messages.protocol import clean_text
+from disttest.safe_open import Tree
 
 LIMIT = 512 * 1024
 """Bytes of one rank's log of one test that travel, of ranks that failed or were ended: head and tail."""

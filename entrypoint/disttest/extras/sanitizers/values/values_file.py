@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from disttest.beneath import read_input
 from disttest.errors import UsageError
 from disttest.extras.sanitizers.values.trace import Trace
 from disttest.model import Frozen
+from disttest.safe_open import read_input
 
 FILE_NAME = "values.json"
 VERSION = 1

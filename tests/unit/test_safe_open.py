@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from disttest.beneath import Tree, create_file, open_regular, read_input, read_regular
+from disttest.safe_open import Tree, create_file, open_regular, read_input, read_regular
 
 
 @pytest.fixture

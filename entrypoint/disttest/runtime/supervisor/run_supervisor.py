@@ -1,4 +1,4 @@
-"""The guard of a run: starts pytest as a child, outlives it whatever happens, and writes the reports.
+"""The supervisor of a run: starts pytest as a child, outlives it whatever happens, and writes the reports.
 
 Runs in the command's process, which imports neither torch nor a test, so nothing that a test does can
 take the reports away.
@@ -28,7 +28,7 @@ from disttest.host.descendants import kill_descendants
 from disttest.host.leftovers.sweep import Sweep
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, spawn_child
 from disttest.host.signals import NotedSignals
-from disttest.limits import DEADLINE_MARGIN_S, GUARD_CANCEL_S, PYTEST_LEAVE_S, PYTEST_TERM_S, TICK_S
+from disttest.limits import DEADLINE_MARGIN_S, PYTEST_LEAVE_S, PYTEST_TERM_S, SUPERVISOR_CANCEL_S, TICK_S
 from disttest.masking import masker
 from disttest.model import Frozen, Hardware, Invocation, RunPart
 from disttest.options.environment import hash_seed
@@ -44,10 +44,10 @@ from disttest.results.events import AnyEvent, CollectionFailed, Noted, RunFinish
 from disttest.results.fold import RunResult, fold
 from disttest.results.journal import FILE_NAME, Journal
 from disttest.results.relay import hide_what_was_learned
-from disttest.runtime.guard.follow import Watch
-from disttest.runtime.guard.keeper import Keeper
-from disttest.runtime.guard.standby import take_standby
 from disttest.runtime.messages.leaving import LeaveBoard
+from disttest.runtime.supervisor.follow import Watch
+from disttest.runtime.supervisor.reaper import Reaper
+from disttest.runtime.supervisor.standby import take_standby
 
 _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -115,14 +115,14 @@ def pytest_command(targets: Targets, flags: dict[str, str], extra: Sequence[str]
     ]
     return [
         *argv,
-        f"--disttest-guarded={os.getpid()}",
+        f"--disttest-supervised={os.getpid()}",
         "--continue-on-collection-errors",
         *targets.arguments,
         *extra,
     ]
 
 
-def run_guarded(
+def run_supervised(
     argv: Sequence[str],
     options: RunOptions,
     directory: ResultsDirectory,
@@ -207,19 +207,19 @@ def _run_one(
 ) -> _End:
     """Run a pytest process to its end, or end it; nothing of it is left when this returns."""
     board = LeaveBoard()
-    keeper = Keeper()
+    reaper = Reaper()
     before = watch.folding.finished
     try:
-        child = _start(argv, watch, board, keeper, directory, journal, seed)
-        keeper.start()
+        child = _start(argv, watch, board, reaper, directory, journal, seed)
+        reaper.start()
         load_reporters()  # while the child imports torch
-        ending = _Guard(child, hold_signals(), watch, board).stand(until_s + DEADLINE_MARGIN_S)
+        ending = _Supervisor(child, hold_signals(), watch, board).stand(until_s + DEADLINE_MARGIN_S)
         ending = msgspec.structs.replace(ending, in_order=board.in_order, doing=board.doing)
-        kill_descendants(spare=keeper.pids)
+        kill_descendants(spare=reaper.pids)
     finally:
         watch.child_ended()
         board.close()
-        keeper.dismiss()
+        reaper.dismiss()
     if watch.folding.finished is before and not (ending.signal or ending.overdue):
         ending = _blame_test(journal, watch, ending)
     return _end_of(watch.folding.result(), ending, finished=watch.folding.finished is not before)
@@ -244,7 +244,7 @@ def _start(
     argv: Sequence[str],
     watch: Watch,
     board: LeaveBoard,
-    keeper: Keeper,
+    reaper: Reaper,
     directory: ResultsDirectory,
     journal: Journal,
     seed: int,
@@ -255,7 +255,7 @@ def _start(
     argv = [*argv, *(f"--disttest-{name}={fd}" for name, fd in fds.items())]
     # Plugins that are loaded before ours may import numpy or torch.
     argv.append(f"--disttest-threads={asked_threads()}")
-    extra_env = hash_seed(seed) | keeper.environment | single_threaded()
+    extra_env = hash_seed(seed) | reaper.environment | single_threaded()
     if (standby := take_standby()) is not None:
         return standby.start(argv, extra_env=extra_env, pass_fds=list(fds.values()), **watch.outputs())
     return spawn_child(
@@ -282,7 +282,7 @@ def cancelled_late() -> int | None:
     return hold_signals().first()
 
 
-class _Guard:
+class _Supervisor:
     """Waits for the child, for signals, and for what the child prints."""
 
     def __init__(self, child: Child, signals: NotedSignals, watch: Watch, board: LeaveBoard) -> None:
@@ -327,7 +327,7 @@ class _Guard:
     def _end(self) -> Exit:
         """Ask pytest to stop, then make it."""
         self._child.signal(signal.SIGINT)
-        limit_s = monotonic() + GUARD_CANCEL_S
+        limit_s = monotonic() + SUPERVISOR_CANCEL_S
         while self._child.poll() is None and monotonic() < limit_s:
             self._watch.look(self._poller)
             self._pause(limit_s)
@@ -368,14 +368,14 @@ def _end_of(run: RunResult, ending: Ending, *, finished: bool) -> _End:
         finished: whether its last word is in the journal.
     """
     code, reason = conclusion = conclude(_facts(run, ending, finished=finished))
-    note = _tell_keepers(ending)
+    note = _report_exit_blockers(ending)
     by_itself = not finished and not ending.signal and not ending.overdue
     if not by_itself or code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE):
         return _End(conclusion, note=note)
     return _End(conclusion, reason or f"pytest ended with {ending.exit} before it had a test")
 
 
-def _tell_keepers(ending: Ending) -> str:
+def _report_exit_blockers(ending: Ending) -> str:
     if not ending.kept:
         return ""
     return (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 
-class Keepers:
+class ExitBlockers:
     """A pytest plugin that notes which ordinary test started a thread, a process or an exit handler."""
 
     def __init__(self) -> None:

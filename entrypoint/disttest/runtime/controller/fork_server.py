@@ -38,7 +38,7 @@ _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "tor
 """What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it."""
 
 
-class Zygote(ForkLine):
+class ForkServer(ForkLine):
     """The controller's hold on it."""
 
     def __init__(self, log: Path, recipe: Recipe) -> None:
@@ -58,7 +58,7 @@ class Zygote(ForkLine):
         arguments = [os.getpid(), theirs.fileno(), ",".join(map(str, ledger)), nvml, path, *wanted]
         with theirs, log.open("wb") as output:
             self._child = spawn_child(
-                [sys.executable, "-m", "disttest.runtime.controller.zygote", *map(str, arguments)],
+                [sys.executable, "-m", "disttest.runtime.controller.fork_server", *map(str, arguments)],
                 pass_fds=[theirs.fileno(), *ledger],
                 stdout=output.fileno(),
                 new_session=True,
@@ -77,7 +77,7 @@ class Zygote(ForkLine):
         self._child.close()
 
 
-# --- in the zygote
+# --- in the fork server
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

@@ -19,7 +19,7 @@ from disttest.reports.text import count
 from disttest.results.events import CollectionFailed, Noted, RunStarted, TestCollected
 from disttest.results.journal import FILE_NAME, read_events
 from disttest.runtime.controller.target_host import MOST_GPUS, TargetHost
-from disttest.runtime.guard.guard import pytest_command
+from disttest.runtime.supervisor.run_supervisor import pytest_command
 
 
 class Collection(Frozen):

@@ -1,8 +1,8 @@
 """A pytest process that was forked ahead of its run, with torch imported, and waits to be told what to do.
 
-    guard --(Orders; its output and the descriptors that it inherits)--> pytest process
+    supervisor --(Orders; its output and the descriptors that it inherits)--> pytest process
 
-For the guard it is a child like one that it has started anew.
+For the supervisor it is a child like one that it has started anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from disttest.host.loaded import loaded
 from disttest.host.proc import first_environment
 from disttest.host.process import Child, fork_here, leave
 from disttest.model import Frozen
-from disttest.runtime.guard.keeper import MARK_VARIABLE, NO_MARK
+from disttest.runtime.supervisor.reaper import MARK_VARIABLE, NO_MARK
 
 _PYTEST = ("-m", "pytest")
 
@@ -41,7 +41,7 @@ class Orders(Frozen):
 
 
 class Standby:
-    """The guard's hold on it; it ends with the command, if it was never told anything."""
+    """The supervisor's hold on it; it ends with the command, if it was never told anything."""
 
     def __init__(self, child: Child, line: socket.socket) -> None:
         self._child = child

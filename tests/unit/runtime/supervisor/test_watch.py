@@ -10,7 +10,7 @@ from disttest.limits import OUTPUT_STALL_S
 from disttest.output import MOST_KEPT, Outlet
 from disttest.results.events import RunFinished
 from disttest.results.journal import Journal
-from disttest.runtime.guard.follow import Watch
+from disttest.runtime.supervisor.follow import Watch
 
 
 class Seen:
@@ -127,7 +127,7 @@ def unread(monkeypatch):
     """Standard output is a pipe that nobody reads."""
     reader, writer = os.pipe()
     outlet = Outlet(writer)
-    monkeypatch.setattr("disttest.runtime.guard.follow.outlet", lambda: outlet)
+    monkeypatch.setattr("disttest.runtime.supervisor.follow.outlet", lambda: outlet)
     yield outlet
     os.close(reader)
     os.close(writer)

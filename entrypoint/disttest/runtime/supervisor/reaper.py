@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from disttest.host.process import Child, end_all, fork_child, kill_overdue
-from disttest.limits import KEEPER_ORDERLY_S, KEEPER_POLL_S
+from disttest.limits import REAPER_ORDERLY_S, REAPER_POLL_S
 
 MARK_VARIABLE = "_DISTTEST_RUN"
 NO_MARK = "0" * 32
 """As long as a mark: what a process is started with that will be marked later."""
 
 
-class Keeper:
+class Reaper:
     """A process beside the run, which looks after it only if the command is killed."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def _keep(line: int, mark: bytes) -> None:
     os.closerange(3, line)
     os.closerange(line + 1, os.sysconf("SC_OPEN_MAX"))
     select.select([line], [], [])  # its other end closes with the command
-    kill_overdue(lambda: [*_marked(mark)], orderly_s=KEEPER_ORDERLY_S, poll_s=KEEPER_POLL_S)
+    kill_overdue(lambda: [*_marked(mark)], orderly_s=REAPER_ORDERLY_S, poll_s=REAPER_POLL_S)
 
 
 def _marked(mark: bytes) -> Iterator[int]:

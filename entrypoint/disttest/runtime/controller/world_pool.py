@@ -18,15 +18,15 @@ from disttest.host.huge_pages import before_forks
 from disttest.host.oom import own_cgroups
 from disttest.host.process import Child, Exit, adopt_orphans, end_all, fork_child
 from disttest.limits import (
-    CREW_CANCEL_S,
     MAIN_MARGIN_S,
     RANKS_LEAVE_S,
     TICK_S,
+    WORLD_POOL_CANCEL_S,
     WORLD_SILENCE_S,
     WORLD_START_S,
     WORLD_TERM_S,
 )
-from disttest.model import Gang, Slot, TestCase
+from disttest.model import Batch, Slot, TestCase
 from disttest.runtime.messages.protocol import (
     Cancel,
     Channel,
@@ -75,7 +75,7 @@ class WorldByFork:
 class LiveWorld:
     """A world that runs: who it is, what it still owes, and the lines to it."""
 
-    gang: Gang
+    batch: Batch
     slots: tuple[Slot, ...]
     order: WorldOrder
     channel: Channel
@@ -110,7 +110,7 @@ class LiveWorld:
 
 
 class Listener:
-    """What the crew tells; the controller implements it."""
+    """What the world pool tells; the controller implements it."""
 
     def on_began(self, world: LiveWorld, test: TestCase) -> None:
         """A test starts."""
@@ -125,7 +125,7 @@ class Listener:
         """A world and all its processes are gone."""
 
 
-class Crew:
+class WorldPool:
     """All running worlds."""
 
     def __init__(self, listener: Listener, helpers: Callable[[], Iterable[int]] = tuple) -> None:
@@ -160,19 +160,19 @@ class Crew:
 
     def start(
         self,
-        gang: Gang,
+        batch: Batch,
         slots: tuple[Slot, ...],
         order: WorldOrder,
         start_world: WorldStarter,
     ) -> LiveWorld:
-        """Start a world for what is left of a gang."""
+        """Start a world for what is left of a batch."""
         ours, theirs = Channel.pair()
         others = [world.channel.fileno() for world in self.running.values()]
         error_log = Path(order.scratch_dir) / "world.log"
         child = start_world(order, theirs, error_log, [ours.fileno(), *others])
         theirs.close()
         world = LiveWorld(
-            gang=gang,
+            batch=batch,
             slots=slots,
             order=order,
             channel=ours,
@@ -221,7 +221,7 @@ class Crew:
         self.is_ending = True
         for world in self.running.values():
             world.channel.send(Cancel(reason=reason))
-        deadline = monotonic() + CREW_CANCEL_S
+        deadline = monotonic() + WORLD_POOL_CANCEL_S
         while self.running and monotonic() < deadline:
             self.wait(deadline - monotonic())
         end_all([world.child for world in self.running.values()])

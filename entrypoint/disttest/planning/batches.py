@@ -1,6 +1,6 @@
-"""Which tests share a world: the gangs of a run.
+"""Which tests share a world: the batches of a run.
 
-A test that asks for new processes is a gang of its own. Warm tests of one file and shape share a world, as pytest
+A test that asks for new processes is a batch of its own. Warm tests of one file and shape share a world, as pytest
 users expect of a file; the tests of small files share one with the next files of their suite, since a new world would
 cost more than the tests; and a long file is split where that fills idle slots and costs little.
 """
@@ -13,14 +13,14 @@ from itertools import groupby
 
 import msgspec
 
-from disttest.model import ALONE, Frozen, Gang, Isolation, TestCase, WorldKind, WorldShape
+from disttest.model import ALONE, Batch, Frozen, Isolation, TestCase, WorldKind, WorldShape
 from disttest.planning.timings import Timings
 
 START_SHARE = 0.1
-"""A piece of a split gang is so long that the start of its world is at most this share of it."""
+"""A piece of a split batch is so long that the start of its world is at most this share of it."""
 
 PIECES_PER_SLOT = 4
-"""A gang is split when it is longer than the run's expected time over this number: enough pieces to fill the gaps."""
+"""A batch is split when it is longer than the run's expected time over this number: enough pieces to fill the gaps."""
 
 
 class _Piece(Frozen):
@@ -28,7 +28,7 @@ class _Piece(Frozen):
     work_s: float
 
 
-def build_gangs(
+def build_batches(
     tests: Sequence[TestCase],
     timings: Timings,
     *,
@@ -37,16 +37,16 @@ def build_gangs(
     spare: int = 0,
     failed: Collection[str] = (),
     together: bool = False,
-) -> tuple[Gang, ...]:
-    """Group the tests that need a world into gangs, in the order of the tests (those for the CPU last).
+) -> tuple[Batch, ...]:
+    """Group the tests that need a world into batches, in the order of the tests (those for the CPU last).
 
     Args:
-        tests: ordinary tests (without a world) are left out, unless they are contained: they are nobody's gang.
+        tests: ordinary tests (without a world) are left out, unless they are contained: they are nobody's batch.
         timings: expected durations and world starts.
-        slots: how many slots the gangs will share; decides how finely long files are split.
+        slots: how many slots the batches will share; decides how finely long files are split.
         cpu_slots: slots of the CPU for the worlds there, where ``slots`` are GPUs; 0 where all share one kind.
         spare: how many more may be lent to them; files whose tests start ranks of their own are split for these as well.
-        failed: node ids that go first (``--failed-first``): their gangs are urgent, and they lead them.
+        failed: node ids that go first (``--failed-first``): their batches are urgent, and they lead them.
         together: tests of one shape share one world, whatever their files.
     """
     owed = [test for test in tests if test.world]
@@ -59,7 +59,7 @@ def build_gangs(
         *cut(beside, timings, cpu_slots, 0),
         *_contained(tests, timings),
     ]
-    return tuple(_gang(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
+    return tuple(_batch(number, piece, timings, failed) for number, piece in enumerate(pieces, 1))
 
 
 def _contained(tests: Sequence[TestCase], timings: Timings) -> Iterable[_Piece]:
@@ -83,7 +83,7 @@ def _whole(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) 
 
 
 def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) -> Iterable[_Piece]:
-    """The tests for slots of one kind, in pieces that are a gang each."""
+    """The tests for slots of one kind, in pieces that are a batch each."""
     expected = {test.nodeid: timings.expect(test) for test in tests}
     total_s = sum(expected[test.nodeid] * _width(test, slots) for test in tests) / max(1, slots)
     for (shape, isolation, _, kind), bucket in _buckets(tests).items():
@@ -99,11 +99,11 @@ def _cut(tests: Sequence[TestCase], timings: Timings, slots: int, spare: int) ->
         yield from _warm_pieces(bucket, expected, least_s=start_s, longest_s=longest_s)
 
 
-def rest_of(gang: Gang, nodeids: Sequence[str]) -> Gang:
-    """What is left of a gang whose world broke: a gang of its own, expected to take its share of the time."""
-    share = len(nodeids) / max(1, len(gang.nodeids))
+def rest_of(batch: Batch, nodeids: Sequence[str]) -> Batch:
+    """What is left of a batch whose world broke: a batch of its own, expected to take its share of the time."""
+    share = len(nodeids) / max(1, len(batch.nodeids))
     return msgspec.structs.replace(
-        gang, gang_id=f"{gang.gang_id}+", nodeids=tuple(nodeids), expected_s=gang.expected_s * share
+        batch, batch_id=f"{batch.batch_id}+", nodeids=tuple(nodeids), expected_s=batch.expected_s * share
     )
 
 
@@ -162,13 +162,13 @@ def _split(
         yield _Piece(tests=tuple(piece), work_s=sum(expected[test.nodeid] for test in piece))
 
 
-def _gang(number: int, piece: _Piece, timings: Timings, failed: Collection[str]) -> Gang:
+def _batch(number: int, piece: _Piece, timings: Timings, failed: Collection[str]) -> Batch:
     first = piece.tests[0]  # all of a piece are alike in what follows
     shape = first.world or ALONE
     nodeids = [test.nodeid for test in piece.tests]
     nodeids.sort(key=lambda nodeid: nodeid not in failed)
-    return Gang(
-        gang_id=f"gang-{number}",
+    return Batch(
+        batch_id=f"batch-{number}",
         nodeids=tuple(nodeids),
         shape=shape,
         isolation=first.isolation,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planning_cases import case
 
 from disttest.model import ALONE, Isolation, TestCase, WorldKind
-from disttest.planning.gangs import build_gangs
+from disttest.planning.batches import build_batches
 from disttest.planning.timings import Sample, Timings
 
 
@@ -27,13 +27,13 @@ def timed(tests: list[TestCase], *seconds: float) -> Timings:
     return Timings(samples)
 
 
-def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_gang() -> None:
+def test_fresh_tests_are_alone_and_ordinary_tests_are_in_no_batch() -> None:
     tests = [case("a"), case("b"), case("plain", None)]
 
-    gangs = build_gangs(tests, timed(tests, 1, 2, 3), slots=4)
+    batches = build_batches(tests, timed(tests, 1, 2, 3), slots=4)
 
-    assert [(tests[0].nodeid,), (tests[1].nodeid,)] == [gang.nodeids for gang in gangs]
-    assert [1.3, 2.3] == [gang.expected_s for gang in gangs]  # the start of a world on the CPU is 0.3 s
+    assert [(tests[0].nodeid,), (tests[1].nodeid,)] == [batch.nodeids for batch in batches]
+    assert [1.3, 2.3] == [batch.expected_s for batch in batches]  # the start of a world on the CPU is 0.3 s
 
 
 def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them() -> None:
@@ -50,11 +50,11 @@ def test_contained_tests_of_a_file_share_a_process_and_nothing_runs_beside_them(
         contained("e", "test_b.py"),
     ]
 
-    gangs = build_gangs(tests, timed(tests, 1, 1, 1, 1, 1), slots=4)
+    batches = build_batches(tests, timed(tests, 1, 1, 1, 1, 1), slots=4)
 
-    names = [tuple(nodeid.partition("::")[2] for nodeid in gang.nodeids) for gang in gangs]
+    names = [tuple(nodeid.partition("::")[2] for nodeid in batch.nodeids) for batch in batches]
     assert [("a", "b"), ("c",), ("d",), ("e",)] == names
-    assert all(gang.exclusive and gang.shape == ALONE for gang in gangs)
+    assert all(batch.exclusive and batch.shape == ALONE for batch in batches)
 
 
 def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand() -> None:
@@ -69,20 +69,20 @@ def test_contained_files_that_share_fixtures_share_a_process_wherever_they_stand
         contained("test_c.py", shares=True),
     ]
 
-    gangs = build_gangs(tests, timed(tests, 1, 1, 1), slots=4)
+    batches = build_batches(tests, timed(tests, 1, 1, 1), slots=4)
 
-    assert [("test_a.py::a", "test_c.py::a"), ("test_b.py::a",)] == [gang.nodeids for gang in gangs]
+    assert [("test_a.py::a", "test_c.py::a"), ("test_b.py::a",)] == [batch.nodeids for batch in batches]
 
 
 def test_together_all_files_share_a_world() -> None:
     tests = [case("a", file=f"{suite}/test_a.py", suite=suite, warm=True) for suite in "tu"]
 
-    gangs = build_gangs(tests, timed(tests, 9, 9), slots=4, together=True)
+    batches = build_batches(tests, timed(tests, 9, 9), slots=4, together=True)
 
-    assert [tuple(test.nodeid for test in tests)] == [gang.nodeids for gang in gangs]
+    assert [tuple(test.nodeid for test in tests)] == [batch.nodeids for batch in batches]
 
 
-def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
+def test_warm_tests_of_one_file_and_shape_share_a_batch() -> None:
     tests = [
         case("a", warm=True),
         case("b", warm=True),
@@ -90,20 +90,20 @@ def test_warm_tests_of_one_file_and_shape_share_a_gang() -> None:
         case("d", warm=True, backend="x"),
     ]
 
-    gangs = build_gangs(tests, timed(tests, 1, 1, 1, 1), slots=4)
+    batches = build_batches(tests, timed(tests, 1, 1, 1, 1), slots=4)
 
-    assert [2, 1, 1] == [len(gang.nodeids) for gang in gangs]
-    assert ["2xgloo", "4xgloo", "2xx"] == [str(gang.shape) for gang in gangs]
+    assert [2, 1, 1] == [len(batch.nodeids) for batch in batches]
+    assert ["2xgloo", "4xgloo", "2xx"] == [str(batch.shape) for batch in batches]
 
 
 def test_small_files_of_a_suite_share_a_world_and_large_ones_do_not() -> None:
     small = [case("a", file=f"t/test_{n}.py", warm=True) for n in range(3)]
     large = [case("a", file=f"u/test_{n}.py", suite="u", warm=True) for n in range(2)]
 
-    gangs = build_gangs([*small, *large], timed([*small, *large], 0.1, 0.05, 0.1, 5, 5), slots=2)
+    batches = build_batches([*small, *large], timed([*small, *large], 0.1, 0.05, 0.1, 5, 5), slots=2)
 
     assert [tuple(test.nodeid for test in small), (large[0].nodeid,), (large[1].nodeid,)] == [
-        gang.nodeids for gang in gangs
+        batch.nodeids for batch in batches
     ]
 
 
@@ -111,17 +111,17 @@ def test_a_long_file_is_split_when_that_fills_slots_and_costs_little() -> None:
     tests = [case(f"t{n}", 1, warm=True) for n in range(100)]
     timings = timed(tests, *[1.0] * 100)
 
-    split = build_gangs(tests, timings, slots=8)
+    split = build_batches(tests, timings, slots=8)
 
     assert 8 <= len(split) <= 36  # about four pieces for each slot
-    assert [test.nodeid for test in tests] == [nodeid for gang in split for nodeid in gang.nodeids]
-    assert all(gang.expected_s >= 3 for gang in split)
+    assert [test.nodeid for test in tests] == [nodeid for batch in split for nodeid in batch.nodeids]
+    assert all(batch.expected_s >= 3 for batch in split)
 
 
 def test_a_file_is_not_split_where_new_worlds_would_cost_more() -> None:
     tests = [case(f"t{n}", 1, warm=True) for n in range(20)]
 
-    assert 1 == len(build_gangs(tests, timed(tests, *[0.05] * 20), slots=8))
+    assert 1 == len(build_batches(tests, timed(tests, *[0.05] * 20), slots=8))
 
 
 def test_files_are_split_by_the_slots_of_their_own_device() -> None:
@@ -130,11 +130,11 @@ def test_files_are_split_by_the_slots_of_their_own_device() -> None:
     on_cpu = [case(f"c{n}", 1, warm=True) for n in range(100)]
     tests = [*on_cpu, *on_gpus]
 
-    gangs = build_gangs(tests, timed(tests, *[1.0] * 200), slots=8, cpu_slots=1)
+    batches = build_batches(tests, timed(tests, *[1.0] * 200), slots=8, cpu_slots=1)
 
-    alone = build_gangs(on_gpus, timed(tests, *[1.0] * 200), slots=8)
-    assert alone == gangs[:-1]
-    assert ("cpu", 100) == (gangs[-1].shape.device, len(gangs[-1].nodeids))
+    alone = build_batches(on_gpus, timed(tests, *[1.0] * 200), slots=8)
+    assert alone == batches[:-1]
+    assert ("cpu", 100) == (batches[-1].shape.device, len(batches[-1].nodeids))
 
 
 def test_files_whose_tests_start_ranks_are_split_for_slots_that_may_be_lent() -> None:
@@ -142,24 +142,24 @@ def test_files_whose_tests_start_ranks_are_split_for_slots_that_may_be_lent() ->
     started = [msgspec.structs.replace(test, kind=WorldKind.MAIN) for test in kept]
     timings = timed(kept, *[1.0] * 100)
 
-    assert 1 == len(build_gangs(started, timings, slots=2))
-    assert 1 == len(build_gangs(kept, timings, slots=2, spare=2))
-    assert 8 == len(build_gangs(started, timings, slots=2, spare=2))
+    assert 1 == len(build_batches(started, timings, slots=2))
+    assert 1 == len(build_batches(kept, timings, slots=2, spare=2))
+    assert 8 == len(build_batches(started, timings, slots=2, spare=2))
 
 
-def test_exclusive_tests_have_gangs_of_their_own() -> None:
+def test_exclusive_tests_have_batches_of_their_own() -> None:
     tests = [case("a", warm=True), case("b", warm=True, exclusive=True)]
 
-    assert [False, True] == [gang.exclusive for gang in build_gangs(tests, Timings(), slots=4)]
+    assert [False, True] == [batch.exclusive for batch in build_batches(tests, Timings(), slots=4)]
 
 
-def test_failed_tests_lead_urgent_gangs() -> None:
+def test_failed_tests_lead_urgent_batches() -> None:
     tests = [case("a", warm=True), case("b", warm=True), case("c")]
 
-    gangs = build_gangs(tests, Timings(), slots=4, failed={tests[1].nodeid})
+    batches = build_batches(tests, Timings(), slots=4, failed={tests[1].nodeid})
 
-    assert (tests[1].nodeid, tests[0].nodeid) == gangs[0].nodeids
-    assert [True, False] == [gang.urgent for gang in gangs]
+    assert (tests[1].nodeid, tests[0].nodeid) == batches[0].nodeids
+    assert [True, False] == [batch.urgent for batch in batches]
 
 
 @given(
@@ -177,7 +177,7 @@ def test_failed_tests_lead_urgent_gangs() -> None:
     slots=st.integers(1, 16),
     cpu_slots=st.integers(0, 4),
 )
-def test_every_world_test_is_in_exactly_one_gang_of_its_shape(
+def test_every_world_test_is_in_exactly_one_batch_of_its_shape(
     drawn: list, slots: int, cpu_slots: int
 ) -> None:
     tests = [
@@ -187,14 +187,14 @@ def test_every_world_test_is_in_exactly_one_gang_of_its_shape(
     by_id = {test.nodeid: test for test in tests}
 
     timings = timed(tests, *(entry[-1] for entry in drawn))
-    gangs = build_gangs(tests, timings, slots=slots, cpu_slots=cpu_slots)
+    batches = build_batches(tests, timings, slots=slots, cpu_slots=cpu_slots)
 
-    placed = [nodeid for gang in gangs for nodeid in gang.nodeids]
+    placed = [nodeid for batch in batches for nodeid in batch.nodeids]
     assert sorted(placed) == sorted(test.nodeid for test in tests if test.world)
-    assert len({gang.gang_id for gang in gangs}) == len(gangs)
-    for gang in gangs:
-        for test in (by_id[nodeid] for nodeid in gang.nodeids):
-            assert (gang.shape, gang.isolation, gang.exclusive) == (
+    assert len({batch.batch_id for batch in batches}) == len(batches)
+    for batch in batches:
+        for test in (by_id[nodeid] for nodeid in batch.nodeids):
+            assert (batch.shape, batch.isolation, batch.exclusive) == (
                 test.world,
                 test.isolation,
                 test.exclusive,

@@ -20,10 +20,10 @@ class Slot(Frozen):
     """Slots of one group are near each other: GPUs behind one NVLink, CPU shares of one NUMA node."""
 
 
-class Gang(Frozen):
+class Batch(Frozen):
     """Tests that run one after another in worlds of one shape, on one set of slots."""
 
-    gang_id: str
+    batch_id: str
     nodeids: tuple[str, ...]
     """In the order in which they run."""
     shape: WorldShape

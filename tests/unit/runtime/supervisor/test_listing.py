@@ -1,7 +1,7 @@
 """What ``disttest list`` shows of tests."""
 
 from disttest.model import TestCase, WorldKind, WorldShape
-from disttest.runtime.guard.listing import render_list
+from disttest.runtime.supervisor.listing import render_list
 
 
 def case(name, size, kind, **more):

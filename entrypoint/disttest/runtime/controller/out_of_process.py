@@ -14,10 +14,10 @@ from disttest.runtime.controller.controller import Controller, DeadlinePassed, R
 from disttest.runtime.controller.parents import parents_of
 from disttest.runtime.controller.session import RunSession
 
-__all__ = ["DeadlinePassed", "RunStopped", "run_apart"]
+__all__ = ["DeadlinePassed", "RunStopped", "run_out_of_process"]
 
 
-def run_apart(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:
+def run_out_of_process(session: pytest.Session, run: RunSession, note: Callable[[str], None]) -> None:
     """Run them; both kinds are forked from the same processes.
 
     Args:

@@ -22,7 +22,7 @@ _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
 """The name of what is kept aside, without that of the directory."""
 
 
-def keep_aside(path: Path) -> bool:
+def keep_earlier_run(path: Path) -> bool:
     """Keep aside what an earlier run has left in a results directory; False where that took the directory itself along.
 
     Raises:
@@ -45,7 +45,7 @@ def keep_aside(path: Path) -> bool:
 
 
 def kept_aside(path: Path) -> list[Path]:
-    """What :func:`keep_aside` has made of earlier runs in a results directory, newest first.
+    """What :func:`keep_earlier_run` has made of earlier runs in a results directory, newest first.
 
     Each has to be named for the time of its own journal: a folder with another name is what somebody has chosen to keep.
     """
