@@ -27,8 +27,8 @@ WORKERS = Path(__file__).parents[1] / "support" / "workers"
 def diagnose(tmp_path, monkeypatch):
     """Examine the machine of a fake driver, with faults planted in the compute of its GPUs."""
 
-    def run(driver, *, faults="", lease_dir=None):
-        monkeypatch.setenv("PYTHONPATH", str(WORKERS))
+    def run(driver, *, faults="", lease_dir=None, modules=None):
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, filter(None, [WORKERS, modules]))))
         monkeypatch.setenv("DISTTEST_FAULTS", faults)
         return examine(
             Examination(
@@ -50,6 +50,16 @@ def broken(diagnosis):
 
 # An empty root has no /dev/shm, which is a finding of its own.
 NO_SHM = ("machine", "shared_memory")
+
+
+def test_a_torch_that_cannot_use_numpy(fake, diagnose, tmp_path):
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("raise ModuleNotFoundError('No module named numpy')\n")
+
+    diagnosis = diagnose(fake(fakes.plain(1)), modules=tmp_path)
+
+    assert broken(diagnosis) == [("machine", "numpy")]
+    assert diagnosis.exit_code == 7
 
 
 def test_a_gpu_that_computes_wrongly(fake, diagnose, tmp_path):

@@ -87,6 +87,11 @@ MACHINE_ADVICE = AdviceTable(
     Known("small-memory", "", "Give the container more memory, or run fewer worlds side by side (--slots)."),
     Known("torch-unusable", "", "Install torch for this machine, and see the message."),
     Known(
+        "numpy-unusable",
+        r"Numpy is not available|No module named 'numpy'",
+        "Install a NumPy that fits this torch: pip install 'numpy>=1.26' (below 2 for a torch built before NumPy 2).",
+    ),
+    Known(
         "gpu-missing-in-torch",
         r"GPU .* is missing: torch sees",
         "Ask disttest doctor which GPU does not answer; leave it out with --gpus, or reboot the host.",

@@ -143,6 +143,13 @@ def test_kernels_that_fit(capability):
         ({"gpus": ()}, "nvml", "warning", "this container sees no GPU", "no-gpu-in-container"),
         ({"cuda_driver": "12.4"}, "torch", "broken", "the driver serves up to 12.4", "driver-too-old"),
         ({"torch": TorchFacts(error="importing torch: …")}, "torch", "broken", "importing", "torch-unusable"),
+        (
+            {"torch": msgspec.structs.replace(TORCH, numpy_error="No module named 'numpy'")},
+            "numpy",
+            "broken",
+            "torch cannot use NumPy: No module",
+            "numpy-unusable",
+        ),
         ({"torch": TorchFacts(version="2.13.0+cpu")}, "torch", "warning", "without CUDA", "torch-unusable"),
         (
             {

@@ -160,6 +160,13 @@ def _torch(machine: Machine, torch: TorchFacts) -> DeviceFinding:
     return DeviceFinding(device="machine", check="torch", message=", ".join(part for part in parts if part))
 
 
+def _numpy(_machine: Machine, torch: TorchFacts) -> DeviceFinding:
+    """torch can use NumPy, which its collectives of objects and its RPC need."""
+    if torch.numpy_error:
+        return _broken("machine", "numpy", f"torch cannot use NumPy: {torch.numpy_error}", "numpy-unusable")
+    return DeviceFinding(device="machine", check="numpy", message="torch can use it" if torch.version else "")
+
+
 def _major(version: str) -> int:
     head = version.partition(".")[0]
     return int(head) if head.isdigit() else 0
@@ -214,6 +221,7 @@ def _fabrics(machine: Machine, _torch: TorchFacts) -> DeviceFinding:
 _MACHINE_CHECKS: tuple[Callable[[Machine, TorchFacts], DeviceFinding], ...] = (
     _gpus,
     _torch,
+    _numpy,
     _cpu,
     _memory,
     _shm,

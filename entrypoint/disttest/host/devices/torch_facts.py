@@ -7,6 +7,7 @@ a version number initialises the driver, and then no fork of that process can. R
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import warnings
@@ -42,6 +43,8 @@ class TorchFacts(Frozen):
     """Type of accelerator that it was built for: cuda (ROCm too), xpu or cpu."""
     devices: tuple[str, ...] = ()
     """Names of the accelerators that it sees."""
+    numpy_error: str = ""
+    """Why torch cannot use NumPy; empty where it can, or was not asked."""
     error: str = ""
     """Why torch or its accelerator cannot be used; empty where both can, or there is none."""
 
@@ -120,7 +123,12 @@ def _all_facts() -> TorchFacts:
         cudnn, incompatible = _cudnn(torch) if facts.cuda and not error else ("", "")
     error = error or incompatible or next((str(w.message) for w in caught if not devices), "")
     return msgspec.structs.replace(
-        facts, devices=devices, error=error, cudnn=cudnn, architectures=_architectures(torch)
+        facts,
+        devices=devices,
+        error=error,
+        cudnn=cudnn,
+        architectures=_architectures(torch),
+        numpy_error=_numpy_error(torch),
     )
 
 
@@ -145,6 +153,18 @@ def _about(torch: Any) -> TorchFacts:
 
 def _nccl(torch: Any) -> str:
     return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _numpy_error(torch: Any) -> str:
+    try:
+        importlib.import_module("numpy")
+        torch.zeros(1).numpy()
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # it is missing, or torch was built for another major version
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _cudnn(torch: Any) -> tuple[str, str]:

@@ -56,6 +56,10 @@ HINTS = (
         _says(r"default process group has not been initialized"),
     ),
     Hint(
+        "torch cannot use NumPy here, which collectives of objects and RPC need: see the line numpy of disttest doctor",
+        _says(r"Numpy is not available"),
+    ),
+    Hint(
         "tmp_path is a folder of this rank alone: use the fixture world_tmp_path, which all ranks of a test share",
         _lacks_file_of_a_rank,
     ),
