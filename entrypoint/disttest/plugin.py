@@ -5,6 +5,7 @@ It is a door: each hook is a few lines that call into the packages below. PYTEST
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
@@ -37,9 +38,9 @@ from disttest.runtime.controller.ordinary import stop_of_test
 from disttest.runtime.controller.pytest_reports import RERUN, masked_report
 from disttest.runtime.controller.quiet import quieten
 from disttest.runtime.controller.session import RUN, RunSession, inherit_results
-from disttest.runtime.controller.session_options import INTERNAL_SWITCHES, check_reports, has_asked
+from disttest.runtime.controller.session_options import ASKED, INTERNAL_SWITCHES, check_reports, has_asked
 from disttest.runtime.controller.terminal_end import write_end
-from disttest.runtime.controller.wanted_worlds import all_marks
+from disttest.runtime.controller.wanted_worlds import declare_marks, has_to_do_with_worlds
 from disttest.runtime.messages.leaving import LeaveNote
 from disttest.runtime.rank.child import stay_off_cuda, use_cuda_freely
 from disttest.testing.world import World, current_scratch, current_world
@@ -82,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             nargs="?" if option.is_switch else None,
             help=f"{option.description} [{option.variable}]".replace("%", "%%"),
         )
-    internal = "(internal) given by the disttest command"
+    internal = argparse.SUPPRESS  # only the disttest command gives the options below
     group.addoption("--disttest-part", dest="disttest_part", help=internal)
     group.addoption("--disttest-timings", dest="disttest_timings", action="append", default=[], help=internal)
     for switch in INTERNAL_SWITCHES:
@@ -90,14 +91,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--disttest-only", dest="disttest_only", help=internal)
     group.addoption("--disttest-collect-for", dest="disttest_collect_for", help=internal)
     group.addoption("--disttest-view", dest="disttest_view", type=int, metavar="COLUMNS", help=internal)
-    group.addoption("--disttest-rank", dest="disttest_rank", help="(internal) be a rank")
+    group.addoption("--disttest-rank", dest="disttest_rank", help=internal)
     group.addoption("--disttest-threads", dest="disttest_threads", help=internal)
     group.addoption(
         "--disttest-ledger",
         dest="disttest_ledger",
         type=int,
         metavar="FD",
-        help="(internal) the values that are hidden, for the processes of a run",
+        help=internal,
     )
     for name in ("leaving", "claim", "journal"):
         group.addoption(f"--disttest-{name}", type=int, metavar="FD", help=internal)
@@ -107,7 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="PID",
-        help="(internal) the disttest command with this pid watches this process and writes the reports",
+        help=internal,
     )
 
 
@@ -130,7 +131,8 @@ def pytest_load_initial_conftests(
         inherit_results(early_config)
         gc.disable()  # what torch makes stays, and looking through it costs a sixth of its import
         _once_all_is_imported.append(_enable_gc)
-    if has_asked(early_config):  # who has not sees what they would see without the plugin
+    early_config.stash[ASKED] = has_asked(early_config)
+    if early_config.stash[ASKED]:  # a session that is not ours looks as it does without the plugin
         plugin_manager().call("disttest_load_parts", config=early_config)
         importlib.import_module(_WORLDS)  # before a conftest can replace what our modules are made of
         _once_all_is_imported.append(import_single_threaded(known.disttest_threads))
@@ -139,8 +141,7 @@ def pytest_load_initial_conftests(
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marks and read the options; pytest's own terminal is there by then."""
-    for mark in all_marks():
-        config.addinivalue_line("markers", mark)
+    declare_marks(config, common=config.stash[ASKED])
     if config.getoption("disttest_supervised") and (words := too_old()):
         raise pytest.UsageError(words)
     run = config.stash[RUN] = RunSession(config)
@@ -151,7 +152,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Where ranks run, and how many worlds fit side by side; what was asked and is not done."""
+    """Print where ranks run, unless the plugin is merely installed."""
+    return _describe_run(config) if config.stash[ASKED] else []
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Print the same for a session whose tests alone ask for ranks."""
+    is_ours = not config.stash[ASKED] and any(map(config.stash[RUN].needs_ranks, items))
+    return _describe_run(config) if is_ours else []
+
+
+def _describe_run(config: pytest.Config) -> list[str]:
     run = config.stash[RUN]
     slots = run.devices.size if run.devices else 0
     sizes = ",".join(map(str, run.options.world_sizes or run.host.default_sizes()))
@@ -169,6 +180,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if order is None or collection_path.is_dir() or collection_path.name == "__init__.py":
         return None
     return None if str(collection_path) in order.modules else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
+    """Declare the marks with common names before a module that may use them is imported."""
+    if not parent.config.stash[ASKED] and has_to_do_with_worlds(module_path):
+        declare_marks(parent.config, common=True)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +75,7 @@ def disttest_old_fields() -> Mapping[str, Callable[[dict[str, Any]], None]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The plan of the command for its pytest processes."""
-    parser.getgroup("disttest").addoption(
-        "--disttest-chaos", dest="disttest_chaos", help="(internal) given by the disttest command"
-    )
+    parser.getgroup("disttest").addoption("--disttest-chaos", dest="disttest_chaos", help=argparse.SUPPRESS)
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("disttest").addoption(
         "--disttest-node-partition",
         dest="disttest_node_partition",
-        help="(internal) given by the disttest command",
+        help=argparse.SUPPRESS,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -92,9 +93,7 @@ def disttest_notes_on_tests(tests: Sequence[TestCase], options: RunOptions) -> S
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The recording that the command replays."""
-    parser.getgroup("disttest").addoption(
-        "--disttest-replay", dest="disttest_replay", help="(internal) given by the disttest command"
-    )
+    parser.getgroup("disttest").addoption("--disttest-replay", dest="disttest_replay", help=argparse.SUPPRESS)
 
 
 @hookimpl

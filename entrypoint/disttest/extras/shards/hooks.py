@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def disttest_prepare_run(request: RunRequest) -> RunRequest | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The shard of the session."""
-    group, internal = parser.getgroup("disttest"), "(internal) given by the disttest command"
+    group, internal = parser.getgroup("disttest"), argparse.SUPPRESS
     group.addoption("--disttest-plan", dest="disttest_plan", help=internal)
     group.addoption("--disttest-shard", dest="disttest_shard", type=int, default=0, help=internal)
 

@@ -42,6 +42,7 @@ from disttest.runtime.controller.ordinary import OrdinaryTests
 from disttest.runtime.controller.run_devices import Devices, name_run
 from disttest.runtime.controller.run_recorder import RunRecorder
 from disttest.runtime.controller.session_options import (
+    ASKED,
     OPTIONS,
     claim_results,
     foreign_host,
@@ -54,7 +55,7 @@ from disttest.runtime.controller.session_options import (
     with_plugins,
 )
 from disttest.runtime.controller.time_limits import TimeLimits
-from disttest.runtime.controller.wanted_worlds import needed_gpus, own_world, worlds_of
+from disttest.runtime.controller.wanted_worlds import needed_gpus, own_world, takes_world, worlds_of
 from disttest.runtime.controller.workplace import Workplace
 from disttest.runtime.messages.protocol import clean_text
 from disttest.runtime.rank.bridge import leave_as_copy
@@ -91,6 +92,7 @@ class RunSession:
         self.config = config
         self.started_s = monotonic()
         self.options = config.stash[OPTIONS] = with_plugins(options_of(config), config)
+        self._asked = config.stash[ASKED]
         self._supervised: int = config.getoption("disttest_supervised")
         masker.open_ledger(config.getoption("disttest_ledger"))
         masker.hide(self.options.mask)
@@ -192,7 +194,14 @@ class RunSession:
 
     def worlds_of(self, item: pytest.Item) -> tuple[WantedWorld, ...] | None:
         """The worlds of a marked test, as this run has it; None where the mark is another harness's."""
-        return worlds_of(item, self.options, self.host)
+        try:
+            return worlds_of(item, self.options, self.host)
+        except UsageError as error:
+            if not self._asked and not takes_world(item):
+                return None  # installed beside a project that has a mark of this name
+            raise UsageError(
+                f"{error}; if it is the mark of another harness, name its folder in foreign-marks of [tool.disttest]"
+            ) from None
 
     def needs_ranks(self, item: pytest.Item) -> bool:
         """Whether processes are started for an item while other tests run in this one: by its marks, or by its class."""
@@ -228,6 +237,11 @@ class RunSession:
         """Describe what was collected, and open the journal if there is anything to write into it."""
         if self._refused is not None:
             self._end_early(self._refused)
+        # Other projects may use the names of our marks with values that are not valid here.
+        if self._asked or any(self.needs_ranks(item) or needed_gpus(item) for item in items):
+            self._take(items)
+
+    def _take(self, items: list[pytest.Item]) -> None:
         self.pairs = list({item.nodeid: (item, self._describe(item)) for item in items}.values())
         _check_names(test.nodeid for _, test in self.pairs)
         if self._broken is not None and any(test.world or needed_gpus(item) for item, test in self.pairs):

@@ -30,6 +30,10 @@ _TOLD = ("supervised", "rank", "told")
 """What only the command gives, which has read the project's file for its processes."""
 
 
+ASKED = pytest.StashKey[bool]()
+"""Whether the session asks for something of disttest; see :func:`has_asked`."""
+
+
 def has_asked(config: pytest.Config) -> bool:
     """Whether anybody wants something of disttest, by the command or an option, or it is merely installed.
 

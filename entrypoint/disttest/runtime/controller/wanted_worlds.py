@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +36,44 @@ MARKS = (
 )
 
 
+_OWN_NAMES = ("world_size", "needs_gpus", "fresh_world", "ranks_may_differ")
+"""Marks that are declared in every session; the other names are so common that another project may use them."""
+_DECLARED = pytest.StashKey[set[str]]()
+
+
 def all_marks() -> tuple[str, ...]:
     """The marks of the core and of plugins, each with what it does, as pytest's ``markers`` has them."""
     return (*MARKS, *(mark for _, mark in plugin_manager().items("disttest_marks", str)))
+
+
+def declare_marks(config: pytest.Config, *, common: bool) -> None:
+    """Declare the marks to pytest, once.
+
+    Args:
+        config: of the session.
+        common: also those with common names, such as ``timeout``: in a session without worlds another project may use
+            them, and with ``--strict-markers`` a name that is not declared has to stay an error there.
+    """
+    declared = config.stash.setdefault(_DECLARED, set())
+    for mark in all_marks():
+        if mark not in declared and (common or mark.startswith(_OWN_NAMES)):
+            declared.add(mark)
+            config.addinivalue_line("markers", mark)
+
+
+def has_to_do_with_worlds(file: Path) -> bool:
+    """Whether the text of a test file names worlds or disttest; pytest reports a file that cannot be read."""
+    try:
+        text = file.read_bytes()
+    except OSError:
+        return False
+    return b"world_size" in text or b"disttest" in text
+
+
+def takes_world(item: pytest.Item) -> bool:
+    """Whether a test uses the fixture ``world`` of disttest."""
+    chain = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).get("world", ())
+    return bool(chain) and chain[-1].func.__module__ == "disttest.plugin"
 
 
 class OwnWorld(Frozen):
