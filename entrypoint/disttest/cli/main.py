@@ -21,7 +21,6 @@ from disttest.cli.completion import completion
 from disttest.cli.config import config
 from disttest.cli.explain import explain
 from disttest.cli.github_step import github_step
-from disttest.cli.init import init
 from disttest.cli.man import man
 from disttest.cli.report import report, trend
 from disttest.cli.run import run_command
@@ -123,7 +122,6 @@ command.add_command(explain)
 command.add_command(report)
 command.add_command(trend)
 command.add_command(config)
-command.add_command(init)
 command.add_command(completion)
 command.add_command(man)
 plugin_manager().call("disttest_addcommands", group=command)

@@ -77,7 +77,7 @@ def _tests_folder(folder: Path) -> Path:
 
 
 def _template(name: str, **values: str) -> str:
-    text = (resources.files("disttest.cli") / "templates" / name).read_text(encoding="utf-8")
+    text = (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text

@@ -1,0 +1,1 @@
+"""``disttest init``: a first test, settings and a workflow for a project."""

@@ -1,0 +1,18 @@
+"""The hooks of the commands that set a project up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from disttest.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+
+@hookimpl
+def disttest_addcommands(group: click.Group) -> None:
+    """``disttest init``."""
+    from disttest.extras.project.init import init
+
+    group.add_command(init)
