@@ -167,6 +167,29 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
 
 @hookspec
+def disttest_devices() -> Mapping[str, Callable[[str], object]]:
+    """Command and controller, when ``--device`` is read: devices that the plugin provides for runs on this machine.
+
+    Returns:
+        The form of each value, ``NAME`` or ``NAME:N``, and a function that raises a :class:`disttest.errors.UsageError` for a
+        value of this name that is not valid. :func:`disttest_around_run` makes the device.
+    """
+
+
+@hookspec
+def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[str, str]] | None:
+    """Command, immediately before a run: prepare this process, whose children run the tests.
+
+    Args:
+        request: everything that was asked.
+
+    Returns:
+        A context in which the command stays until the reports are written; None for nothing. Its value is a mapping from
+        fields of options to the text that each option now has.
+    """
+
+
+@hookspec
 def disttest_hidden_variables(environ: Mapping[str, str]) -> Mapping[str, tuple[str, ...]]:
     """Command, before a run on this machine: variables that the tests must not see. The command removes them and says so.
 

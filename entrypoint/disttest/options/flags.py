@@ -152,7 +152,7 @@ def _flag(option: Option, type_: Type) -> Decorator:
         option.flag,
         option.field,
         cls=_Switch if option.is_switch else click.Option,
-        metavar=f"[{type_.form}]" if option.is_switch else type_.form,
+        metavar=option.form,
         help=option.description + variable,
         multiple=option.many,
         hidden=option.hidden,

@@ -92,7 +92,7 @@ class Option(Frozen):
     @property
     def form(self) -> str:
         """What stands behind the flag in help and docs."""
-        return f"[{self.type.form}]" if self.is_switch else self.type.form
+        return f"[{self.type.form}]" if self.is_switch else self.type.shown_form
 
     @property
     def description(self) -> str:
@@ -106,8 +106,8 @@ class Option(Frozen):
         lower = f"{self.description[0].lower()}{self.description[1:]}"
         if self.many and not self.secret:
             return f"One {self.type.form} a line: {lower}"
-        if self.type.choices:
-            *others, last = self.type.choices
+        if self.type.shown_choices:
+            *others, last = self.type.shown_choices
             return f"{', '.join(others)} or {last}: {lower}" if others else f"{last}: {lower}"
         return self.description
 
