@@ -23,7 +23,7 @@ def test_a_record_has_its_parts(record: Path) -> None:
 
 def test_the_index_lists_each_record_once() -> None:
     rows = re.findall(
-        r"^\| (\d+) \| \[(.+)\]\((.+)\) \| (.+) \| (.+) \|$", (FOLDER / "index.md").read_text(), re.M
+        r"^\| (\d+) \| \[(.+)\]\((.+)\) \| (.+) \| (.+) \|$", (FOLDER / "index.md").read_text(), re.MULTILINE
     )
 
     assert [number for number, *_ in rows] == [str(n) for n in range(1, len(RECORDS) + 1)]
