@@ -217,9 +217,6 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     options, selection = request.options, request.selection
     hardware = None if request.place else Devices(options).machine.hardware()
     directory = claim(options.results) if options.results else claim_default(warn)
-    keep = request.settings[KEEP_RESULTS.field]
-    if keep is not None:
-        remove_old(directory.path, keep, warn)
     for name, file in request.attachments.items():
         shutil.copyfile(file, directory.path / name)
     if request.place is not None:
@@ -227,8 +224,9 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
     else:
         assert hardware is not None
         result, owes_failures = _run_here(request, resolved, directory, hardware)
-    from disttest.cli.finish import finish_run  # what it needs was loaded while tests ran
+    from disttest.cli.finish import finish_run, is_worth_keeping  # loaded by now, while tests ran
 
+    keep = directory.earlier is None or is_worth_keeping(result, environment())
     code = finish_run(
         result,
         directory.path,
@@ -236,7 +234,12 @@ def _run_and_report(request: RunRequest, resolved: Targets, signals: NotedSignal
         empty_shard=request.part is not None and request.part.is_empty,
         failures=owes_failures,
         environ=environment(),
+        keep=keep,
     )
+    if keep:
+        remove_old(directory.path, request.settings[KEEP_RESULTS.field], warn)
+    else:
+        directory.put_back_earlier()
     _drain(result, options, started_s, signals)
     late = cancelled_late()
     return code if late is None else conclude(Facts(signal=late)).exit_code
