@@ -169,13 +169,9 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
         _refuse_containment(inputs, values)
     if in_place or command not in IN_CONTAINER:
         return [command, *_flags([one for one in own if not one.is_for_nodes], values), *tail]
-    outer = _flags([one for one in inputs if one.launch], values)
+    outer = _flags([one for one in inputs if one.launch and not one.launch.in_environment], values)
     inner = _flags([one for one in own if not one.launch], values)
     return ["launch", *outer, command, *inner, *tail]
-
-
-_CONTAINMENT = frozenset(("network", "read-only", "user", "image", "mount", "env", "time-limit"))
-"""Inputs that promise something about the container of the step."""
 
 
 def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> None:
@@ -185,11 +181,7 @@ def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> N
         UsageError: such an input is set.
     """
     for one in inputs:
-        if (
-            one.name in _CONTAINMENT
-            and values[one.name] != one.default
-            and not _is_off(one, values[one.name])
-        ):
+        if one.launch and one.launch.contains and not _is_off(one, values[one.name]):
             raise UsageError(
                 f"input {one.name}: disttest is installed here and runs without a container, which this input is for: "
                 "set in-place to never, or leave the input out"
@@ -197,12 +189,16 @@ def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> N
 
 
 def _is_off(one: Input, value: str) -> bool:
-    return one.launch is not None and one.launch.is_switch and value.lower() == "false"
+    return value == one.default or (
+        one.launch is not None and one.launch.is_switch and value.lower() == "false"
+    )
 
 
 def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:
-    """The secret inputs, as the variables of their options."""
-    secret = [one.own for one in INPUTS[command] if one.own and one.own.secret and values.get(one.name)]
+    """The inputs that may hold secrets, as the variables of their options."""
+    given = [one for one in INPUTS[command] if values.get(one.name)]
+    secret = [one.own for one in given if one.own and one.own.secret]
+    secret += [one.launch for one in given if one.launch and one.launch.in_environment]
     return {option.variable: values[option.name] for option in secret}
 
 

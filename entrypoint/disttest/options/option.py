@@ -40,6 +40,10 @@ class Option(Frozen):
     """It is given once for each value; as an input of the action, one a line."""
     secret: bool = False
     """Its value stands on no command line of a child and in no record."""
+    in_environment: bool = False
+    """The input of the action travels in the option's variable, as it may hold a secret; a command line can be read by all."""
+    contains: bool = False
+    """It limits or hardens a container, so that a run without one refuses it."""
     has_variable: bool = False
     """Whether ``DISTTEST_NAME`` is read where the flag is not given."""
     inputs: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
 from disttest.masking import masker
 from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
@@ -71,6 +72,7 @@ def read_options(
     workdir: Path,
     env: tuple[str, ...],
     mount: tuple[str, ...],
+    memory: int,
     shm_size: int,
     time_limit: float,
     deadline: float,
@@ -83,8 +85,9 @@ def read_options(
         arguments=arguments,
         workspace=workspace or (given if inside else workdir),
         working_dir=workdir,
-        environment=env,
+        environment=(*host.environ.get(ENVIRONMENT, "").splitlines(), *env),
         mounts=mount,
+        memory_bytes=memory,
         shm_bytes=shm_size,
         time_limit_s=time_limit,
         deadline_s=deadline,
