@@ -153,11 +153,6 @@ def step_arguments(command: str, values: Mapping[str, str], *, in_place: bool) -
     inputs = [one for one in INPUTS[command] if values.get(one.name)]
     own = [one for one in inputs if one.own and not one.own.secret]
     tail = [*_targets(command, values), *_pytest_args(values)]
-    if in_place and values.get("requirements"):
-        raise UsageError(
-            "input requirements: disttest runs in place here and installs nothing: do it in a step before or in the "
-            "script of input setup, or build an image for the job (docs/image.md)"
-        )
     if command == "run" and values.get("launcher"):
         if not in_place:
             raise UsageError(
@@ -181,17 +176,11 @@ def _refuse_containment(inputs: Sequence[Input], values: Mapping[str, str]) -> N
         UsageError: such an input is set.
     """
     for one in inputs:
-        if one.launch and one.launch.contains and not _is_off(one, values[one.name]):
+        off = (one.default, "false") if one.launch and one.launch.is_switch else (one.default,)
+        if one.launch and one.launch.contained and values[one.name].lower() not in off:
             raise UsageError(
-                f"input {one.name}: disttest is installed here and runs without a container, which this input is for: "
-                "set in-place to never, or leave the input out"
+                f"input {one.name}: no container is started here, as disttest is installed: {one.launch.contained}"
             )
-
-
-def _is_off(one: Input, value: str) -> bool:
-    return value == one.default or (
-        one.launch is not None and one.launch.is_switch and value.lower() == "false"
-    )
 
 
 def secret_variables(command: str, values: Mapping[str, str]) -> dict[str, str]:

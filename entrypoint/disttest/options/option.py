@@ -42,8 +42,8 @@ class Option(Frozen):
     """Its value stands on no command line of a child and in no record."""
     in_environment: bool = False
     """The input of the action travels in the option's variable, as it may hold a secret; a command line can be read by all."""
-    contains: bool = False
-    """It limits or hardens a container, so that a run without one refuses it."""
+    contained: str = ""
+    """Advice to those who give it where no container is started, which is an error; empty: nothing is lost there."""
     has_variable: bool = False
     """Whether ``DISTTEST_NAME`` is read where the flag is not given."""
     inputs: tuple[str, ...] = ()

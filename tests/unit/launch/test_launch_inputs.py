@@ -51,7 +51,7 @@ def test_in_place_only_the_run_remains() -> None:
 def test_what_only_a_container_gives_is_refused_in_place(name: str) -> None:
     values = {"suite": "ddp", name: "true"}
     with pytest.raises(
-        UsageError, match=f"^input {name}: disttest is installed here and runs without a container"
+        UsageError, match=rf"^input {name}: no container is started here, .*: set in-place to never"
     ):
         step_arguments("run", values, in_place=True)
     assert step_arguments("run", values, in_place=False)[0] == "launch"
@@ -156,5 +156,7 @@ def test_a_setup_script_is_the_business_of_the_command_inside(in_place: bool) ->
 def test_requirements_are_installed_by_a_launch_only() -> None:
     values = {"suite": "tests", "requirements": "more.txt"}
     assert "--requirements=more.txt" in step_arguments("run", values, in_place=False)
-    with pytest.raises(UsageError, match="input requirements: disttest runs in place here"):
+    with pytest.raises(
+        UsageError, match=r"input requirements: no container is started here, .*: install in a step before"
+    ):
         step_arguments("run", values, in_place=True)

@@ -10,6 +10,10 @@ from disttest.options.values import AUTO, BYTES, SECONDS, SWITCH, WHOLE, one_of,
 
 _launch = rows_of("launch")
 _launched = IN_CONTAINER
+CONTAINED = "set in-place to never, or leave the input out"
+INSTALLED = (
+    "install in a step before or in the script of input setup, or build an image for the job (docs/image.md)"
+)
 
 OPTIONS = (
     _launch(
@@ -18,7 +22,7 @@ OPTIONS = (
         "Image to start.",
         default="",
         otherwise="the released one of this version",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -46,6 +50,7 @@ OPTIONS = (
         "requirements",
         path("FILE"),
         "Install what this file for pip names into the image first, once; its torch stays.",
+        contained=INSTALLED,
         inputs=("run", "plan"),
     ),
     _launch(
@@ -61,7 +66,7 @@ OPTIONS = (
         text("CHOICE"),
         "User of the container: auto (the workspace's owner), image, or UID:GID.",
         default=AUTO,
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -92,7 +97,7 @@ OPTIONS = (
         text("PATH[:ro]"),
         "One more folder of the host.",
         many=True,
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -101,7 +106,7 @@ OPTIONS = (
         "One more variable for the container.",
         many=True,
         in_environment=True,
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -109,11 +114,16 @@ OPTIONS = (
         text("NAME"),
         "Network of the container, such as none or host.",
         default="",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
-        "read-only", SWITCH, "Mount the image read-only.", default=False, contains=True, inputs=_launched
+        "read-only",
+        SWITCH,
+        "Mount the image read-only.",
+        default=False,
+        contained=CONTAINED,
+        inputs=_launched,
     ),
     _launch(
         "memory",
@@ -121,7 +131,7 @@ OPTIONS = (
         "Memory limit of the container, such as 16g; it gets no swap.",
         default=0,
         otherwise="no limit",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -129,7 +139,7 @@ OPTIONS = (
         WHOLE,
         "How many processes and threads the container may have; 0: no limit.",
         otherwise=f"{PIDS_LIMIT}",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -138,7 +148,7 @@ OPTIONS = (
         "Size of /dev/shm, such as 8g.",
         default=0,
         otherwise="half of the memory",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
@@ -147,7 +157,7 @@ OPTIONS = (
         "The container ends after that, watched or not.",
         default=0.0,
         otherwise="six hours, or a minute more than the deadline",
-        contains=True,
+        contained=CONTAINED,
         inputs=_launched,
     ),
     _launch(
