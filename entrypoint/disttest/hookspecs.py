@@ -714,6 +714,11 @@ def disttest_rank_configure(rank: Rank) -> None:
     """
 
 
+@hookspec
+def disttest_group_made() -> None:
+    """Rank, each time the core has made the default process group of a test, before the test begins."""
+
+
 @hookspec(firstresult=True)
 def disttest_rank_test(test: RankTest) -> bool:
     """Rank, around the setup, call and teardown of each test.
