@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from disttest.errors import UsageError
-from disttest.options.flags import RegistryCommand, flags
+from disttest.options.flags import RegistryCommand, ShowingCommand, flags
 from disttest.options.values import one_of
 from disttest.reports.write import rebuild, reporters
 from disttest.results.directory import no_run_writes
@@ -37,7 +37,7 @@ def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...
         click.echo(f"wrote {path}")
 
 
-@click.command()
+@click.command(cls=ShowingCommand)
 @click.argument("results_dirs", metavar="DIR…", nargs=-1, required=True, type=click.Path(path_type=Path))
 def trend(results_dirs: tuple[Path, ...]) -> None:
     """Compare runs: duration, flake rate and infrastructure rate, oldest run first.

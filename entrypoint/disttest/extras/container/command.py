@@ -13,7 +13,7 @@ import msgspec
 from disttest.extras.container.container_environment import ENVIRONMENT
 from disttest.extras.container.options import LaunchOptions
 from disttest.masking import masker
-from disttest.options.flags import RegistryCommand, flags, flags_handed_on, take_secrets, words_handed_on
+from disttest.options.flags import RelayingCommand, flags, flags_handed_on, take_secrets, words_handed_on
 
 if TYPE_CHECKING:
     from disttest.extras.container.launch_host import Host
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=RegistryCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+    cls=RelayingCommand, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF DISTTEST…]")
 @flags("launch")
