@@ -24,7 +24,8 @@ from pathlib import Path
 
 from lab import Lab
 
-from disttest.extras.emulated_gpus import default_cache, emulated_environment
+from disttest.extras.emulated_gpus.build import default_cache
+from disttest.extras.emulated_gpus.gpu_environment import emulated_environment
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "cuda.lock"

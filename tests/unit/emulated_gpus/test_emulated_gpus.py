@@ -10,8 +10,8 @@ import pytest
 from disttest.errors import UsageError
 from disttest.extras.cluster.option_rows import RUN_OPTIONS
 from disttest.extras.cluster.place import choose_nodes
-from disttest.extras.emulated_gpus import build, emulated_environment
-from disttest.extras.emulated_gpus.gpu_environment import emulated_gpus
+from disttest.extras.emulated_gpus import build
+from disttest.extras.emulated_gpus.gpu_environment import emulated_environment, emulated_gpus
 from disttest.options.run import RunOptions
 
 

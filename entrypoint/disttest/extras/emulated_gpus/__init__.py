@@ -5,8 +5,3 @@ kernel on the same bytes, and NCCL's collectives copy between processes. torch's
 its watchdog and flight recorder, DDP and FSDP are the real ones. ``docs/devices.md`` says what a pass on emulated GPUs
 shows and what it does not.
 """
-
-from disttest.extras.emulated_gpus.build import build_libraries, default_cache
-from disttest.extras.emulated_gpus.gpu_environment import emulated_environment
-
-__all__ = ["build_libraries", "default_cache", "emulated_environment"]
