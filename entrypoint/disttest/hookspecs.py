@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from disttest.model import Collective, Invocation, TestCase, TestResult, WorldKind, WorldShape
     from disttest.options.option import Option
     from disttest.options.run import RunOptions, WorldSettings
+    from disttest.planning.timings import Sample, WorldStart
+    from disttest.reports.past_runs import PastRun
     from disttest.reports.reporter import Reporter, ReportTable
     from disttest.results.fold import RunResult
     from disttest.results.repeat import Run
@@ -167,25 +169,15 @@ def disttest_execute_run(request: RunRequest, signals: NotedSignals) -> int | No
 
 
 @hookspec
-def disttest_devices() -> Mapping[str, Callable[[str], object]]:
-    """Command and controller, when ``--device`` is read: devices that the plugin provides for runs on this machine.
-
-    Returns:
-        The form of each value, ``NAME`` or ``NAME:N``, and a function that raises a :class:`disttest.errors.UsageError` for a
-        value of this name that is not valid. :func:`disttest_around_run` makes the device.
-    """
-
-
-@hookspec
-def disttest_around_run(request: RunRequest) -> AbstractContextManager[Mapping[str, str]] | None:
-    """Command, immediately before a run: prepare this process, whose children run the tests.
+def disttest_run_data(request: RunRequest) -> Any:
+    """Command, before a run begins: data of the plugin that travels with the run.
 
     Args:
         request: everything that was asked.
 
     Returns:
-        A context in which the command stays until the reports are written; None for nothing. Its value is a mapping from
-        fields of options to the text that each option now has.
+        A :class:`disttest.model.Frozen` struct or JSON data, or None. It becomes ``Invocation.data[NAME]``, where NAME is the
+        last part of the plugin's name, and is in the journal and in ``results.json``.
     """
 
 
@@ -206,6 +198,42 @@ def disttest_addreporters() -> Mapping[str, Reporter]:
     """Command, and controller of plain pytest, at the end of a run: the reports that the plugin writes, by format.
 
     Each becomes a file in the results directory, and a value of ``disttest report --format``.
+    """
+
+
+@hookspec
+def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
+    """Command, and controller of plain pytest, before the reports of a run are written: earlier runs.
+
+    The page shows the past of each test in them, and the trend.
+
+    Args:
+        run: the result of the run.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
+    """Command, for each path of ``disttest report --history``: read the earlier runs that it has.
+
+    Args:
+        path: a file or a directory.
+
+    Returns:
+        The runs; None if the path is not the plugin's.
+    """
+
+
+@hookspec(firstresult=True)
+def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldStart | str] | None:
+    """Command and controller, for each file of ``--timings``: read durations from a file of the plugin.
+
+    Args:
+        path: a regular file.
+        head: its first 4 KiB, without white space at the beginning.
+
+    Returns:
+        Observed durations, and warnings as text; None if the file is not the plugin's.
     """
 
 
@@ -712,11 +740,6 @@ def disttest_rank_configure(rank: Rank) -> None:
     Args:
         rank: this process.
     """
-
-
-@hookspec
-def disttest_group_made() -> None:
-    """Rank, each time the core has made the default process group of a test, before the test begins."""
 
 
 @hookspec(firstresult=True)

@@ -17,6 +17,7 @@ from sample_runs import SampleRun, mixed_run
 from disttest.model import Outcome
 from disttest.plugins.html.render import render_html
 from disttest.reports import write_reports
+from disttest.reports.trend import past_run
 
 HERE = Path(__file__).parent
 FAULTY_SUITE = HERE.parent / "fixtures" / "faulty_suites" / "test_verdicts.py"
@@ -132,7 +133,7 @@ def ten_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sample.events = [_later(event, 86_400.0 * number) for event in sample.events]
         runs.append(sample.finish())
     path = folder / "report.html"
-    path.write_text(render_html(runs[-1], folder, history=runs[:-1]))
+    path.write_text(render_html(runs[-1], folder, history=[past_run(run) for run in runs[:-1]]))
     return path
 
 

@@ -1,14 +1,17 @@
-"""The commands ``disttest report`` and ``disttest trend``; the command line registers them."""
+"""The command ``disttest report``; the command line registers it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from disttest.errors import UsageError
-from disttest.options.flags import RegistryCommand, ShowingCommand, flags
+from disttest.options.flags import RegistryCommand, flags
 from disttest.options.values import one_of
+from disttest.plugin_manager import plugin_manager
+from disttest.reports.past_runs import PastRun
 from disttest.reports.write import rebuild, reporters
 from disttest.results.directory import no_run_writes
 
@@ -26,30 +29,26 @@ def report(results_dir: Path, history: tuple[Path, ...], **given: tuple[str, ...
     disttest report old --format junit            only old/junit.xml
     disttest report --format html --history old   report.html with the trend since that run
     """
-    from disttest.reports.trend import load_run
-
     _check_is_folder(results_dir)
     formats = given["format"]
     wanted = tuple(reporters()) if not formats or ALL in formats else formats
     with no_run_writes(results_dir):
-        written = rebuild(results_dir, wanted, history=[load_run(earlier) for earlier in history])
+        written = rebuild(results_dir, wanted, history=_past_runs(history))
     for path in written:
         click.echo(f"wrote {path}")
 
 
-@click.command(cls=ShowingCommand)
-@click.argument("results_dirs", metavar="DIR…", nargs=-1, required=True, type=click.Path(path_type=Path))
-def trend(results_dirs: tuple[Path, ...]) -> None:
-    """Compare runs: duration, flake rate and infrastructure rate, oldest run first.
-
-    Each DIR is a results directory, or a folder of them. `disttest report --history` draws the same.
-    """
-    from rich.console import Console
-
-    from disttest.reports import trend as trends
-
-    runs = [trends.load_run(folder) for given in results_dirs for folder in trends.find_runs(given)]
-    trends.print_trend(Console(), trends.trend(runs))
+def _past_runs(paths: Sequence[Path]) -> list[PastRun] | None:
+    """The runs of these files and directories; None without any."""
+    found: list[PastRun] = []
+    for path in paths:
+        runs = plugin_manager().call("disttest_read_past_runs", path=path)
+        if runs is None:
+            raise UsageError(
+                f"{path} has no earlier run that can be read; give the results directory of a run"
+            )
+        found += runs
+    return found if paths else None
 
 
 def _check_is_folder(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from disttest.model.frozen import Code, Count, Frozen, Moment
@@ -43,6 +45,8 @@ class Invocation(Frozen):
     """Arguments for pytest, without the tests and without ours."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Those variables that decide how classes of torch's kind run, where they were set."""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Name of a plugin -> its data of the run, as JSON."""
 
 
 class RunPart(Frozen):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from disttest.model import Frozen
+from disttest.reports.past_runs import PastRun
 from disttest.results.fold import RunResult, TestOutcome
 
-Write = Callable[[RunResult, Path, Sequence[RunResult], BinaryIO], None]
+Write = Callable[[RunResult, Path, Sequence[PastRun], BinaryIO], None]
 """Writes one report of a run into an open file; gets the results directory and earlier runs, too."""
 
 

@@ -10,9 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO
 
-from disttest.errors import PluginError, ReportError, UsageError
+from disttest.errors import DisttestError, PluginError, ReportError, UsageError
 from disttest.plugin_manager import plugin_manager
 from disttest.reports.files import write_whole
+from disttest.reports.past_runs import PastRun
 from disttest.reports.reporter import Reporter
 from disttest.reports.results_json import FILE_NAME as RESULTS_JSON
 from disttest.reports.results_json import results_json_pieces
@@ -21,17 +22,17 @@ from disttest.results.journal import FILE_NAME as JOURNAL
 from disttest.results.journal import read_events
 
 
-def _json(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+def _json(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
     file.writelines(results_json_pieces(run))
 
 
-def _junit(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+def _junit(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
     from disttest.reports.junit import write_junit
 
     write_junit(run, results_dir, file)
 
 
-def _summary(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:  # noqa: ARG001
+def _summary(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:  # noqa: ARG001
     from disttest.reports.summary import render_summary
 
     file.write(render_summary(run, results_dir).encode("utf-8", errors="replace"))
@@ -85,7 +86,7 @@ def write_reports(
     results_dir: Path,
     formats: tuple[str, ...] | None = None,
     *,
-    history: Sequence[RunResult] = (),
+    history: Sequence[PastRun] | None = None,
 ) -> tuple[Path, ...]:
     """Write the reports of a run into its results directory and return their paths.
 
@@ -93,7 +94,7 @@ def write_reports(
         run: what the run came to.
         results_dir: where its logs are, and where the reports go.
         formats: which, by the names in :func:`reporters`; None: all.
-        history: earlier runs, for the trend in the page.
+        history: earlier runs, for the trend in the page; None: those that plugins know.
 
     Raises:
         ReportError: at least one could not be written; the others were.
@@ -106,6 +107,8 @@ def write_reports(
         raise UsageError(f"no report format {unknown[0]!r}; there are {', '.join(known)}")
     written: list[Path] = []
     failed: list[str] = []
+    if history is None:
+        history, failed = _past_runs(run)
     for name in formats:
         reporter = known[name]
         try:
@@ -121,8 +124,17 @@ def write_reports(
     return tuple(written)
 
 
+def _past_runs(run: RunResult) -> tuple[Sequence[PastRun], list[str]]:
+    """Earlier runs, and why they cannot be shown."""
+    try:
+        found = plugin_manager().items("disttest_past_runs", PastRun, run=run)
+    except DisttestError as error:
+        return (), [f"earlier runs: {error}"]
+    return [past for _, past in found], []
+
+
 def rebuild(
-    results_dir: Path, formats: tuple[str, ...] | None = None, *, history: Sequence[RunResult] = ()
+    results_dir: Path, formats: tuple[str, ...] | None = None, *, history: Sequence[PastRun] | None = None
 ) -> tuple[Path, ...]:
     """Write reports again from the journal in ``results_dir``, with the arguments of :func:`write_reports`.
 

@@ -11,16 +11,17 @@ import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from xml.parsers import expat
 
 import msgspec
 
 from disttest.errors import UsageError
 from disttest.model import UNREADABLE, TestCase, TestResult
 from disttest.planning.timings import Sample, Timings, WorldStart, hardware_key, is_usable
+from disttest.plugin_manager import plugin_manager
 from disttest.results.events import RunStarted, TestCollected, TestFinished, TestStarted, WorldStarted
 from disttest.results.fold import RunResult
 from disttest.results.journal import FILE_NAME, read_lines
+from disttest.results.junit_cases import read_junit
 from disttest.safe_open import open_regular
 
 CLOCK_SKEW_S = 86_400.0
@@ -63,7 +64,10 @@ def _read(path: Path, now_s: float) -> Reading:
     try:
         with os.fdopen(open_regular(real), "rb") as opened:
             head = opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if head.startswith(b"<"):
+        reading = plugin_manager().call("disttest_read_timings", path=real, head=head)
+        if reading is not None:
+            yield from reading
+        elif head.startswith(b"<"):
             yield from _read_junit(file, now_s)
         elif head.startswith(b"{") and (file.suffix == ".jsonl" or b'"event"' in head.partition(b"\n")[0]):
             yield from _read_journal(file, real, now_s)
@@ -155,69 +159,22 @@ def _broken_line(data: bytes) -> int:
     return 1
 
 
-class _JUnit:
-    """Collects the test cases of a JUnit file as expat comes by them."""
-
-    def __init__(self, path: Path, now_s: float) -> None:
-        self._path = path
-        self._now_s = now_s
-        self._parser = expat.ParserCreate()
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._at_s = 0.0
-        self._case: tuple[dict[str, str], int] | None = None
-        self._bad = self._skipped = False
-        self.found: list[Sample | str] = []
-
-    def read(self) -> Reading:
-        """Yield the samples of the file; a broken file yields those before the break."""
-        with self._path.open("rb") as file:
-            try:
-                self._parser.ParseFile(file)
-            except expat.ExpatError as error:
-                reason = expat.ErrorString(error.code)
-                self.found.append(f"{self._path}:{error.lineno}: the rest is skipped, not XML: {reason}")
-        yield from self.found
-
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "testsuite":
-            self._at_s = self._timestamp(attributes.get("timestamp", ""))
-        elif name == "testcase":
-            self._case = attributes, self._parser.CurrentLineNumber
-            self._bad = self._skipped = False
-        elif name in ("failure", "error"):
-            self._bad = True
-        elif name == "skipped":
-            self._skipped = True
-
-    def _end(self, name: str) -> None:
-        if name != "testcase" or self._case is None:
-            return
-        attributes, line = self._case
-        try:
-            duration_s = float(attributes.get("time", "0").replace(",", ""))
-        except ValueError:
-            self.found.append(
-                f"{self._path}:{line}: skipped, time={attributes.get('time')!r} is not a number"
-            )
-            return
-        sample = Sample(
-            test=f"{attributes.get('classname', '')}::{attributes.get('name', '')}",
-            duration_s=duration_s,
-            at_s=self._at_s,
-            file=attributes.get("file", ""),
-            bad=self._bad,
-            skipped=self._skipped,
-        )
-        self.found.extend(_checked(sample, f"{self._path}:{line}", self._now_s))  # type: ignore[arg-type]
-
-    def _timestamp(self, text: str) -> float:
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            return 0.0
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
 def _read_junit(path: Path, now_s: float) -> Reading:
-    yield from _JUnit(path, now_s).read()
+    for case in read_junit(path):
+        if isinstance(case, str):
+            yield case
+            continue
+        try:
+            duration_s = float(case.time.replace(",", ""))
+        except ValueError:
+            yield f"{path}:{case.line}: skipped, time={case.time!r} is not a number"
+            continue
+        sample = Sample(
+            test=case.name,
+            duration_s=duration_s,
+            at_s=case.at_s,
+            file=case.file,
+            bad=case.outcome.is_bad,
+            skipped=not case.outcome.has_run,
+        )
+        yield from _checked(sample, f"{path}:{case.line}", now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import msgspec
@@ -15,6 +16,7 @@ from disttest.plugins.html.collectives import collective_table
 from disttest.plugins.html.data import choose_tests
 from disttest.plugins.html.render import render_html
 from disttest.reports.summary import render_summary
+from disttest.reports.trend import past_run
 from disttest.reports.write import write_reports
 
 
@@ -143,9 +145,24 @@ def test_history_is_kept_for_tests_that_were_not_always_green():
     bad = SampleRun()
     bad.test(name="test_steady")
     bad.test(Outcome.FAILED, name="test_shaky", message="m")
-    data = embedded(render_html(good.finish(), history=[bad.finish()]), "data")
+    data = embedded(render_html(good.finish(), history=[past_run(bad.finish())]), "data")
 
     assert data["history"] == {"1": [data["kinds"].index("failed")]}
+    assert data["streaks"] == {}
+
+
+def test_a_failed_test_has_the_commit_of_its_first_failure():
+    sample = SampleRun()
+    sample.test(Outcome.FAILED, name="test_shaky", message="m")
+    run = sample.finish()
+    kinds = ["passed", "failed", "passed", "failed", "skipped", "failed"]
+    earlier = [
+        replace(past_run(run), kinds={run.tests[0].test.nodeid: kind}, commit=f"{number}" * 40)
+        for number, kind in enumerate(kinds)
+    ]
+    data = embedded(render_html(run, history=earlier), "data")
+
+    assert data["streaks"] == {"0": "red since 3333333333 (3 runs), last passed at 2222222222"}
 
 
 @pytest.mark.parametrize("hostile", ["</script>", "<!--<script>", "</script x", "\u2028", "&lt;", "'\"><b>"])

@@ -11,10 +11,11 @@ import msgspec
 from disttest.model import RankRecord, TestResult, rank_name
 from disttest.plugins.html.collectives import collective_table, ticks
 from disttest.plugins.html.finding_sections import finding_data, section_data, waits_data
-from disttest.reports import aggregates, trend
+from disttest.reports import aggregates
 from disttest.reports.aggregates import KINDS
 from disttest.reports.location import Repository, locate
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.past_runs import PastRun, words_of_streak
 from disttest.reports.text import clean, one_line, shorten
 from disttest.reports.timeline import build_timeline
 from disttest.results.fold import RunResult, TestOutcome
@@ -54,17 +55,16 @@ def choose_tests(run: RunResult, most: int = MAX_TESTS) -> RunResult:
     return msgspec.structs.replace(run, tests=tuple(run.tests[index] for index in sorted(order[:most])))
 
 
-def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunResult) -> dict[str, Any]:
+def page_data(run: RunResult, history: Sequence[PastRun] = (), *, whole: RunResult) -> dict[str, Any]:
     """Return what the lists and the timeline need: one short row for each test.
 
     Args:
         run: the tests of the page.
-        history: earlier runs.
+        history: earlier runs, the oldest first.
         whole: the run with all its tests, of which slots were busy.
     """
     suites = list(dict.fromkeys(test.test.suite for test in run.tests))
     shapes = sorted({_shape_key(test) for test in run.tests})
-    older = [trend.kinds(earlier) for earlier in history]
     budget = max(40, min(300, MESSAGES_TOTAL // max(1, sum(bool(test.final.message) for test in run.tests))))
     return {
         "kinds": KINDS,
@@ -85,7 +85,8 @@ def page_data(run: RunResult, history: Sequence[RunResult] = (), *, whole: RunRe
             for test in run.tests
         ],
         "timeline": _timeline(run, whole),
-        "history": _history(run, older),
+        "history": _history(run, history),
+        "streaks": _streaks(run, history),
     }
 
 
@@ -152,14 +153,26 @@ def _timeline(run: RunResult, whole: RunResult) -> dict[str, Any]:
     }
 
 
-def _history(run: RunResult, older: list[dict[str, str]]) -> dict[str, list[int]]:
-    """Index of a test -> what it came to in each earlier run; only for tests that were not always green."""
+def _history(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, list[int]]:
+    """Index of a test -> its outcome in each earlier run; only for tests that were not always green."""
     found: dict[str, list[int]] = {}
     for index, test in enumerate(run.tests):
-        marks = trend.marks(test.test.nodeid, older)
-        if set(marks) - {"passed", ""} or (older and test.final.outcome.is_bad):
-            found[str(index)] = [KINDS.index(mark) if mark else -1 for mark in marks]
+        kinds = [past.kinds.get(test.test.nodeid, "") for past in earlier]
+        if set(kinds) - {"passed", ""} or (earlier and test.final.outcome.is_bad):
+            found[str(index)] = [KINDS.index(kind) if kind else -1 for kind in kinds]
     return found
+
+
+def _streaks(run: RunResult, earlier: Sequence[PastRun]) -> dict[str, str]:
+    """Index of a failed test -> where its failures began."""
+    words = {
+        str(index): words_of_streak(
+            [(past.kinds.get(test.test.nodeid, ""), past.name) for past in earlier], is_red=True
+        )
+        for index, test in enumerate(run.tests)
+        if test.final.outcome.is_bad
+    }
+    return {index: said for index, said in words.items() if said}
 
 
 def _details(test: TestOutcome, run: RunResult, logs: LogFolder, budget: _TextBudget) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from disttest.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from disttest.reports.past_runs import PastRun
     from disttest.reports.reporter import Reporter
     from disttest.results.fold import RunResult
 
@@ -21,7 +22,7 @@ def disttest_addreporters() -> Mapping[str, Reporter]:
     return {"html": Reporter("report.html", _write, load=_load)}
 
 
-def _write(run: RunResult, results_dir: Path, history: Sequence[RunResult], file: BinaryIO) -> None:
+def _write(run: RunResult, results_dir: Path, history: Sequence[PastRun], file: BinaryIO) -> None:
     from disttest.plugins.html.render import render_html
 
     file.write(render_html(run, results_dir, history=history).encode("utf-8", errors="replace"))

@@ -59,7 +59,8 @@
     if (!past) return "";
     const told = past.map((kind) => (kind < 0 ? "not run" : word(DATA.kinds[kind]))).join(", ");
     return el("span", null, " · earlier runs ", el("span", { class: "squares", role: "img", "aria-label": told, title: told },
-      ...past.map((kind) => { const square = el("i"); if (kind >= 0) square.style.background = `var(--${DATA.kinds[kind]})`; return square; })));
+      ...past.map((kind) => { const square = el("i"); if (kind >= 0) square.style.background = `var(--${DATA.kinds[kind]})`; return square; })),
+      DATA.streaks[index] ? ` · ${DATA.streaks[index]}` : "");
   }
 
   function pasteable(command) {

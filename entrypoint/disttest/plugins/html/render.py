@@ -19,6 +19,7 @@ from disttest.reports import aggregates, trend
 from disttest.reports.costs import cost_lines
 from disttest.reports.location import Repository, locate, source_line
 from disttest.reports.log_excerpts import LogFolder
+from disttest.reports.past_runs import PastRun
 from disttest.reports.plugin_tables import tables_by_section
 from disttest.reports.text import clean, count, duration, one_line
 from disttest.reports.warned import warnings_by_section
@@ -29,7 +30,7 @@ SCRIPTS = ("page.js", "timeline.js", "tests.js", "findings.js", "ranks.js")
 MAX_CARDS = 200
 
 
-def render_html(run: RunResult, results_dir: Path | None = None, *, history: Sequence[RunResult] = ()) -> str:
+def render_html(run: RunResult, results_dir: Path | None = None, *, history: Sequence[PastRun] = ()) -> str:
     """Return the page. Logs are excerpted from ``results_dir`` and linked relative to it.
 
     Args:
@@ -70,7 +71,7 @@ def render_html(run: RunResult, results_dir: Path | None = None, *, history: Seq
             slowest=aggregates.slowest(run),
             reasons=aggregates.reasons_left_out(run),
             flaky=[test for test in run.tests if test.flaky][:100],
-            points=trend.trend([*earlier, run]) if earlier else [],
+            points=[*(past.point for past in earlier), trend.point(run)] if earlier else [],
             plot=plot,
             percent=trend.percent,
             data=_embedded(page_data(page, earlier, whole=run)),

@@ -148,7 +148,7 @@ class WorldPool:
         adopt_orphans()
         own_cgroups()  # looked up once, for all worlds
         hygiene.look_before_forks()
-        if not is_frozen():  # a command that was forked with torch imported has it frozen from the beginning
+        if not is_frozen():  # a fork of a resident parent has torch frozen from the beginning
             gc.freeze()
         try:
             yield

@@ -103,7 +103,7 @@ def stand_by(connection: socket.socket, at_end: Callable[[], None]) -> None:
 
 
 def is_standing_by() -> bool:
-    """Whether this process is a command that was forked with torch imported, and has not begun its run."""
+    """Whether this process is a command that was forked from a resident parent, and has not begun its run."""
     return bool(_standing_by)
 
 

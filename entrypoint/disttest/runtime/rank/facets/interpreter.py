@@ -35,7 +35,7 @@ def _put_gc(then: bool) -> None:
 
 
 def _of_tests(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Read a trace function; None for a debugger's, which changes with each breakpoint."""
+    """How to get a trace function, unless it is debugpy's, which changes it whenever a breakpoint is set."""
 
     def read() -> Any:
         function = get()

@@ -1,0 +1,38 @@
+"""The variables with which a process sees emulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+PRELOADED = ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2")
+"""In the place of torch's own: whoever is loaded first under a name serves all who ask for that name."""
+
+
+def emulated_environment(
+    libraries: Path, gpus: int, environ: Mapping[str, str], *, state: Path | None = None
+) -> dict[str, str]:
+    """What to add to an environment so that its processes see this many emulated GPUs.
+
+    Args:
+        libraries: what :func:`disttest.emulated_device.build_libraries` has made.
+        gpus: how many, from 1.
+        environ: the environment that it is added to.
+        state: an empty folder in which the processes show NVML what they hold; its file is small. Without one a
+            device's memory is counted for each process by itself, and nobody is seen to hold it.
+    """
+    preload = [*(str(libraries / name) for name in PRELOADED), *_parts(environ, "LD_PRELOAD")]
+    python_path = [str(libraries / "python"), *_parts(environ, "PYTHONPATH")]
+    return {
+        "LD_PRELOAD": ":".join(preload),
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "EMULATED_CUDA_DEVICES": str(gpus),
+        "EMULATED_CUDA_STATE": str(state or ""),
+        "DISTTEST_PROBE": json.dumps({"library": str(libraries / "libnvidia-ml.so.1")}),
+    }
+
+
+def _parts(environ: Mapping[str, str], name: str) -> list[str]:
+    return [part for part in environ.get(name, "").split(":") if part]

@@ -1,0 +1,187 @@
+"""Adds runs to a history file: each run whole or not at all, and each once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from disttest.errors import UsageError
+from disttest.extras.history import schema
+from disttest.extras.history.foreign import read_foreign
+from disttest.extras.history.git_facts import CommitFacts
+from disttest.extras.history.records import COLUMNS, RunRecord, Verdict, record_of
+from disttest.extras.history.sources import find_sources, holds_history
+from disttest.extras.history.store import reading, writing
+from disttest.extras.history.stored import load_run
+
+
+@dataclass
+class Added:
+    """The outcome of adding."""
+
+    runs: int = 0
+    verdicts: int = 0
+    known: int = 0
+    """Runs that the history had."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def add_results(history: Path, paths: Sequence[Path], given: CommitFacts, *, now_s: float) -> Added:
+    """Add all runs below some paths.
+
+    Args:
+        history: the file; it is made if there is none.
+        paths: results directories, folders of them, reports of other tools, and history files.
+        given: facts for runs that do not say them.
+        now_s: seconds since the epoch.
+
+    Raises:
+        UsageError: nothing is found, a report cannot be read, a run is of another project, or the file cannot be used.
+    """
+    added = Added()
+    for source in [source for path in paths for source in find_sources(path)]:
+        if history.exists() and source.samefile(history):
+            continue  # it lies in a folder that is added
+        for record in _records(source, given, now_s, added.warnings):
+            _add(history, record, source, added)
+    return added
+
+
+def _records(source: Path, given: CommitFacts, now_s: float, warnings: list[str]) -> Iterator[RunRecord]:
+    if source.is_dir():
+        yield record_of(load_run(source), given, now_s=now_s)
+    elif holds_history(source):
+        yield from read_records(source)
+    else:
+        run, doubts = read_foreign(source)
+        warnings += doubts
+        yield record_of(run, given, now_s=now_s)
+
+
+def _add(history: Path, record: RunRecord, source: Path, added: Added) -> None:
+    with writing(history) as connection:
+        _check_project(connection, record, history, source)
+        if _is_known(connection, record):
+            added.known += 1
+            return
+        _remove_parts(connection, record)
+        write_record(connection, record)
+    added.runs += 1
+    added.verdicts += len(record.verdicts)
+    added.warnings += record.warnings
+
+
+def _check_project(connection: sqlite3.Connection, record: RunRecord, history: Path, source: Path) -> None:
+    known = connection.execute("SELECT value FROM fact WHERE name = 'project'").fetchone()
+    if known is None and record.project:
+        connection.execute("INSERT INTO fact VALUES ('project', ?)", (record.project,))
+    elif known is not None and record.project not in ("", known[0]):
+        raise UsageError(
+            f"{source} is of project {record.project}, and history {history} of {known[0]}; choose another --history, "
+            f"or add --project {known[0]} if they are one project"
+        )
+
+
+def _is_known(connection: sqlite3.Connection, record: RunRecord) -> bool:
+    """Whether the run, or a merged run that it is a shard of, is there."""
+    found = connection.execute(
+        "SELECT 1 FROM run WHERE key = :key UNION ALL SELECT 1 FROM part WHERE key = :key",
+        {"key": record.key},
+    )
+    return found.fetchone() is not None
+
+
+def _remove_parts(connection: sqlite3.Connection, record: RunRecord) -> None:
+    """Remove the runs of shards that a merged run joins: their verdicts are in it."""
+    for key in record.parts:
+        found = connection.execute("SELECT id FROM run WHERE key = ?", (key,)).fetchone()
+        if found is not None:
+            for table in ("verdict", "start", "part"):
+                connection.execute(f"DELETE FROM {table} WHERE run = ?", found)  # noqa: S608 - a name of this line
+            connection.execute("DELETE FROM run WHERE id = ?", found)
+
+
+def write_record(connection: sqlite3.Connection, record: RunRecord) -> None:
+    """Insert all rows of a run."""
+    names = ", ".join(f'"{name}"' for name in COLUMNS)
+    marks = ", ".join(f":{name}" for name in COLUMNS)
+    run = connection.execute(f"INSERT INTO run ({names}) VALUES ({marks})", record.run).lastrowid  # noqa: S608
+    connection.executemany("INSERT OR REPLACE INTO part VALUES (?, ?)", [(key, run) for key in record.parts])
+    tests = _ids(
+        connection,
+        "test",
+        ("name", "file", "suite", "size", "backend"),
+        [each[:5] for each in record.verdicts],
+    )
+    messages = _ids(
+        connection, "message", ("text",), [(each.message,) for each in record.verdicts if each.message]
+    )
+    kinds = {name: number for number, name in enumerate(schema.KINDS)}
+    rows: list[tuple[Any, ...]] = [
+        (
+            run,
+            tests[each.test],
+            kinds[each.kind],
+            each.attempts,
+            each.failed,
+            each.duration_s,
+            messages.get(each.message),
+        )
+        for each in record.verdicts
+    ]
+    rows.sort(key=itemgetter(1))
+    # In the order of the table: pages are filled one after another.
+    connection.executemany("INSERT OR REPLACE INTO verdict VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.executemany(
+        "INSERT OR REPLACE INTO start VALUES (?, ?, ?, ?, ?, ?)", [(run, *each) for each in record.starts]
+    )
+
+
+def _ids(
+    connection: sqlite3.Connection, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]
+) -> dict[object, int]:
+    """The number of each row by its first column, after those that are new were inserted."""
+    unique = {row[0]: row for row in rows}
+    marks = ", ".join("?" * len(columns))
+    connection.executemany(
+        f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})",  # noqa: S608 - names of this module
+        unique.values(),
+    )
+    find = f"SELECT id FROM {table} WHERE {columns[0]} = ?"  # noqa: S608
+    return {key: connection.execute(find, (key,)).fetchone()[0] for key in unique}
+
+
+def read_records(path: Path) -> Iterator[RunRecord]:
+    """All runs of another history file, the oldest first.
+
+    Raises:
+        UsageError: as :func:`disttest.extras.history.store.reading`.
+    """
+    with reading(path) as connection:
+        project = connection.execute("SELECT value FROM fact WHERE name = 'project'").fetchone()
+        names = ", ".join(f'"{name}"' for name in COLUMNS)
+        runs = connection.execute(f"SELECT id, {names} FROM run ORDER BY started_at_s, id").fetchall()  # noqa: S608
+        for number, *values in runs:
+            yield RunRecord(
+                run=dict(zip(COLUMNS, values, strict=True)),
+                project=project[0] if project else "",
+                verdicts=_verdicts(connection, number),
+                starts=connection.execute(
+                    "SELECT size, backend, device, nodes, duration_s FROM start WHERE run = ?", (number,)
+                ).fetchall(),
+                parts=[row[0] for row in connection.execute("SELECT key FROM part WHERE run = ?", (number,))],
+            )
+
+
+def _verdicts(connection: sqlite3.Connection, run: int) -> list[Verdict]:
+    rows = connection.execute(
+        "SELECT test.name, file, suite, size, backend, kind.name, attempts, failed, duration_s, coalesce(text, '') "
+        "FROM verdict JOIN test ON test.id = verdict.test JOIN kind ON kind.id = verdict.kind "
+        "LEFT JOIN message ON message.id = verdict.message WHERE run = ?",
+        (run,),
+    )
+    return [Verdict(*row) for row in rows]

@@ -1,0 +1,108 @@
+"""The hooks of the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from disttest.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+    from disttest.cli.run_tests import RunRequest
+    from disttest.extras.history.git_facts import CommitFacts
+    from disttest.options.option import Option
+    from disttest.planning.timings import Sample, WorldStart
+    from disttest.reports.past_runs import PastRun
+    from disttest.reports.reporter import ReportTable
+    from disttest.results.fold import RunResult
+
+
+@hookimpl
+def disttest_addoptions() -> Sequence[Option]:
+    """``--history``, and those of the command."""
+    from disttest.extras.history.option_rows import OPTIONS
+
+    return OPTIONS
+
+
+@hookimpl
+def disttest_addcommands(group: click.Group) -> None:
+    """``disttest history`` and ``disttest trend``."""
+    from disttest.extras.history.command import history
+    from disttest.extras.history.trend_command import trend
+
+    group.add_command(history)
+    group.add_command(trend)
+
+
+@hookimpl
+def disttest_prepare_run(request: RunRequest) -> None:
+    """Refuse a history that cannot be read before tests run, not after."""
+    from disttest.extras.history.option_rows import FILE
+
+    file = request.settings[FILE.field]
+    if file is not None and file.exists():
+        from disttest.extras.history.store import reading
+
+        with reading(file):
+            pass
+
+
+@hookimpl
+def disttest_run_data(request: RunRequest) -> CommitFacts | None:
+    """The commit of the run: in CI always, elsewhere if the run has a history."""
+    from disttest.extras.history.run_facts import facts_of
+
+    return facts_of(request)
+
+
+@hookimpl
+def disttest_past_runs(run: RunResult) -> Sequence[PastRun]:
+    """Those in the history of the run."""
+    from disttest.extras.history.option_rows import NAME
+
+    if NAME not in run.invocation.data:
+        return ()
+    from disttest.extras.history.tables import past_runs_of
+
+    return past_runs_of(run)
+
+
+@hookimpl
+def disttest_read_past_runs(path: Path) -> Sequence[PastRun] | None:
+    """The runs of a history file, or the run of a results directory."""
+    from disttest.extras.history.sources import holds_history
+
+    if holds_history(path):
+        from disttest.extras.history.queries import read_past_runs
+
+        return read_past_runs(path)
+    from disttest.extras.history.stored import load_run
+    from disttest.reports.trend import past_run
+
+    return [past_run(load_run(path))]
+
+
+@hookimpl
+def disttest_read_timings(path: Path, head: bytes) -> Iterable[Sample | WorldStart | str] | None:
+    """The durations in a history file."""
+    if not head.startswith(b"SQLite format 3"):
+        return None
+    from disttest.extras.history.queries import read_timings
+
+    return read_timings(path)
+
+
+@hookimpl
+def disttest_report_tables(run: RunResult) -> Sequence[ReportTable]:
+    """The past of the tests that failed."""
+    from disttest.extras.history.option_rows import NAME
+
+    if NAME not in run.invocation.data:
+        return ()
+    from disttest.extras.history.tables import report_tables
+
+    return report_tables(run)

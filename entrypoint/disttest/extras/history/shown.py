@@ -1,0 +1,133 @@
+"""The history as text: all of it, or one test."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from disttest.extras.history.queries import PastVerdict, read_test
+from disttest.extras.history.rates import describe_rate
+from disttest.reports.past_runs import GREEN, RED, SHOWN_COMMIT, when, words_of_streak
+from disttest.reports.text import count, duration, one_line
+
+MARKS = {
+    "passed": "▁",
+    "xfailed": "▁",
+    "flaky": "▄",
+    "failed": "█",
+    "infrastructure": "▓",
+    "skipped": "·",
+    "not_run": "·",
+}
+LEGEND = "▁ passed  ▄ passed when tried again  █ failed  ▓ broken machine  · not run"
+MOST_TESTS = 50
+TICKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return one block per value, from zero to the largest."""
+    top = max(values, default=0.0)
+    return "".join(TICKS[round(value / top * (len(TICKS) - 1))] if top > 0 else TICKS[0] for value in values)
+
+
+def sparks(kinds: Iterable[str]) -> str:
+    """Return one block for each outcome."""
+    return "".join(MARKS[kind] for kind in kinds)
+
+
+def show_test(connection: sqlite3.Connection, name: str, *, branch: str, last: int) -> Iterator[str]:
+    """The past of a test: outcomes, failure rate, where its failures began, what they said, and each of the last runs.
+
+    Args:
+        connection: of the history.
+        name: of the test.
+        branch: only its runs; empty: all.
+        last: how many runs are listed.
+    """
+    past = read_test(connection, name, branch=branch)
+    shown = past[-last:]
+    yield one_line(name, 1000)
+    yield f"  {sparks(each.kind for each in shown)}  {describe_past(past)}"
+    if streak := streak_of(past):
+        yield f"  {streak}"
+    for message, times in Counter(each.message for each in past if each.message).most_common(3):
+        yield f"  {times} times: {message}"
+    yield ""
+    yield from (f"  {_line(each)}" for each in reversed(shown))
+
+
+def describe_past(past: Sequence[PastVerdict]) -> str:
+    """The failure rate of a test over its runs; broken machines and skips do not count."""
+    ran = [each for each in past if each.kind in GREEN or each.kind == "failed"]
+    failed = sum(each.kind in ("failed", "flaky") for each in ran)
+    return describe_rate(failed, len(ran)) if ran else "never ran"
+
+
+def streak_of(past: Sequence[PastVerdict]) -> str:
+    """Where the failures of a test began that failed in its last run; empty if it did not fail there."""
+    last = past[-1] if past else None
+    if last is None or last.kind not in RED:
+        return ""
+    of_branch = [each for each in past[:-1] if each.branch == last.branch]
+    words = words_of_streak([(each.kind, name_of(each)) for each in of_branch], is_red=True)
+    return words.replace("this run", name_of(last)) or f"red since {name_of(last)}, its first run"
+
+
+def name_of(verdict: PastVerdict) -> str:
+    """The commit of a run; without one, its date."""
+    dirty = "+" if verdict.is_dirty else ""
+    return f"{verdict.commit[:SHOWN_COMMIT]}{dirty}" if verdict.commit else when(verdict.at_s)
+
+
+def _line(verdict: PastVerdict) -> str:
+    took = "" if verdict.duration_s is None else duration(verdict.duration_s)
+    return (
+        f"{when(verdict.at_s)}  {name_of(verdict):<{SHOWN_COMMIT + 1}}  {one_line(verdict.branch, 20):<20}  "
+        f"{verdict.kind:<14} {took:>9}  {one_line(verdict.message, 80)}"
+    ).rstrip()
+
+
+def show_all(connection: sqlite3.Connection, *, branch: str, last: int) -> Iterator[str]:
+    """The extent of the history, and the tests that failed in its last runs, those that fail most often first.
+
+    Args:
+        connection: of the history.
+        branch: only its runs; empty: all.
+        last: how many runs.
+    """
+    runs = connection.execute(
+        "SELECT id, started_at_s FROM run WHERE :branch IN ('', branch) ORDER BY started_at_s DESC, id DESC LIMIT :last",
+        {"branch": branch, "last": last},
+    ).fetchall()
+    if not runs:
+        yield f"no run of branch {branch}" if branch else "no run"
+        return
+    tests = connection.execute("SELECT count(*) FROM test").fetchone()[0]
+    every = connection.execute("SELECT count(*) FROM run").fetchone()[0]
+    period = f"{when(runs[-1][1])} to {when(runs[0][1])} (UTC)"
+    yield f"{count(every, 'run')} of {count(tests, 'test')}; the last {len(runs)}: {period}"
+    rows = _unsteady(connection, [run[0] for run in reversed(runs)])
+    if not rows:
+        yield "no test failed in them"
+        return
+    yield LEGEND
+    yield from (f"  {sparks(kinds)}  {one_line(name, 300)}" for name, kinds in rows[:MOST_TESTS])
+    if len(rows) > MOST_TESTS:
+        yield f"  … and {count(len(rows) - MOST_TESTS, 'more test')}"
+
+
+def _unsteady(connection: sqlite3.Connection, runs: Sequence[int]) -> list[tuple[str, list[str]]]:
+    """Name and outcomes of each test that failed in one of these runs."""
+    found: dict[str, dict[int, str]] = {}
+    for run in runs:
+        rows = connection.execute(
+            "SELECT test.name, kind.name FROM verdict JOIN test ON test.id = verdict.test "
+            "JOIN kind ON kind.id = verdict.kind WHERE run = ?",
+            (run,),
+        )
+        for name, kind in rows:
+            found.setdefault(name, {})[run] = kind
+    bad = ((name, [kinds.get(run, "not_run") for run in runs]) for name, kinds in found.items())
+    unsteady = [(name, kinds) for name, kinds in bad if {*RED, "flaky"} & set(kinds)]
+    return sorted(unsteady, key=lambda row: (-sum(kind in (*RED, "flaky") for kind in row[1]), row[0]))

@@ -1,0 +1,75 @@
+"""Finds runs below paths: results directories, reports of other tools, other history files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from disttest.errors import UsageError
+from disttest.extras.history.store import is_history
+from disttest.reports.results_json import FILE_NAME as RESULTS
+from disttest.results.journal import FILE_NAME as JOURNAL
+from disttest.safe_open import open_regular
+
+REPORTS = (".xml", ".json")
+
+
+def find_sources(path: Path) -> list[Path]:
+    """The results directories and reports that a path names: itself, or those below it (a folder of artifacts).
+
+    Raises:
+        UsageError: there are none.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise UsageError(f"no results {path}: give a results directory, a folder of them, or a report")
+        return [path.parent if path.name in (RESULTS, JOURNAL) else path]
+    found = [*_below(path)]
+    if not found:
+        raise UsageError(f"no results in {path} or below it: a run leaves {JOURNAL} in its directory")
+    return found
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The results directories among them.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = [source for source in find_sources(path) if source.is_dir()]
+    if not found:
+        raise UsageError(f"no run in {path} or below it: a run leaves {JOURNAL} in its directory")
+    return found
+
+
+def holds_history(path: Path) -> bool:
+    """Whether a path is a history file."""
+    try:
+        with os.fdopen(open_regular(path.resolve()), "rb") as file:
+            return is_history(file.read(16))
+    except OSError:
+        return False
+
+
+def _below(top: Path) -> Iterator[Path]:
+    for folder, below, files in os.walk(top):
+        if JOURNAL in files or RESULTS in files:
+            below.clear()  # what is below are its logs
+            yield Path(folder)
+            continue
+        below.sort()
+        for name in sorted(files):
+            path = Path(folder, name)
+            if holds_history(path) or (path.suffix in REPORTS and _is_report(path)):
+                yield path
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file in a folder that the user named looks like a report; other files there are passed by."""
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return b"<testsuite" in head if path.suffix == ".xml" else b'"results"' in head and b'"tool"' in head

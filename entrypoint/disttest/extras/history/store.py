@@ -1,0 +1,131 @@
+"""Opens a history file, and says why one cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from disttest.errors import UsageError
+from disttest.extras.history import schema
+from disttest.extras.history.limits import LOCK_S
+
+MAGIC = b"SQLite format 3\0"
+"""The first bytes of every SQLite file."""
+
+
+class HistoryLocked(UsageError):
+    """Another process holds the file."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that sees one state of the file, whatever is added meanwhile.
+
+    Raises:
+        UsageError: there is no such file, it is not a history, or it is damaged, locked, or of a newer version.
+    """
+    with _errors(path), closing(_opened(path)) as connection:
+        connection.execute("BEGIN")
+        yield connection
+
+
+@contextmanager
+def writing(path: Path, *, lock_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
+    """A connection of the only writer. All of its changes are kept, or none if the block raises or the process dies.
+
+    Args:
+        path: the file; it is made if there is none.
+        lock_s: how long to wait for another writer.
+
+    Raises:
+        UsageError: as for :func:`reading`, or the file cannot be made or written.
+    """
+    with _errors(path, lock_s), closing(_opened(path, make=True, lock_s=lock_s)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if not connection.execute("PRAGMA user_version").fetchone()[0]:
+                _make_tables(connection)
+            yield connection
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+
+def is_history(head: bytes) -> bool:
+    """Whether a file that begins so is an SQLite file."""
+    return head.startswith(MAGIC)
+
+
+def _opened(path: Path, *, make: bool = False, lock_s: float = LOCK_S) -> sqlite3.Connection:
+    exists = path.exists()
+    if exists:
+        _check_is_sqlite(path)
+    elif not make:
+        raise UsageError(f"no history {path}; make it with `disttest history add RESULTS --history {path}`")
+    # mode=rw also to read: SQLite must be able to roll back what a killed writer left. A read-only file opens read-only.
+    mode = "rw" if exists else "rwc"
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=lock_s, isolation_level=None
+    )
+    try:
+        _check_is_ours(path, connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_is_sqlite(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; give the path of a history file")
+    with path.open("rb") as file:
+        head = file.read(len(MAGIC))
+    # Another process that makes the file right now leaves it empty until its first commit.
+    if head and head != MAGIC:
+        raise UsageError(
+            f"{path} is not a history: it does not begin as an SQLite file does; choose another --history"
+        )
+
+
+def _check_is_ours(path: Path, connection: sqlite3.Connection) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > schema.VERSION and application == schema.APPLICATION:
+        raise UsageError(
+            f"history {path} is of version {version}, and this disttest reads up to {schema.VERSION}; upgrade disttest"
+        )
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and application != schema.APPLICATION:
+        raise UsageError(f"{path} is the SQLite file of another program; choose another --history")
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    for statement in filter(str.strip, schema.TABLES.split(";")):
+        connection.execute(statement)
+    connection.executemany("INSERT INTO kind VALUES (?, ?)", enumerate(schema.KINDS))
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {schema.VERSION}")
+
+
+@contextmanager
+def _errors(path: Path, lock_s: float = LOCK_S) -> Iterator[None]:
+    """Errors of SQLite as errors of the user, with the cause and what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise HistoryLocked(
+                f"history {path} is locked: another process has been writing it for {lock_s:g} s; try again when it has ended"
+            ) from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            raise UsageError(
+                f"history {path} is damaged ({error}); restore a copy, or delete it and add the results again"
+            ) from error
+        raise UsageError(f"history {path} cannot be used: {error}") from error
+    except OSError as error:
+        raise UsageError(f"history {path} cannot be read: {error.strerror}") from error

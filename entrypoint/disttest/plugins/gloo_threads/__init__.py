@@ -1,1 +1,0 @@
-"""Gloo's threads that carry messages give way to the threads that compute."""

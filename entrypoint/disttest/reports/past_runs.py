@@ -1,0 +1,71 @@
+"""Earlier runs, as far as the reports of a later one show them: their figures, and the outcome of each test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+RED = ("failed", "infrastructure")
+"""Kinds of outcomes that make a run red, as :func:`disttest.reports.aggregates.classify` names them."""
+GREEN = ("passed", "flaky", "xfailed")
+SHOWN_COMMIT = 10
+"""Characters of a commit that reports show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run in a trend."""
+
+    label: str
+    """When it started, in UTC."""
+    run_id: str
+    green: bool
+    tests: int
+    duration_s: float
+    bad: int
+    flake_rate: float
+    """Flaky tests among those that ran, 0 to 1."""
+    infrastructure_rate: float
+    """Tests that failed because of the machine, among those that ran, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """An earlier run."""
+
+    started_at_s: float
+    point: Point
+    kinds: Mapping[str, str] = field(repr=False)
+    """Node id -> kind of outcome."""
+    commit: str = ""
+    """Empty if unknown."""
+    branch: str = ""
+
+    @property
+    def name(self) -> str:
+        """The commit; without one, the date."""
+        return self.commit[:SHOWN_COMMIT] or when(self.started_at_s)
+
+
+def when(at_s: float) -> str:
+    """A moment as reports show it, in UTC."""
+    return datetime.fromtimestamp(max(0.0, at_s), UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def words_of_streak(past: Sequence[tuple[str, str]], *, is_red: bool) -> str:
+    """Where the latest failures of a test began: ``red since 1a2b3c4d5e (3 runs), last passed at 5f6a7b8c9d``.
+
+    Args:
+        past: kind and name of each earlier run of the test, the oldest first.
+        is_red: whether it fails now. A test that does not has no such words.
+    """
+    ran = [(kind, name) for kind, name in past if kind in (*RED, *GREEN)]
+    if not is_red or not ran:
+        return ""
+    streak = 0
+    while streak < len(ran) and ran[-1 - streak][0] in RED:
+        streak += 1
+    passed = ran[-1 - streak][1] if streak < len(ran) else ""
+    begun = f"red since {ran[-streak][1]} ({streak + 1} runs)" if streak else "red since this run"
+    return f"{begun}, {f'last passed at {passed}' if passed else f'never passed in {len(ran)} earlier runs'}"
