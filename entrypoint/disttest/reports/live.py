@@ -30,10 +30,10 @@ class LiveView:
         self._live: Live | None = None
         self._drawn_at_s = 0.0
         self._shown_at_s = 0.0
+        # The line that pytest has begun, on its output and on its error output.
         self._cut = {False: "", True: ""}
-        """The line that pytest has begun, on its output and on its error output."""
+        # Somebody talks to the user directly; the view waits for the next event.
         self._steps_aside = False
-        """Somebody talks to the user directly; the view waits for the next event."""
 
     def take(self, event: AnyEvent) -> None:
         """Show what an event says."""

@@ -18,8 +18,8 @@ _PYTEST = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d{1,9}): ", re.MUL
 # Python: '  File "x.py", line 3, in f', innermost last. faulthandler: without the comma, innermost first.
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d{1,9})(?P<comma>,?) in ', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread)\b", re.MULTILINE)
+# Between torch and the user, wherever this package lies: below their repository, too.
 _OURS = re.compile(r"/disttest/(runtime|observe)/")
-"""Between torch and the user, wherever this package lies: below their repository, too."""
 _FOREIGN = frozenset({"site-packages", "dist-packages", ".venv", "venv"})
 
 

@@ -11,8 +11,8 @@ from disttest.reports.text import clean, size
 from disttest.results.narrative import without_stacks
 from disttest.safe_open import Tree
 
+# Bytes of a log's end that are read for what stands before the stacks there.
 _READ = 64 * 1024
-"""Bytes of a log's end that are read for what stands before the stacks there."""
 
 
 @dataclass(frozen=True, kw_only=True)

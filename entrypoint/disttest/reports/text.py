@@ -20,8 +20,8 @@ _ILLEGAL = re.compile(
     r"[^\t\n\u0020-\u007e\u0085\u00a0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]+"
 )
 
+# Cyan, yellow, green, purple, blue, as terminals number them; red is for failures.
 _RANK_COLOURS = (36, 33, 32, 35, 34)
-"""Cyan, yellow, green, purple, blue, as terminals number them; red is for failures."""
 
 
 def clean(text: str | bytes) -> str:

@@ -67,10 +67,10 @@ class PlainView:
         self._on_github = on_github
         self._quiet = quiet
         self._results_dir = results_dir
+        # Suite -> lines to be shown when the suite is complete.
         self._held: dict[str, list[Text]] = {}
-        """Suite -> lines to be shown when the suite is complete."""
+        # The line that pytest has begun, on its output and on its error output.
         self._cut = {False: "", True: ""}
-        """The line that pytest has begun, on its output and on its error output."""
         self._spoke_at_s = 0.0
         self._shown_at_s = 0.0
 

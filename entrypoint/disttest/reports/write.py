@@ -61,8 +61,8 @@ def reporters() -> Mapping[str, Reporter]:
     return core
 
 
+# What else is in a results directory.
 _OTHERS = (JOURNAL, "logs", "plan.json")
-"""What else is in a results directory."""
 
 
 def _is_elsewhere(file_name: str) -> bool:

@@ -23,8 +23,8 @@ from disttest.results.earlier_runs import keep_earlier_run, left_in
 from disttest.results.journal import FILE_NAME, Journal
 
 DEFAULT = Path("results")
+# Directories of one name, ``results-2`` and so on.
 _MOST = 1000
-"""Directories of one name, ``results-2`` and so on."""
 
 
 class DirectoryInUse(UsageError):

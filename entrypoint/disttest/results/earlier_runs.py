@@ -15,11 +15,11 @@ from disttest.results.journal import FILE_NAME
 
 BEFORE = "unharmed"
 """The folder of a run that comes before the one of the directory, which begins only if that passes."""
+# The folder of what is kept aside where the directory itself cannot be renamed.
 _EARLIER = "earlier"
-"""The folder of what is kept aside where the directory itself cannot be renamed."""
 _STAMP = "%Y%m%d-%H%M%S"
+# The name of what is kept aside, without that of the directory.
 _STAMPED = re.compile(r"(\d{8}-\d{6})(-\d+)?")
-"""The name of what is kept aside, without that of the directory."""
 
 
 def keep_earlier_run(path: Path) -> bool:

@@ -22,10 +22,10 @@ _LIBRARY = re.compile(
     r"/(torch|_pytest|pluggy|site-packages|lib/python3\.\d+|disttest/observe)/"
     rf"|{HARNESS}|/disttest/masking\.py$|^<"
 )
+# Precedes the name and the stacks of each process that an ordinary test has started, behind its own.
 _STARTED_PROCESS = "\n\nprocess "
-"""Precedes the name and the stacks of each process that an ordinary test has started, behind its own."""
+# The name of such a process, without its command line.
 _NAME = re.compile(r"(?P<pid>\d+)(?: \((?P<role>rank \d+(?: of mp\.spawn)?|\w*Process-\d+))?")
-"""The name of such a process, without its command line."""
 PROCESS_STATE = "Process state: "
 """Stands in place of stacks for a rank that could not tell them, with the kernel's word for why."""
 _MOST_BELOW = 4

@@ -10,26 +10,26 @@ from disttest.model import short_place
 from disttest.results.hang_findings import is_library
 
 _TRACEBACK = "Traceback (most recent call last):"
+# ``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which.
 _OPEN_END = re.compile(r"[!:]$")
-"""``AssertionError:`` and ``Scalars are not equal!`` say what kind of failure it is; the lines below say which."""
 _ADVICE = ("To execute this test", "This message can be suppressed")
 _DISPENSABLE = re.compile(r"Greatest relative difference|(Absolute|Relative) difference: ")
 _DIFFERENCE = re.compile(
     r"Greatest absolute difference: (?P<by>\S+) at index (?P<index>\(.*?\)) \(up to (?P<allowed>\S+) allowed\)"
 )
+# How many differ matters less than where.
 _LATER = "Mismatched elements"
-"""How many differ matters less than where."""
 _NEXT_THREAD = re.compile(r"Thread \d+ exited with ")
+# What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised.
 _SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:$", re.MULTILINE)
-"""What torch.multiprocessing puts before the traceback of a process of ``spawn`` that has raised."""
+# The same of a process that left no traceback (``torch.multiprocessing.spawn.ProcessContext.join``).
 _SPAWNED_DIED = re.compile(
     r"ProcessExitedException: process (?P<rank>\d+) terminated with (?:signal (?P<signal>\w+)|exit code (?P<code>-?\d+))$"
 )
-"""The same of a process that left no traceback (``torch.multiprocessing.spawn.ProcessContext.join``)."""
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in ', re.MULTILINE)
 _MOST_LINES = 2
+# Characters of a line that was added.
 _LONGEST = 300
-"""Characters of a line that was added."""
 
 
 def headline(text: str) -> str:

@@ -26,8 +26,8 @@ from disttest.results.events import AnyEvent, Event, Noted, RunFinished
 from disttest.safe_open import open_regular
 
 FILE_NAME = "events.jsonl"
+# Fields by which events and files belong together.
 _NAMES = ("nodeid", "slug", "log")
-"""Fields by which events and files belong together."""
 
 _BLOCK = 1 << 20
 MOST_TOLD = 100

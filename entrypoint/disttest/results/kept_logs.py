@@ -14,8 +14,8 @@ from pathlib import Path
 from disttest.limits import KEPT_LOGS_S
 
 _PREFIX = "disttest-logs-"
+# In every folder of ours: a name alone could be anybody's.
 _MARK = ".made-by-disttest"
-"""In every folder of ours: a name alone could be anybody's."""
 
 
 def make_folder() -> Path:

@@ -13,21 +13,21 @@ from disttest.results.rulings import is_disagreement
 STACKS_HEADING = "[disttest: stacks of rank "
 """Below a line that begins so, a rank's log has the stacks that we have appended to it."""
 
+# What faulthandler writes while a signal ends its process: a heading, then the frames of each thread.
 _CRASH = re.compile(
     r"^Fatal Python error: .*\n(?:\s*\n|.*\(most recent call first\):\n|  .*(?:\n|\Z))*(?:Extension modules: .*)?",
     re.MULTILINE,
 )
-"""What faulthandler writes while a signal ends its process: a heading, then the frames of each thread."""
 
 _THREAD_ID = re.compile(r"(hread) 0x[0-9a-f]+")
 _OWN_THREAD = "/disttest/runtime/rank/flight.py"
+# torch's harness logs the traceback that the report has already, a prefix before each line of it.
 _TORCHS_ACCOUNT = re.compile(
     r"^(\[rank\d+\]:)?[EWI]\d{4} \S+ \d+ .*torch/testing/_internal/common_\w+\.py:\d+\] ?"
 )
-"""torch's harness logs the traceback that the report has already, a prefix before each line of it."""
 _RUNNER = re.compile(rf'File "[^"]*(/_pytest/|/pluggy/|{HARNESS})')
+# It stands between the user's call and torch's, and waits for neither.
 _OBSERVER = re.compile(r'^  File "[^"]*/disttest/observe/\w+\.py", line ')
-"""It stands between the user's call and torch's, and waits for neither."""
 
 
 def describe_ranks(result: TestResult, *, logs_in: str | None = "") -> Iterator[str]:

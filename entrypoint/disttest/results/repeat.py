@@ -52,10 +52,10 @@ _DROPPED = (
 )
 
 
+# Tests that a command names; a longer line is hard to read and to shorten by hand, and fills every report.
 _MOST_TARGETS = 20
-"""Tests that a command names; a longer line is hard to read and to shorten by hand, and fills every report."""
+# What torch's own classes read when they are imported or set up; ranks of a world get theirs from the world.
 _OF_CLASSES = ("BACKEND", "WORLD_SIZE", "TORCH_DISTRIBUTED_DEBUG")
-"""What torch's own classes read when they are imported or set up; ranks of a world get theirs from the world."""
 
 
 def variables_of_classes(environ: Mapping[str, str]) -> dict[str, str]:

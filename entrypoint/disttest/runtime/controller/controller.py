@@ -84,18 +84,18 @@ class Controller(Listener):
         self._failed_first = failed_first
         self._items: dict[str, pytest.Item] = {}
         self._tests: dict[str, TestCase] = {}
+        # What the names of its worlds begin with.
         self._letter = letter
-        """What the names of its worlds begin with."""
         self._settled = msgspec.to_builtins(
             plugin_manager().named("disttest_settle", object, config=session.config, options=options)
         )
         self._worlds = 0
         self._failed_of_rank: Counter[int] = Counter()
         self._marks = CpuMarks("controller", asked=options.cpu_steps, since_start=False)
+        # A test has ended the run.
         self._asked: RunStop | None = None
-        """A test has ended the run."""
+        # Why the user wants no further test (``-x``), once it is so.
         self._enough = ""
-        """Why the user wants no further test (``-x``), once it is so."""
         self._scheduler: Scheduler = BatchScheduler(
             self._slots, clock=recorder.now, ranks_per_gpu=options.ranks_per_gpu
         )

@@ -103,8 +103,8 @@ class DeviceHealth:
         self._prove: Prove | None = None
         self._wanted_s = 0.0
         self._prover: Prover | None = None
+        # Slot name -> what the driver says of it, of those that are still to be decided on.
         self._faults: dict[str, str] = {}
-        """Slot name -> what the driver says of it, of those that are still to be decided on."""
         self.broken: dict[str, str] = {}
         """Slot name -> why it is used no more."""
 

@@ -77,8 +77,8 @@ class _Reading:
         self._journal = journal
         self._follower = journal.follow()
         self._folding = Folding()
+        # Of the events for which there was no room, how many are taken.
         self._kept = 0
-        """Of the events for which there was no room, how many are taken."""
 
     def result(self) -> RunResult:
         """What the run has come to by now."""

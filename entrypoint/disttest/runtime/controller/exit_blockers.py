@@ -17,10 +17,10 @@ class ExitBlockers:
     """A pytest plugin that notes which ordinary test started a thread, a process or an exit handler."""
 
     def __init__(self) -> None:
+        # The thread or process -> the test that started it; empty for one that was there before.
         self._tests = dict.fromkeys(_waited_for(), "")
-        """The thread or process -> the test that started it; empty for one that was there before."""
+        # Tests that have registered exit handlers.
         self._registering: list[str] = []
-        """Tests that have registered exit handlers."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

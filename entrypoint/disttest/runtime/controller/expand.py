@@ -52,8 +52,8 @@ Wanted = Callable[[pytest.Item], Sequence[WantedWorld] | None]
 """The worlds that a marked test asks for, None if the mark is another harness's; raises UsageError where it makes no sense."""
 
 _MADE = pytest.StashKey[_Made]()
+# The node id that an item and its copies had, which share the stash.
 _COPY_OF = pytest.StashKey[str]()
-"""The node id that an item and its copies had, which share the stash."""
 
 
 def closest_mark(node: Any, name: str) -> pytest.Mark | None:

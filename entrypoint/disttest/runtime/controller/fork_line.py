@@ -28,8 +28,8 @@ from disttest.runtime.messages.protocol import Channel, WorldOrder
 from disttest.runtime.rank.child import speak_into
 from disttest.runtime.world.world_supervisor import RankStarter, make_world
 
+# Bytes of a message; what is longer is a file.
 _LARGEST = 4096
-"""Bytes of a message; what is longer is a file."""
 
 
 class ForkOrder(Frozen):

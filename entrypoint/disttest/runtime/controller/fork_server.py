@@ -34,8 +34,8 @@ from disttest.runtime.rank import hygiene
 from disttest.runtime.rank.child import inherit_stay_off_cuda, speak_into, stay_off_cuda, use_cuda_freely
 from disttest.runtime.rank.rank_spec import RankSpec
 
+# What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it.
 _PRELOADED = ("torch.distributed", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
-"""What ranks would import by themselves (:mod:`disttest.runtime.controller.preload`): taken over if the controller has it."""
 
 
 class ForkServer(ForkLine):

@@ -33,8 +33,8 @@ class HazardWatch:
     """Looks at the process before and after each file is imported."""
 
     def __init__(self) -> None:
+        # Thread -> the file that was imported when it appeared.
         self._threads: dict[int, str] = {}
-        """Thread -> the file that was imported when it appeared."""
         self._cuda_file = ""
 
     @contextlib.contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _TORCHS_TESTS = "torch/testing/_internal/common_utils.py"
+# Bytes; a larger source is data.
 _LARGEST = 1 << 20
-"""Bytes; a larger source is data."""
 
 
 def sources_below(root: Path) -> Iterator[tuple[Path, str]]:

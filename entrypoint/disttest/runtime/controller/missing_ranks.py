@@ -24,10 +24,10 @@ _READS = re.compile(
 _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\binit_process_group\b|\bfrom torch import [^#\n]*\bdistributed\b"
 )
+# A file with one of these starts processes by itself, which may well be ranks.
 _STARTS_RANKS = re.compile(
     r"\b(?:multiprocessing|torchrun|subprocess)\b|\bos\.fork\b|\btorch\.distributed\.(?:run|launch|launcher|elastic)\b"
 )
-"""A file with one of these starts processes by itself, which may well be ranks."""
 _NAMED = 5
 _MARK = "Mark those that need ranks with @pytest.mark.world_size(2)"
 
@@ -36,8 +36,8 @@ class NoWorlds:
     """What of a run has to do with ranks, should it come to its end without a world."""
 
     def __init__(self) -> None:
+        # Tests with a world that a hook or an option has taken out.
         self._deselected = 0
-        """Tests with a world that a hook or an option has taken out."""
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Hooks of other harnesses take out what is not for their world size."""

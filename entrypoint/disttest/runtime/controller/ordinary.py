@@ -60,13 +60,13 @@ class OrdinaryTests:
         self._recorder = recorder
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._began_at_s = 0.0
+        # More than one where a plugin repeats tests.
         self._attempts: Counter[str] = Counter()
-        """More than one where a plugin repeats tests."""
         self._recording = TestRecorder()
+        # The test that was judged last.
         self._judged = ""
-        """The test that was judged last."""
+        # The last result, and whether another attempt follows.
         self._unwritten: tuple[TestResult, bool] | None = None
-        """The last result, and whether another attempt follows."""
 
     def record_for_junit(self, config: pytest.Config) -> None:
         """Keep attributes and properties of the suite, too, unless pytest itself writes them into a file."""

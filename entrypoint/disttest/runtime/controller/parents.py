@@ -43,8 +43,8 @@ from disttest.runtime.controller.target_host import TargetHost
 from disttest.runtime.controller.world_pool import WorldByFork, WorldStarter
 from disttest.runtime.rank import hygiene
 
+# How often files are collected without those that were to blame; a module that many files share is found in each.
 _ROUNDS = 4
-"""How often files are collected without those that were to blame; a module that many files share is found in each."""
 _CURE = "Start threads and touch CUDA inside tests or fixtures, not at import, and all are forked again."
 _HELD = " What this process holds of its GPU is missing to the ranks until the run ends."
 
@@ -58,8 +58,8 @@ class CollectedFile(Frozen):
     """Node ids."""
 
 
+# By this, ``python FILE --use-pytest`` of torch says to the conftest of its repository that the file is ``__main__``.
 _MAIN_MODULE = "--use-main-module"
-"""By this, ``python FILE --use-pytest`` of torch says to the conftest of its repository that the file is ``__main__``."""
 
 
 def _arguments_for_ranks(config: pytest.Config) -> tuple[str, ...]:

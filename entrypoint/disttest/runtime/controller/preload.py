@@ -18,6 +18,7 @@ from disttest import observe
 from disttest.runtime.controller.loaded_sources import sources_below
 from disttest.runtime.rank import hygiene
 
+# What a source says, and the module that torch will import for it.
 _LAZY = (
     (
         re.compile(r"\bassert_close\b|\bassertEqual\b|\bgradcheck\b"),
@@ -32,12 +33,11 @@ _LAZY = (
     ),
     (re.compile(r"(?<!\bre)\.compile\b"), "torch._inductor.compile_fx"),
 )
-"""What a source says, and the module that torch will import for it."""
 
 LAZY_PARTS = tuple(name for _, name in _LAZY)
 
+# Its words count for nothing; in a text a # hides the rest of the line, which costs an import later.
 _COMMENT = re.compile("#.*")
-"""Its words count for nothing; in a text a # hides the rest of the line, which costs an import later."""
 
 
 def load_torch() -> None:

@@ -29,8 +29,8 @@ from disttest.safe_open import Tree
 RERUN = "rerun"
 """Outcome of a report that stands for an attempt which is followed by another one."""
 _TAIL = 4096
+# How much of the log is read for that, so that a long crash dump can be shortened first.
 _READ = 32 * 1024
-"""How much of the log is read for that, so that a long crash dump can be shortened first."""
 
 
 class WorldFailure(TerminalRepr):

@@ -18,8 +18,8 @@ from disttest.options.run import RunOptions
 from disttest.results.rulings import RankState, state_of
 from disttest.runtime.messages.protocol import TestJudged
 
+# What a rank comes to that takes no part in a test.
 _NO_PART = frozenset({RankState.SKIPPED, RankState.NOT_RUN})
-"""What a rank comes to that takes no part in a test."""
 
 
 class _WaitingRetry(NamedTuple):

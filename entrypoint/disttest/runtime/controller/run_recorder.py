@@ -31,8 +31,8 @@ class RunRecorder(EventWriter):
         self.started: RunStarted | None = None
         self.worlds = 0
         """Worlds that were started; processes of ordinary tests are none."""
+        # Tests without a result, in order.
         self._owed: dict[str, None] = {}
-        """Tests without a result, in order."""
         self.has_failures = False
         """Whether any attempt has failed: what was told of it names its logs."""
         self._ran = False

@@ -98,10 +98,10 @@ class RunSession:
         masker.hide(self.options.mask)
         self.rank_order = rank_order(config)
         self.said: list[str] = []
+        # What the terminal has of it.
         self._shown: set[str] = set()
-        """What the terminal has of it."""
+        # Why this machine's GPUs cannot be used, until a test needs to know.
         self._broken: DisttestError | None = None
-        """Why this machine's GPUs cannot be used, until a test needs to know."""
         self.devices: Devices | None = None
         host = self.rank_order.host if self.rank_order else foreign_host(config)
         if host is None:
@@ -120,15 +120,15 @@ class RunSession:
         self.recorder: RunRecorder | None = None
         self._sweep: Sweep | None = None
         self.reason = ""
+        # None where nobody asked for results, or they are somebody else's to keep.
         self._directory: ResultsDirectory | None = None
-        """None where nobody asked for results, or they are somebody else's to keep."""
+        # Where they are then.
         self._kept_logs: Path | None = None
-        """Where they are then."""
         self._only = only_of(config)
         self._selection_notes: list[tuple[str, str]] = []
         self._part = part_of(config)
+        # Why the shard cannot be run here.
         self._refused: DisttestError | None = None
-        """Why the shard cannot be run here."""
 
     @property
     def deadline_s(self) -> float | None:

@@ -26,8 +26,8 @@ from disttest.safe_open import read_input
 
 INTERNAL_SWITCHES = ("--disttest-failed-first", "--disttest-cpu-steps", "--disttest-told")
 """What only the command gives, and takes no value."""
+# What only the command gives, which has read the project's file for its processes.
 _TOLD = ("supervised", "rank", "told")
-"""What only the command gives, which has read the project's file for its processes."""
 
 
 ASKED = pytest.StashKey[bool]()

@@ -11,12 +11,11 @@ from disttest.model import Batch, Slot
 from disttest.options.environment import environment
 from disttest.planning.backends import CPU, backend_named
 
+# Thread blocks of a collective's kernel on one GPU, over all ranks.
+#
+# Such a kernel spins until those of its peers run as well. If the blocks of all ranks do not fit on the GPU at the same
+# time, none of them ends: with NCCL's default of up to 32 per rank, four ranks hung on an H200 (132 multiprocessors).
 _BLOCKS = 8
-"""Thread blocks of a collective's kernel on one GPU, over all ranks.
-
-Such a kernel spins until those of its peers run as well. If the blocks of all ranks do not fit on the GPU at the same
-time, none of them ends: with NCCL's default of up to 32 per rank, four ranks hung on an H200 (132 multiprocessors).
-"""
 
 
 class SharedGpus:
@@ -34,8 +33,8 @@ class SharedGpus:
         self._daemon: MpsDaemon | None = None
         self._started = 0
         self._tests = 0
+        # Whether a client of the daemon may have been killed in a kernel.
         self._spoiled = False
-        """Whether a client of the daemon may have been killed in a kernel."""
         self._without = False
 
     def variables(self, batch: Batch, slots: tuple[Slot, ...]) -> dict[str, str]:

@@ -45,8 +45,8 @@ class TimeLimits:
         self._tests = tests
         self._asked = asked
         self._began_s = 0.0
+        # Why the phase that has just run has failed, whatever came of it; empty if it ended before its limit.
         self._reached = ""
-        """Why the phase that has just run has failed, whatever came of it; empty if it ended before its limit."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:

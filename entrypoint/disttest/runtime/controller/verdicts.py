@@ -36,10 +36,10 @@ class Verdicts:
         self._results = results
         self._items: Mapping[str, pytest.Item] = {}
         self._tests: Mapping[str, TestCase] = {}
+        # Tests whose verdict pytest knows.
         self._told: set[str] = set()
-        """Tests whose verdict pytest knows."""
+        # Failures of which it is open whether the device or the test is at fault.
         self._suspended: dict[str, TestJudged] = {}
-        """Failures of which it is open whether the device or the test is at fault."""
         self._told_suites: set[str] = set()
 
     def begin(self, items: Mapping[str, pytest.Item], tests: Mapping[str, TestCase]) -> list[TestCase]:

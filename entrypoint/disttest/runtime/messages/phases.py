@@ -13,8 +13,8 @@ from disttest.boards import Board, BoardWriter
 
 PHASES = ("setup", "call", "teardown")
 _BEGUN = 0x40
+# Added to a phase: it has begun; the test is expected to fail in it.
 _XFAIL = 0x80
-"""Added to a phase: it has begun; the test is expected to fail in it."""
 
 
 class PhaseBoard(Board):

@@ -14,8 +14,8 @@ from _pytest._io.saferepr import saferepr
 
 from disttest.masking import masker
 
+# Of what is no JSON; pytest's own reports have half a dozen levels.
 _DEEPEST = 50
-"""Of what is no JSON; pytest's own reports have half a dozen levels."""
 
 
 def report_as_json(report: pytest.TestReport, config: pytest.Config) -> tuple[dict[str, Any], str]:

@@ -339,8 +339,8 @@ class WorldOrder(msgspec.Struct, frozen=True, kw_only=True):
         return 1 + in_turn.get(first.kind, 1)
 
 
+# Bytes that wait for company at most.
 _HELD_LIMIT = 64 * 1024
-"""Bytes that wait for company at most."""
 
 
 def clean_text(text: str) -> str:

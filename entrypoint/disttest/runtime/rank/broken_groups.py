@@ -17,8 +17,8 @@ class BrokenGroups(Tool):
 
     def begin(self) -> None:
         """A test begins."""
+        # Number of the call or the wait -> name of the group (empty: unknown), and the words of the note.
         self._failed: dict[int, tuple[str, str]] = {}
-        """Number of the call or the wait -> name of the group (empty: unknown), and the words of the note."""
 
     def on_done(self, wait: Wait, error: BaseException | None) -> None:
         """Note a wait that failed; a later wait for the same call may succeed."""

@@ -35,8 +35,8 @@ def belong_to_this_process(channel: Channel) -> None:
 
 
 _captured_fds: list[int] = []
+# Where pytest has put the output that it captures.
 _saved_fds: list[int] = []
-"""Where pytest has put the output that it captures."""
 
 
 def redirect_output(config: pytest.Config, log: Path) -> None:
@@ -125,8 +125,8 @@ def _stop_capture(config: pytest.Config) -> list[int]:
     return _captured_fds
 
 
+# Objects of the parent whose finalizers must not run in this process.
 _kept_alive: list[Any] = []
-"""Objects of the parent whose finalizers must not run in this process."""
 
 
 _stacks_files: dict[Path, IO[bytes]] = {}

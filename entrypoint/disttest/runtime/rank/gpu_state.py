@@ -15,10 +15,10 @@ import pytest
 import torch
 
 _cuda: Any = torch.cuda  # has no annotations
+# A rank's CUDA context and NCCL's buffers, which torch's limit does not cover.
 _CONTEXT_BYTES = 1 << 29
-"""A rank's CUDA context and NCCL's buffers, which torch's limit does not cover."""
+# Bytes: less than what torch rounds large blocks to is kept by caches of all kinds.
 _WORTH_NAMING = 1 << 20
-"""Bytes: less than what torch rounds large blocks to is kept by caches of all kinds."""
 
 
 class GpuCare:

@@ -161,8 +161,8 @@ class Tidying:
         """
         self._facets = facets
         self._pristine = read_facts(facets)
+        # After the last test, if nothing had to be put back.
         self._last: Facts | None = None
-        """After the last test, if nothing had to be put back."""
         self._before: Facts = {}
         self._at_call: Facts = {}
 

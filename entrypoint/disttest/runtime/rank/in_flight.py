@@ -24,8 +24,8 @@ _REWRITE = "/_pytest/assertion/rewrite.py"
 _UNITTEST = "/unittest/case.py"
 _UNITTEST_TEXTS = frozenset({"safe_repr", "_common_shorten_repr"})
 _TEXTS = ("/pprint.py", "/difflib.py")
+# Local variables in which pytest collects what finalizers have raised until the last one has run.
 _COLLECTED = ("exceptions", "these_exceptions")
-"""Local variables in which pytest collects what finalizers have raised until the last one has run."""
 
 
 def find_in_flight() -> Raised | None:

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+# Libraries by name: whoever develops torch has it outside of the folders of libraries.
 _PACKAGES = frozenset({"torch", "torchgen", "functorch", "disttest"})
-"""Libraries by name: whoever develops torch has it outside of the folders of libraries."""
 _BY_PYTHON = frozenset({"__warningregistry__", "__annotations__", "__builtins__"})
 
 

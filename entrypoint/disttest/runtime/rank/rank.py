@@ -58,8 +58,8 @@ from disttest.testing.world import World, provide_world
 if TYPE_CHECKING:
     from disttest.runtime.rank.gpu_state import GpuCare
 
+# Phase of a test -> the step that ends when it begins.
 _BEFORE = {"setup": "before the test", "call": "setup", "teardown": "call"}
-"""Phase of a test -> the step that ends when it begins."""
 
 
 class _Session:

@@ -17,11 +17,11 @@ from disttest.model import FactKind, Recorded, RecordedFact, RecordedWarning
 from disttest.runtime.messages.portable import sections_of, text_of
 from disttest.runtime.messages.protocol import Channel, TestRecorded, clean_text
 
+# Warnings and facts that are kept of one test in one process.
 _MOST = 100
-"""Warnings and facts that are kept of one test in one process."""
 _LONGEST = 8192
+# Sections that repeat the log of a rank.
 _CAPTURED = ("Captured stdout", "Captured stderr", "Captured log")
-"""Sections that repeat the log of a rank."""
 
 
 class TestRecorder:

@@ -27,8 +27,8 @@ class WatchedRank:
         """A rank that a class has started is about to end."""
 
 
+# Name of a plugin -> its part in this rank.
 _parts: dict[str, WatchedRank] = {}
-"""Name of a plugin -> its part in this rank."""
 _broken: BrokenGroups | None = None
 
 

@@ -23,8 +23,8 @@ from disttest.results.fold import Folding
 from disttest.results.journal import JournalFollower
 
 _BLOCK = 1 << 16
+# Read at a time, so that a flood does not keep us from everything else.
 _MOST_BLOCKS = 16
-"""Read at a time, so that a flood does not keep us from everything else."""
 
 
 class Outputs(TypedDict, total=False):

@@ -27,8 +27,8 @@ class Reaper:
     def __init__(self) -> None:
         self._token = secrets.token_hex(16)
         self._child: Child | None = None
+        # The command's end of a pipe, which closes when it dies.
         self._line = -1
-        """The command's end of a pipe, which closes when it dies."""
 
     def start(self) -> None:
         """Begin to watch over the run, of which a process has been started."""

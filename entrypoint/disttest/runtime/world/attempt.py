@@ -26,8 +26,8 @@ from disttest.results.verdict import is_consequence
 from disttest.runtime.messages.protocol import PhaseEnded, Raised, RanksJoined, RunStop, TestDone
 from disttest.runtime.messages.raised import failed_outcome
 
+# Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept.
 _SUBTESTS_KEPT = 8 * 1024 * 1024
-"""Characters of the reports of one rank's subtests; of those beyond it only outcome and message are kept."""
 # Which of the reports of a rank's phases speaks for it when none of them is bad.
 _PRECEDENCE = (Outcome.XFAILED, Outcome.SKIPPED, Outcome.XPASSED, Outcome.PASSED)
 _LEFT_OUT = (Outcome.SKIPPED, Outcome.XFAILED)

@@ -32,10 +32,10 @@ _STATES = {
     "D": "in an uninterruptible sleep in the kernel (a device or a file system)",
 }
 
+# An answer without a known end counts as whole once it has not grown for so many looks.
 _SETTLED_LOOKS = 10
-"""An answer without a known end counts as whole once it has not grown for so many looks."""
+# Of the limit: a rank that has told no stacks by then is asked for its collectives all the same.
 _SILENT_SHARE = 0.5
-"""Of the limit: a rank that has told no stacks by then is asked for its collectives all the same."""
 _LINE = 1024
 _BOTTOM = re.compile(rb"( in (<module>|_run_module_as_main)|\n  \.\.\.)\n$")
 _MOST_KEPT = 64 * 1024

@@ -132,8 +132,8 @@ class LogStore:
         self._results = home.now()
         self._limit = limit
         self._hidden: dict[str, int] = {}
+        # Made for a test that has not begun.
         self._ahead: tuple[str, ...] = ()
-        """Made for a test that has not begun."""
 
     def prepare(self, logs: Sequence[str]) -> None:
         """Make the files of the test that comes next, while the ranks are busy with this one.

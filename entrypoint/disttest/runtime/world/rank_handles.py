@@ -51,8 +51,8 @@ T = TypeVar("T")
 
 _START_LOG_KEPT = 16 * 1024
 _LAST_WORDS_KEPT = 500
+# Characters of the end of a log in which the stacks of a crash are looked for: those of many threads are long.
 _CRASH_KEPT = 64 * 1024
-"""Characters of the end of a log in which the stacks of a crash are looked for: those of many threads are long."""
 _UNCAUGHT = re.compile(r"terminate called after throwing an instance of '([^']+)'\s+what\(\):\s*(.+)")
 
 
@@ -93,15 +93,15 @@ class Supervisor:
         self.attempt: Attempt | None = None
         self._settings = settings
         self.logs = LogStore(home, limit=settings.log_limit)
+        # Of our memory cgroup, when the running attempt began.
         self._oom_kills = 0
-        """Of our memory cgroup, when the running attempt began."""
         self._selector = selectors.DefaultSelector()
         self.on_evidence: Callable[[], None] = lambda: None
         """Called at a deadline, when the evidence has been taken and nobody has been ended yet."""
         self.on_new_start: Callable[[Attempt], None] = lambda _: None
         """Called when the ranks that count are those that a main process starts from now on."""
+        # Name of a plugin -> its watch over the ranks.
         self._watches: dict[str, RankWatch] = {}
-        """Name of a plugin -> its watch over the ranks."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called every :data:`TICK_S` seconds while a test runs, for what nothing else wakes the loop for."""
 

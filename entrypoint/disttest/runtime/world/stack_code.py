@@ -9,8 +9,8 @@ from pathlib import Path
 from disttest.results.hang_findings import is_library
 
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d{1,9}) in ')
+# Bytes of a file that somebody may have written by hand.
 _MOST_READ = 4 * 1024 * 1024
-"""Bytes of a file that somebody may have written by hand."""
 _LONGEST = 200
 
 

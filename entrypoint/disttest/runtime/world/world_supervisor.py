@@ -72,16 +72,16 @@ class WorldSupervisor:
         self._ranks = Supervisor(order.home, order.settings)
         self._ranks.on_new_start = self._on_new_start
         self._phases = PhaseBoard(self._shape.size)
+        # Name of a plugin -> data for its part in each rank.
         self._watches: dict[str, Any] = {}
-        """Name of a plugin -> data for its part in each rank."""
         self._reason = ""
+        # Whether the last test was judged, and left the world fit for another one.
         self._is_good = False
-        """Whether the last test was judged, and left the world fit for another one."""
         self._abandoned = False
+        # Ranks that did not leave by themselves.
         self._stuck: frozenset[int] = frozenset()
-        """Ranks that did not leave by themselves."""
+        # Each test with its start on the monotonic clock.
         self._began: list[tuple[str, float]] = []
-        """Each test with its start on the monotonic clock."""
         self._store: Any = None
         self._segments = Segments(order.home.now)
         self._marks = CpuMarks("world", asked=order.settings.cpu_steps)

@@ -7,8 +7,8 @@ from typing import Any
 
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change
 
+# Those of decimal and NumPy, which are made on first use.
 _OF_OTHER_FACETS = {"decimal_context", "format_options", "numpy.ufunc.extobj"}
-"""Those of decimal and NumPy, which are made on first use."""
 _taken: set[contextvars.ContextVar[Any]] = set()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from disttest.plugin_manager import plugin_manager
 from disttest.runtime.rank.facets.facet import Facet, Values
 
+# Name of a library -> the module with its facets, imported once the library is; put back in this order.
 _MODULES = (
     ("sys", "process_state"),
     ("sys", "monkeypatches"),
@@ -28,7 +29,6 @@ _MODULES = (
     ),  # loaded in ranks on GPUs only: elsewhere it would cost and say nothing
     ("sys", "context"),
 )
-"""Name of a library -> the module with its facets, imported once the library is; put back in this order."""
 
 
 def loaded_facets() -> tuple[Facet, ...]:

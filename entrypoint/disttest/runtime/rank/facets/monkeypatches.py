@@ -14,6 +14,7 @@ from typing import Any
 from disttest.observe import is_of_observer
 from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, change, presence
 
+# Modules, and classes of modules.
 _WATCHED = (
     *(
         "builtins",
@@ -61,7 +62,7 @@ _WATCHED = (
     *("torch.optim:Optimizer", "torch.random", "torch.testing", "torch.testing._comparison"),
     *("torch.testing._internal.common_utils:TestCase", "torch.utils.data"),
 )
-"""Modules, and classes of modules."""
+# Module -> public values that another facet restores, or that its library sets.
 _OF_OTHER_FACETS: dict[str, set[str]] = {
     "tempfile": {"tempdir"},
     "time": {"altzone", "daylight", "timezone", "tzname"},
@@ -70,11 +71,10 @@ _OF_OTHER_FACETS: dict[str, set[str]] = {
     "torch.cuda": {"default_generators"},
     "torch.distributed.distributed_c10d": {"default_pg_timeout"},
 }
-"""Module -> public values that another facet restores, or that its library sets."""
+# Types whose values a note shows; the text of others is code of the test.
 _PLAIN = (bool, bytes, complex, float, int, str, type(None))
-"""Types whose values a note shows; the text of others is code of the test."""
+# Stands for what is no longer there.
 _DELETED = "deleted"
-"""Stands for what is no longer there."""
 
 
 class _Watched:
@@ -134,8 +134,8 @@ def _counts(name: str, value: Any) -> bool:
 
 
 _watched: dict[str, _Watched] = {}
+# Names of top-level modules with what stood in ``sys.modules`` when it was first looked at.
 _modules: dict[str, Any] = {}
-"""Names of top-level modules with what stood in ``sys.modules`` when it was first looked at."""
 
 
 def _patched() -> Values:

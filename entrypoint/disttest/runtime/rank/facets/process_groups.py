@@ -27,10 +27,10 @@ from disttest.runtime.rank.facets.facet import (
 from disttest.runtime.rank.facets.interpreter import never
 
 _dist: Any = dist
+# Keys under which torch's own groups find each other, and those of the bundled suites, which are never used twice.
 _HARMLESS = re.compile(r"//|^(store_based_barrier_key|default_pg|nccl|worker_count|rpc|disttest/)|^\d+$")
-"""Keys under which torch's own groups find each other, and those of the bundled suites, which are never used twice."""
+# What stands before the keys of a world's default group, and before those of a group made by ``env://``.
 _PREFIX = re.compile(r"disttest/\d+/(\d+//)?|/worker/attempt_\d+/")
-"""What stands before the keys of a world's default group, and before those of a group made by ``env://``."""
 
 
 class _Living(NamedTuple):

@@ -17,12 +17,12 @@ from disttest.runtime.rank.facets.facet import MISSING, Facet, Values, is_same
 
 _MODULES = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 _UNSET = _config_module._UNSET_SENTINEL
+# Setting -> what torch keeps of it, of the modules that were seen.
 _entries: dict[str, Any] = {}
-"""Setting -> what torch keeps of it, of the modules that were seen."""
+# Variable -> the setting that it overrides.
 _variables: dict[contextvars.ContextVar[Any], str] = {}
-"""Variable -> the setting that it overrides."""
+# Settings whose override is an attribute.
 _attributes: list[str] = []
-"""Settings whose override is an attribute."""
 _learned: set[str] = set()
 
 

@@ -41,8 +41,8 @@ def _anomaly() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
+# In a list, so that no compiler computes with it.
 _smallest = [sys.float_info.min]
-"""In a list, so that no compiler computes with it."""
 
 
 def _flushes_denormals() -> bool:
@@ -132,6 +132,7 @@ def _matmul_precision() -> str:
         return "set for one backend"
 
 
+# Words of the note, getter and setter in ``torch._C``; torch 2.9 lacks some of them.
 _SWITCHES = (
     ("mkldnn", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
     ("deterministic mkldnn", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
@@ -159,7 +160,6 @@ _SWITCHES = (
         "_set_check_sparse_tensor_invariants",
     ),
 )
-"""Words of the note, getter and setter in ``torch._C``; torch 2.9 lacks some of them."""
 
 
 def _switches() -> Iterator[Setting]:
